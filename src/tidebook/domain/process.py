@@ -15,15 +15,24 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.domain.decider import COMMANDS_MAX, Decider
-from tidebook.domain.event_source import SourcePosition, SourceRow, decode_position, encode_position, slice_of
+from tidebook.domain.event_source import (
+    BEGINNING,
+    At,
+    SourcePosition,
+    SourceRow,
+    decode_position,
+    encode_position,
+    slice_of,
+)
 from tidebook.domain.projection import Projection
 from tidebook.domain.projection_runner import SliceRunner
-from tidebook.domain.sql_engine import Handler, HandlerFailed
+from tidebook.domain.sql_engine import Handler, HandlerFailed, raise_own_cancellation
+from tidebook.domain.topic_scan import in_scan, topic_place
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.queue.entry import Date, Entry
-from tidebook.queue.port import Step
+from tidebook.queue.port import ENTRIES_MAX, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 
@@ -153,7 +162,8 @@ class ProcessRunner(SliceRunner):
             result = handler(effects, placed.event)
             if result is not None and inspect.isawaitable(result):
                 await result
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            raise_own_cancellation(error)
             raise HandlerFailed(placed.event) from error
         return effects
 
@@ -175,17 +185,17 @@ class ProcessRunner(SliceRunner):
                 marks = await queue.marks(source)
                 steps, entries = [], list[Entry]()
                 for number, of_slice in by_slice.items():
-                    mark = marks.get(number)
-                    done = () if mark is None else tuple(msgspec.json.decode(mark))
-                    new = [(placed, effects) for placed, effects in of_slice if placed.at > done]
+                    text = marks.get(number)
+                    mark = _Mark.decode(text)
+                    new = [(placed, effects) for placed, effects in of_slice if not mark.covers(placed)]
                     found = [each for _, effects in new for target, each in effects.entries if target == name]
                     if found:
-                        steps.append(Step(number, mark, msgspec.json.encode(new[-1][0].at).decode()))
+                        steps.append(Step(number, text, mark.moved_to(new[-1][0]).encode()))
                         entries += found
                 if not entries or await queue.put_once(entries, source=source, steps=steps) is not None:
                     break
             else:
-                raise InvalidInput(f"queue {name!r}: its marks for process {self._name!r} keep moving: try again")
+                raise Unavailable(f"queue {name!r}: other processes keep moving its marks for process {self._name!r}")
 
     def _publish_in(self, tx: Any, publication: _Publication) -> None:
         self._publish_message(tx.connection, **publication.fields)
@@ -195,7 +205,9 @@ class _Placed(msgspec.Struct, frozen=True):
     """An event with its place in the stream; errors name the event by the same attributes."""
 
     event: TypedEvent[Any]
-    at: tuple[Any, ...]
+    at: At
+    #: Its place if the stream is not a scan: the same event may be read by a scan after it was read from the log.
+    outside_scan: At
     epoch: int
 
     @property
@@ -211,21 +223,60 @@ class _Placed(msgspec.Struct, frozen=True):
         return self.event.seq_nr
 
 
+class _Mark(msgspec.Struct, frozen=True, array_like=True):
+    """How far the entries of a slice were put into a queue."""
+
+    at: At = BEGINNING
+    #: Within a scan, the mark at which the scan began, which may be after the offset that the scan began from.
+    before_scan: At = BEGINNING
+
+    @classmethod
+    def decode(cls, text: str | None) -> _Mark:
+        value = [] if text is None else msgspec.json.decode(text)
+        # A mark outside a scan is its place alone.
+        return msgspec.convert(value, cls) if value and isinstance(value[0], list) else cls(tuple(value))
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self if in_scan(self.at) else self.at).decode()
+
+    def covers(self, placed: _Placed) -> bool:
+        """Return whether the entries of an event were put."""
+        if in_scan(self.at):
+            return placed.at <= self.at or placed.outside_scan <= self.before_scan
+        return placed.outside_scan <= self.at
+
+    def moved_to(self, placed: _Placed) -> _Mark:
+        if not in_scan(placed.at):
+            return _Mark(placed.at)
+        return _Mark(placed.at, self.before_scan if in_scan(self.at) else self.at)
+
+
 _Decided = tuple[_Placed, Effects]
 
 
 def _portions(decided: Sequence[_Decided]) -> list[list[_Decided]]:
-    """Return the events in portions, at least one, in which no entity receives more commands than it remembers."""
+    """Return the events in portions, at least one.
+
+    In a portion, no entity receives more commands than it remembers, and no queue more entries than one call puts.
+    """
     portions: list[list[_Decided]] = [[]]
-    counts: Counter[_EntityKey] = Counter()
+    commands: Counter[_EntityKey] = Counter()
+    entries: Counter[str] = Counter()
     for each in decided:
-        entities = each[1].entities
-        if any(counts[entity] + count > ENTITY_COMMANDS_MAX for entity, count in entities.items()):
+        effects = each[1]
+        puts = Counter(name for name, _ in effects.entries)
+        if _exceeds(commands, effects.entities, ENTITY_COMMANDS_MAX) or _exceeds(entries, puts, ENTRIES_MAX):
             portions.append([])
-            counts.clear()
-        counts.update(entities)
+            commands.clear()
+            entries.clear()
+        commands.update(effects.entities)
+        entries.update(puts)
         portions[-1].append(each)
-    return portions
+    return [each for each in portions if each] or [[]]
+
+
+def _exceeds(counts: Counter[Any], more: Counter[Any], limit: int) -> bool:
+    return any(counts[key] + count > limit for key, count in more.items())
 
 
 class _Publication(msgspec.Struct, frozen=True):
@@ -264,7 +315,10 @@ class ProcessManager(Projection):
 
     def _prepare(self, row: SourceRow) -> Any:
         found = super()._prepare(row)
-        return None if found is None else (found[0], _Placed(found[1], row.at, row.row.position.epoch))
+        if found is None:
+            return None
+        outside_scan = topic_place(row.topic, row.id, row.row) if in_scan(row.at) else row.at
+        return found[0], _Placed(found[1], row.at, outside_scan, row.row.position.epoch)
 
     def _runner(self, *args: Any) -> SliceRunner:
         build, member, check = args

@@ -30,6 +30,7 @@ from tidebook.domain.projection_tables import RACES, BuildState, ParkedEvent, Pr
 from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
 from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
+from tidebook.log.port import Log
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
@@ -107,6 +108,7 @@ class Projection:
         *,
         source: EventSource,
         engine: SqlEngine,
+        log: Log,
         store: StoreWriter,
         clock: Clock,
         ids: Ids,
@@ -136,8 +138,8 @@ class Projection:
         self._settings = settings if lease_s is None else msgspec.structs.replace(settings, lease_s=lease_s)
         self._handler: Handler | None = None
         self._handlers: dict[str, Handler] = {}
-        self._horizons = Horizons(store)
-        self._wait = StreamWait(store, clock, Horizons(store), source.topics, f"projection {name!r}")
+        self._horizons = Horizons(store, log)
+        self._wait = StreamWait(store, clock, self._horizons, source.topics, f"projection {name!r}")
         self._progress = RunnerProgress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
@@ -277,7 +279,7 @@ class Projection:
         if stopped:
             number, reason = next(iter(stopped.items()))
             return f"slice {number} is stopped at {reason}"
-        return self._progress.error
+        return self._progress.error or (self._wait.waiting.describe() if self._wait.waiting else None)
 
     async def stored(self) -> StoredProjection:
         """Return the state of all slices from the target database; raise NotFound if it was never started."""

@@ -87,7 +87,7 @@ class Rebuild:
         if has_transactional_ddl(self._engine.dialect):
 
             def swap_all(connection: Connection) -> None:
-                self._rows.check_frozen(connection, live, swap)
+                self._rows.check_frozen(connection, live, swap, build.number)
                 swap_tables(connection, self._own_tables, build.tables, build.suffix)
                 self._rows.make_live(connection, build.number, self._followed)
 
@@ -95,7 +95,7 @@ class Rebuild:
             return
 
         def announce(connection: Connection) -> None:
-            self._rows.check_frozen(connection, live, swap)
+            self._rows.check_frozen(connection, live, swap, build.number)
             self._rows.set_swapping(connection, build.number, self._followed)
 
         await self._engine.run(announce)

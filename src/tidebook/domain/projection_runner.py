@@ -213,9 +213,11 @@ class SliceRunner:
             return result
 
     async def _outage(self, error: Exception, backoff: Backoff) -> None:
-        self.progress.error = f"{type(error).__name__}: {str(error)[:500]}"
+        self.progress.error = _reason(error)[:500]
         pause_s = backoff.next_s()
-        LOGGER.warning("projection %r: the database failed, retry in %.2f s: %s", self._tables.name, pause_s, error)
+        LOGGER.warning(
+            "projection %r: a server failed, retry in %.2f s: %s", self._tables.name, pause_s, self.progress.error
+        )
         await asyncio.sleep(pause_s)
 
     async def _round(self) -> bool:

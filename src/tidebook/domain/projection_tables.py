@@ -427,12 +427,17 @@ class ProjectionTables:
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=swap, lease_until=self._now + lease_s))
         return self.slices(connection, build)
 
-    def check_frozen(self, connection: Connection, build: int, swap: str) -> None:
-        """Lock the slices that were frozen; raise Fenced if another process has taken or replaced one since."""
+    def check_frozen(self, connection: Connection, build: int, swap: str, new: int) -> None:
+        """Lock the slices that were frozen, and the projection; raise Fenced if `new` may not replace the live build.
+
+        Another process may have taken or replaced a slice since, or begun a later rebuild, which removes this one.
+        """
         count = connection.execute(select(func.count()).select_from(SLICE).where(self._slices(build))).scalar_one()
         locked = connection.execute(update(SLICE).where(self._slices(build, SLICE.c.owner == swap)).values(owner=swap))
         if not count or locked.rowcount != count:
             raise Fenced(f"projection {self.name!r}: the live build continued or was replaced meanwhile: try again")
+        if self.required_state(connection, lock=True).last_build != new:
+            raise Fenced(f"projection {self.name!r}: another rebuild has replaced this one: wait for it")
 
     def set_swapping(self, connection: Connection, build: int, source: str) -> None:
         """Announce a swap of tables that the database cannot do in a transaction."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable
 
 T = TypeVar("T")
 
@@ -154,6 +155,14 @@ class RolledBack(InvalidInput):
         )
 
 
+def raise_own_cancellation(error: BaseException) -> None:
+    """Raise a CancelledError again if the current task was cancelled; any other is one that a handler let through."""
+    if isinstance(error, asyncio.CancelledError):
+        with suppress(RuntimeError):  # a thread without an event loop cannot be cancelled
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise error
+
+
 def check_handler(handler: Any) -> None:
     """Raise InvalidInput for what cannot be a handler."""
     if not callable(handler):
@@ -201,7 +210,8 @@ def _call_all(
             if result is not None and inspect.isawaitable(result):
                 take(handler, result)
             guard(tx)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            raise_own_cancellation(error)
             raise HandlerFailed(event) from error
 
 
@@ -213,7 +223,8 @@ async def _await_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx, gua
             if result is not None and inspect.isawaitable(result):
                 await result
             guard(tx)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            raise_own_cancellation(error)
             raise HandlerFailed(event) from error
 
 
@@ -255,14 +266,18 @@ PASSING_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error is of the database or the way to it, so that the same batch may succeed later.
+    """Return whether an error is of a server or the way to it, so that the same batch may succeed later.
 
-    A statement of a handler may fail with the same class of error for its own fault, such as a missing table.
+    A statement of a handler may fail with the same class of error for its own fault, such as a missing table. The log,
+    the store or the queue that the effects of a process manager need may be unavailable, as the database may.
     """
     if isinstance(error, HandlerFailed):
         cause = error.__cause__
-        return isinstance(cause, DBAPIError) and (cause.connection_invalidated or _has_passing_state(cause))
-    return isinstance(error, OperationalError | InterfaceError | OSError) or _has_passing_state(error)
+        if isinstance(cause, DBAPIError):
+            return bool(cause.connection_invalidated) or _has_passing_state(cause)
+        return isinstance(cause, Unavailable | OutcomeUnknown)
+    passing = OperationalError | InterfaceError | OSError | Unavailable | OutcomeUnknown
+    return isinstance(error, passing) or _has_passing_state(error)
 
 
 def _has_passing_state(error: BaseException) -> bool:

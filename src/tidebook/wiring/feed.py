@@ -79,6 +79,11 @@ class Feed:
         """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
         return None if self._member is None else self._member.waiting
 
+    @property
+    def problem(self) -> str | None:
+        """Why a running feed puts nothing; None if it waits for no replication."""
+        return None if self.waiting is None else self.waiting.describe()
+
     async def run(self, *, follow: bool = True) -> int:
         """Put events until cancelled; with `follow=False`, put those that exist now. Return the count of entries."""
         loop = asyncio.get_running_loop()

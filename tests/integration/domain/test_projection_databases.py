@@ -19,9 +19,10 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
 from tests.unit.domain.projecting import replicating, running
-from tidebook.core.errors import ProjectionStopped
+from tidebook.core.errors import Fenced, ProjectionStopped
 from tidebook.domain import projection_runner
-from tidebook.domain.projection_tables import ProjectionTables
+from tidebook.domain.projection_rebuild import Rebuild
+from tidebook.domain.projection_tables import MEMBER, ProjectionTables
 
 
 @pytest.fixture(
@@ -132,6 +133,38 @@ async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target:
         async with running(again):
             await again.wait_for(await accounts.execute("a-0", Deposit(1)))
         assert target.balances() == {"a-0": 8}
+
+
+async def test_a_rebuild_that_was_suspended_before_its_swap_is_fenced_by_a_later_one(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        projection = book.projection(target.projection, topics=["accounts"], into=target.engine, tables=[target.table])
+        projection(target.add)
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(5)))
+        late, swap = projection._rebuild(), Rebuild._swap
+
+        async def suspended(live: int, build: Any, name: str) -> None:
+            """Let another rebuild begin, as if this one had been stopped for longer than its lease."""
+            with target.engine.begin() as connection:
+                projection._rows.leave(connection, build.number, member_of(connection, build.number))
+                state = projection._rows.begin_build(connection, "another", 60.0)
+            await projection._rebuild()._remove_abandoned(state)
+            await swap(late, live, build, name)
+
+        def member_of(connection: Any, build: int) -> str:
+            where = (MEMBER.c.projection == projection.name) & (MEMBER.c.build == build)
+            return str(connection.execute(select(MEMBER.c.member).where(where)).scalar_one())
+
+        monkeypatch.setattr(late, "_swap", suspended)
+        with pytest.raises(Fenced, match="rebuild"):
+            await late.run(await projection.start(), is_same=True)
+        assert (await projection.stored()).build == 1
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(1)))
+        assert target.balances() == {"a-0": 6}
 
 
 def projection_slice_update(name: str, number: int, position: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from sqlalchemy import create_engine
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
-from tests.unit.domain.projecting import bring, running
-from tidebook.core.errors import InvalidInput, ProjectionStopped
+from tests.unit.domain.projecting import bring, replicating, running
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, ProjectionStopped, Unavailable
 from tidebook.core.event import Event
+from tidebook.domain import process as process_module
 from tidebook.domain import projection_runner
 from tidebook.domain.decider import COMMANDS_MAX
+from tidebook.domain.log_topic_source import LogTopicSource
 from tidebook.domain.process import ENTITY_COMMANDS_MAX
+from tidebook.queue.queue import Queue
+from tidebook.tags.horizon import Horizons
 from tidebook.wiring.topics import delete_topic
 
 
@@ -82,18 +87,7 @@ async def test_a_batch_that_is_repeated_causes_nothing_twice(tmp_path: Path, mon
             await accounts.execute(f"a-{n}", Withdraw(5))
         await bring(book, "accounts")
 
-        class Crash(BaseException):
-            """Ends the runner after the effects and before the offset."""
-
-        crashing = make()
-
-        async def crash(*_: Any) -> None:
-            raise Crash
-
-        monkeypatch.setattr(crashing._engine, "apply", crash)
-        with pytest.raises(BaseException, match=r"|Crash") as caught:
-            await crashing.run()
-        assert isinstance(caught.value, Crash)
+        await crash_before_the_offset(make(), monkeypatch)
         assert (await accounts.load("bonus-a-0")).state.balance == 1
         process = make()
         async with running(process):
@@ -198,3 +192,150 @@ async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_pat
                 await pay.settle()
             assert (await accounts.load("total")).state.balance == balance
             await delete_topic(book.log, book.store, "orders")
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("lost")])
+@pytest.mark.parametrize("effect", ["command", "entry"])
+async def test_effects_wait_for_a_server_that_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str, error: Exception
+) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts, mail, failures = book.decider("accounts", Account, events=EVENTS), book.queue("mail"), list[str]()
+
+        @book.process("pay", topics=["orders"], retries=0, on_failure="park")
+        def pay(effects: Any, event: Any) -> None:
+            if effect == "command":
+                effects.execute(accounts, "total", Deposit(1))
+            else:
+                effects.put("mail", event.id)
+
+        def fail_at_first(target: Any, name: str) -> None:
+            real = getattr(target, name)
+
+            async def call(*args: Any, **options: Any) -> Any:
+                if len(failures) < 4:
+                    failures.append(name)
+                    raise error
+                return await real(*args, **options)
+
+            monkeypatch.setattr(target, name, call)
+
+        if effect == "command":
+            fail_at_first(accounts, "execute")
+        else:
+            fail_at_first(mail, "put_once")
+            monkeypatch.setattr(pay, "_queue_of", lambda name: mail)
+        await book.journal("orders").append("o-1", [Event(1)])
+        await bring(book, "orders")
+        async with running(pay):
+            await pay.settle()
+            assert pay.problem is None
+        assert len(failures) == 4
+        assert (await pay.stored()).parked == ()
+        if effect == "command":
+            assert (await accounts.load("total")).state.balance == 1
+        else:
+            assert [each.data for each in await mail.claim(limit=9, lease=timedelta(minutes=1))] == ["o-1"]
+
+
+async def test_a_handler_that_lets_a_cancellation_through_fails_its_event_only(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        seen = list[Any]()
+
+        @book.process("pay", topics=["orders"], retries=1)
+        async def pay(effects: Any, event: Any) -> None:
+            if event.id == "o-1":
+                raise asyncio.CancelledError
+            seen.append(event.id)
+
+        for n in range(4):
+            await book.journal("orders").append(f"o-{n}", [Event(n)])
+        await bring(book, "orders")
+        async with running(pay):
+            with pytest.raises(ProjectionStopped, match="orders/o-1/1: CancelledError"):
+                await pay.settle()
+            async with asyncio.timeout(20):
+                while not {"o-0", "o-2", "o-3"} <= set(seen):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
+class Crash(BaseException):
+    """Ends a runner, as a kill would."""
+
+
+async def crash_before_the_offset(process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a process until its effects have happened, and no further."""
+
+    async def crash(*_: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(process._engine, "apply", crash)
+    with pytest.raises(BaseException, match=r"|Crash") as caught:
+        await process.run()
+    assert isinstance(caught.value, Crash)
+
+
+async def test_entries_are_put_once_if_the_log_loses_what_a_crashed_process_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tidebook.open(tmp_path) as book:
+
+        def make() -> Any:
+            made = book.process("mails", topics=["orders"])
+            made(lambda effects, event: effects.put("mail", f"{event.id}/{event.seq_nr}"))
+            made._source = LogTopicSource(book.log, book.store, Horizons(book.store), frozenset({"orders"}))
+            return made
+
+        async def fill() -> None:
+            for n in range(20):
+                await book.journal("orders").append(f"o-{n}", [Event(n)])
+            await bring(book, "orders")
+
+        await fill()
+        first = make()
+        async with running(first):
+            await first.settle()
+        await fill()
+        await crash_before_the_offset(make(), monkeypatch)  # the entries of the second events are put
+        await fill()
+        for partition, pointer in (await book.store.pointers("orders")).items():  # as retention does
+            await book.log.truncate("orders", partition, before=pointer.position.offset + 1)
+        monkeypatch.setattr(projection_runner, "BATCH_FIRST", 7)
+        await bring(book, "orders")
+        await crash_before_the_offset(make(), monkeypatch)  # at the jump to the scan
+        second = make()
+        async with replicating(book, "orders"), running(second), asyncio.timeout(30):
+            await second.settle()
+            await fill()
+            await second.settle()
+        jobs = await book.queue("mail").claim(limit=100, lease=timedelta(minutes=1))
+        assert sorted(job.data for job in jobs) == sorted(
+            f"o-{n}/{number}" for n in range(20) for number in (1, 2, 3, 4)
+        )
+
+
+async def test_a_long_batch_is_put_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "ENTRIES_MAX", 10)
+    async with tidebook.open(tmp_path) as book:
+        sizes = list[int]()
+
+        @book.process("mails", topics=["orders"], retries=0)
+        def mails(effects: Any, event: Any) -> None:
+            effects.put("mail", event.data)
+            effects.put("copies", event.data)
+
+        put_once = Queue.put_once
+
+        async def counted(self: Any, entries: Any, **options: Any) -> Any:
+            sizes.append(len(entries))
+            return await put_once(self, entries, **options)
+
+        monkeypatch.setattr(Queue, "put_once", counted)
+        await book.journal("orders").append("o-1", [Event(n) for n in range(35)])
+        await bring(book, "orders")
+        async with running(mails):
+            await mails.settle()
+        assert sizes == [10, 10, 10, 10, 10, 10, 5, 5]
+        for name in ("mail", "copies"):
+            jobs = await book.queue(name).claim(limit=100, lease=timedelta(minutes=1))
+            assert sorted(job.data for job in jobs) == list(range(35))

@@ -226,3 +226,33 @@ async def test_a_database_that_is_starting_up_passes_whatever_the_driver(driver:
             await SqlEngine(engine).run(lambda connection: None)
         assert is_passing(raised.value)
         await engine.dispose()
+
+
+@pytest.mark.parametrize("form", ["sync", "async handler", "async engine", "async both"])
+async def test_a_cancellation_that_a_handler_lets_through_stops_its_slice_only(tmp_path: Path, form: str) -> None:
+    into: Any = async_sqlite_engine(tmp_path) if form in ("async engine", "async both") else sqlite_engine(tmp_path)
+
+    def write(tx: Any, event: Any) -> Any:
+        if event.id == "bad":
+            raise asyncio.CancelledError
+        return put(tx, event)
+
+    async def write_async(tx: Any, event: Any) -> None:
+        done = write(tx, event)
+        if form == "async both":
+            await done
+
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["t"], into=into, tables=[BALANCES], retries=1)
+        projection(write_async if form in ("async handler", "async both") else write)
+        for id in ("bad", "x", "y"):
+            await book.journal("t").append(id, [Event(1)])
+        await bring(book, "t")
+        async with running(projection):
+            with pytest.raises(ProjectionStopped, match="t/bad/1: CancelledError"):
+                await projection.settle()
+            async with asyncio.timeout(20):
+                while len(balances(sqlite_engine(tmp_path))) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    if into.dialect.is_async:
+        await into.dispose()

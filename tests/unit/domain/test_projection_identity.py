@@ -159,7 +159,7 @@ async def test_a_swap_of_a_build_that_was_replaced_is_refused(tmp_path: Path) ->
         with engine.begin() as connection:
             assert rows.freeze(connection, 1, "swap:late", 60.0) == []
             with pytest.raises(Fenced, match="replaced"):
-                rows.check_frozen(connection, 1, "swap:late")
+                rows.check_frozen(connection, 1, "swap:late", 3)
 
 
 async def test_two_classes_with_one_event_type_are_refused_when_they_are_declared(tmp_path: Path) -> None:
