@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,16 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 DIST = ROOT / "dist"
 SOURCES = ROOT / "src"
 #: What a source archive needs beside src to build the wheel again, and to be read.
-SDIST_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "LICENSE", "PKG-INFO")
+SDIST_FILES = (
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "ARCHITECTURE.md",
+    "LICENSE",
+    "PKG-INFO",
+    "hatch_build.py",
+)
+_RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s]+)\)")
 
 
 def build(arguments: list[str]) -> int:
@@ -62,6 +72,8 @@ def check_archives(wheel: Path, sdist: Path, *, sources: Path = SOURCES) -> list
     """Return what is wrong with the files of a wheel and a source archive, one sentence each."""
     with ZipFile(wheel) as opened:
         in_wheel = set(opened.namelist())
+        [metadata] = [name for name in in_wheel if name.endswith(".dist-info/METADATA")]
+        relative = _RELATIVE_LINK.findall(opened.read(metadata).decode())
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     expected = {str(file.relative_to(sources)) for file in _source_files(sources)}
@@ -71,6 +83,7 @@ def check_archives(wheel: Path, sdist: Path, *, sources: Path = SOURCES) -> list
         *_sentence("the wheel has unexpected files:", extra),
         *_sentence("the wheel has tests:", filter(_is_test, in_wheel)),
         *_sentence("the wheel lacks", {"tidebook/py.typed"} - in_wheel),
+        *_sentence("a package index cannot follow these links of the description:", relative),
         *_sentence("the source archive lacks", {*SDIST_FILES, *(f"src/{name}" for name in expected)} - in_sdist),
     ]
 

@@ -42,8 +42,10 @@ def ensure(requirements: str) -> None:
         # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
-            _install("build", "what builds packages")
-            _install(requirements, CONTENTS[requirements])
+            # The packages of base are wheels. Others are built, so that the build tools must be there first.
+            if requirements != "base":
+                _install("build", "what builds packages")
+            _install(requirements, CONTENTS[requirements], beside="build" if requirements == "base" else None)
             _stamp(requirements, _requirements_digest(requirements))
         # If .venv is a link, it is shared with other work trees: keep the Tidebook that is installed.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
@@ -124,14 +126,15 @@ def apt_install(package: str) -> None:
         raise SetupError(f"apt-get could not install {package}; see its message above")
 
 
-def _install(name: str, contents: str) -> None:
-    """Install a requirement file; the files list every dependency, so pip must not resolve any."""
-    file = f"requirements/{name}.txt"
-    packages = count_packages((ROOT / file).read_text())
-    say(f"installing {file} into .venv: {contents}")
-    # The installed build tools are pinned too: no unpinned ones are downloaded for source packages.
-    options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--progress-bar", "off")
-    _pip(*options, "--requirement", file, packages=packages)
+def _install(name: str, contents: str, beside: str | None = None) -> None:
+    """Install a requirement file, or two in one run; they list every dependency, so pip must not resolve any."""
+    files = [f"requirements/{each}.txt" for each in (name, beside) if each is not None]
+    packages = sum(count_packages((ROOT / file).read_text()) for file in files)
+    say(f"downloading and installing {' and '.join(files)} into .venv: {contents}")
+    # The installed build tools are pinned too: no unpinned ones are downloaded for source packages. Modules are
+    # compiled when they are first imported: compiling all of them took as long as the rest of the installation.
+    options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile", "--progress-bar", "off")
+    _pip(*options, *(part for file in files for part in ("--requirement", file)), packages=packages)
 
 
 def _pip(*arguments: str, packages: int = 0) -> None:

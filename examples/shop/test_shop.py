@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import ParquetFile
 from sqlalchemy import create_engine
 
 import tidebook
 from tidebook import Event
-from tidebook.demo.measurements import MAILS, NAMESPACE, ORDER_SECONDS, REGION
+from tidebook.demo.measurements import MAILS, NAMESPACE, ORDER_SECONDS, REGION, Measurements
 from tidebook.demo.order_table import TOPIC
 from tidebook.demo.orders import Cancelled, Order, Paid, Placed, Refused
 from tidebook.demo.sales import revenue
@@ -65,6 +66,19 @@ async def test_all_parts_agree_on_what_was_sold(tmp_path: Path) -> None:
         await region.close()
         assert sorted(order for table, order in entries if table == MAILS) == sorted(payments)
         assert len([order for table, order in entries if table == ORDER_SECONDS]) == customers
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+async def test_spark_moves_the_measurements_to_parquet_once(tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    async with tidebook.open(folder, create=True) as book, Measurements(book, folder) as measurements:
+        for number in range(3):
+            await measurements.write(MAILS, order=f"o-{number}")
+        assert await measurements.flush() == 0, (folder / "flush.log").read_text()
+    files = [*(folder / "lake" / f"region={REGION}" / f"table={MAILS}").glob("*.parquet")]
+    rows = [row for file in files for row in ParquetFile(file).read().to_pylist()]
+    assert [json.loads(row["payload"])["order"] for row in rows] == ["o-0", "o-1", "o-2"]
 
 
 @pytest.mark.timeout(180)

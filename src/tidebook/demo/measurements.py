@@ -43,16 +43,19 @@ class Measurements:
         """Let Spark move the measurements to Parquet every minute; without Spark or Java they stay in the log."""
         if find_spec("pyspark") is None or shutil.which("java") is None:
             await asyncio.Event().wait()
-        lake = self._folder / "lake"
-        words = ["pipeline", "flush-wal", NAMESPACE, "--to", str(lake), "--book", str(self._folder), "--json"]
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> int:
+        """Move the measurements to Parquet once, and return the exit code of the job; `flush.log` has its messages."""
+        words = ["pipeline", "flush-wal", NAMESPACE, "--to", str(self._folder / "lake"), "--book", str(self._folder)]
+        with (self._folder / "flush.log").open("wb") as log:
             job = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tidebook.cli", *words),
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
+                *(sys.executable, "-m", "tidebook.cli", *words, "--json"), stdout=log, stderr=log
+            )
             try:
-                await job.wait()
+                return await job.wait()
             finally:
                 if job.returncode is None:  # the shop ends: an interrupted flush is completed by the next one
                     job.terminate()

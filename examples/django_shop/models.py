@@ -1,0 +1,10 @@
+"""The table of orders."""
+
+from django.db import models
+
+
+class Order(models.Model):  # type: ignore[misc]  # Django has no types
+    """An order, as the application's own table has it."""
+
+    id = models.CharField(primary_key=True, max_length=100)
+    total = models.IntegerField()
