@@ -39,6 +39,8 @@ DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and n
 #: Slow tests are tried last, and by default no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
+#: Quicker tests of a mutant's own package are tried before all others.
+NEAR_SECONDS_MAX = 1.0
 #: A test that takes longer with a mutant than without it, by this factor and this time, is run again after a control
 #: run: a busy machine must not count as a kill.
 SLOWER_MAX = 4.0
@@ -78,7 +80,8 @@ class CoverageData:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the mutant's line, within the time limit.
 
-        The quickest test of each module comes first, then the second quickest of each: tests of different modules
+        Quick tests of the mutant's own module come first, then those of its package. Within each of these groups the
+        quickest test of each test module comes first, then the second quickest of each: tests of different modules
         notice different mutants.
         """
         chosen: list[str] = []
@@ -89,12 +92,19 @@ class CoverageData:
         for test in quickest:
             module = test.partition("::")[0]
             turns[test] = modules[module] = modules.get(module, 0) + 1
-        for test in sorted(quickest, key=lambda test: turns[test]):
+        for test in sorted(quickest, key=lambda test: (self._distance(test, mutant.path), turns[test])):
             total += self.seconds.get(test, 0.0)
             if chosen and (total > self.seconds_max or len(chosen) == TESTS_MAX):
                 break
             chosen.append(test)
         return chosen
+
+    def _distance(self, test: str, path: str) -> int:
+        """Return how far a test is from the module that it is to notice a mutant of; a slow test is as far as any."""
+        folder = f"tests/unit/{'/'.join(Path(path).parts[2:3])}/"
+        if not test.startswith(folder) or self.seconds.get(test, 0.0) > NEAR_SECONDS_MAX:
+            return 2
+        return 0 if test.startswith(f"{folder}test_{Path(path).stem}") else 1
 
     def is_imported(self, mutant: Mutant) -> bool:
         """Return True if the line runs outside tests: the mutant must be there when its module is imported."""

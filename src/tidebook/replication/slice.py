@@ -134,7 +134,6 @@ class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
     """Maps a record key to its journal id, if it is one, and to the reason why records with this key are void."""
 
     def __init__(self, partition: int, config: TopicConfig) -> None:
-        super().__init__()
         self._partition = partition
         self._partitions = config.partitions
 

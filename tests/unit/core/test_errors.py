@@ -6,6 +6,7 @@ import pytest
 
 from tidebook.core.errors import (
     Conflict,
+    EventParked,
     LogLost,
     MissingTaggedEvent,
     OutcomeUnknown,
@@ -36,6 +37,13 @@ def test_a_stopped_projection_names_its_slice_and_the_command_that_resumes_it() 
     error = ProjectionStopped(name="totals", slice=3, reason="orders/o-1, event 7")
     assert (error.name, error.slice, error.reason) == ("totals", 3, "orders/o-1, event 7")
     assert "projection resume totals" in str(error)
+
+
+def test_a_parked_event_names_itself_and_the_command_that_rebuilds_the_read_model() -> None:
+    error = EventParked(name="totals", event="orders/o-1/7", reason="it does not add up")
+    assert (error.name, error.event, error.reason) == ("totals", "orders/o-1/7", "it does not add up")
+    assert "parked orders/o-1/7: it does not add up" in str(error)
+    assert "projection rebuild totals" in str(error)
 
 
 def test_a_newer_version_is_named_beside_the_known_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,16 +16,21 @@ from tidebook.core.event import (
     NOT_PLAIN,
     TAG_BYTES_MAX,
     TAGS_BYTES_MAX,
+    TAGS_WARN,
     TYPE_BYTES_MAX,
+    TYPE_VERSION_MAX,
     Event,
     ReadEvent,
     check_events,
     decode_event,
+    decode_events,
     encode_event,
     encode_events,
+    event_tags,
     event_type_of,
     pack_events,
     plain_payloads,
+    read_payload,
     restore_event,
     unpack_events,
 )
@@ -68,6 +74,64 @@ def test_the_type_of_an_event_is_read_without_the_rest(event: Event) -> None:
 def test_every_encoded_body_passes_the_check(events: list[Event]) -> None:
     body, tagged = encode_events(events)
     check_events(body, len(events), tagged)
+
+
+@given(st.lists(events, max_size=20))
+def test_events_are_encoded_together_as_they_are_one_by_one(events: list[Event]) -> None:
+    one_by_one = [encode_event(event) for event in events]
+    body, tagged = encode_events(events)
+    assert body == pack_events(one_by_one)
+    assert decode_events(one_by_one) == [decode_event(encoded) for encoded in one_by_one]
+    carried = [tag for event in events for tag in event.tags]
+    assert tagged == tuple((tag, carried.count(tag)) for tag in sorted(set(carried)))
+
+
+@given(events)
+def test_tags_and_payload_are_read_without_the_rest(event: Event) -> None:
+    assert event_tags(encode_event(event)) == tuple(sorted(event.tags))
+    assert read_payload(encode_event(event)) == event.payload
+
+
+def test_names_tags_and_versions_at_their_limits_are_written_and_read() -> None:
+    name, tag = "x" * TYPE_BYTES_MAX, "ä" * (TAG_BYTES_MAX // 2)
+    event = Event(1, tags={tag}, type=name, version=TYPE_VERSION_MAX)
+    body, tagged = encode_events([event])
+    check_events(body, 1, tagged)
+    assert restore_event(unpack_events(body)[0]) == event
+
+
+def test_the_tags_of_one_event_may_take_as_much_as_their_limit() -> None:
+    many = [f"{n:0128}" for n in range(TAGS_BYTES_MAX // 128)]
+    with pytest.warns(UserWarning, match="each costs a row"):
+        body, tagged = encode_events([Event(1, tags=many)])
+    assert sum(map(len, many)) == TAGS_BYTES_MAX
+    check_events(body, 1, tagged)
+
+
+def test_many_tags_on_one_event_cause_a_warning() -> None:
+    encode_event(Event(1, tags=map(str, range(TAGS_WARN))))
+    with pytest.warns(UserWarning, match=f"{TAGS_WARN + 1} tags"):
+        encode_event(Event(1, tags=map(str, range(TAGS_WARN + 1))))
+
+
+@pytest.mark.parametrize("wrong", ["", "a\x00", "x" * (TAG_BYTES_MAX + 1)], ids=["empty", "NUL", "long"])
+def test_one_damaged_tag_among_others_makes_a_body_corrupt(wrong: str) -> None:
+    body = msgspec.msgpack.encode([[BYTES, b"", ["fine", wrong]]])
+    with pytest.raises(Corrupt, match="tags of an event"):
+        check_events(body, 1, (("fine", 1), (wrong, 1)))
+
+
+def test_a_body_whose_append_counts_other_tags_of_the_same_number_is_corrupt() -> None:
+    body, _ = encode_events([Event(1, tags={"x"})])
+    with pytest.raises(Corrupt, match="other tags"):
+        check_events(body, 1, (("y", 1),))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x90"])
+@pytest.mark.parametrize("read_part", [event_tags, read_payload, lambda data: decode_events([data])])
+def test_nothing_is_read_of_damaged_event_bytes(read_part: Callable[[bytes], object], data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        read_part(data)
 
 
 @pytest.mark.parametrize("name", ["", 5, b"a", "x" * (TYPE_BYTES_MAX + 1), "ä" * 101, "a\x00", "\ud800", []], ids=repr)

@@ -89,6 +89,10 @@ def test_on_no_head_a_delete_creates_a_reset() -> None:
     assert journal.standing == (True, 7, 7)
 
 
+def test_on_no_head_a_delete_of_one_event_creates_a_reset_too() -> None:
+    assert Journal().do(delete(1)) == DeleteApplied(0, 1)
+
+
 # ---- the table: a head
 
 

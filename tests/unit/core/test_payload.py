@@ -141,6 +141,19 @@ def test_nesting_up_to_the_bound_is_accepted() -> None:
     assert round_trip(nested(DEPTH_MAX)) == nested(DEPTH_MAX)
 
 
+def nested_objects(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def test_objects_may_be_nested_up_to_the_bound() -> None:
+    assert round_trip(nested_objects(DEPTH_MAX)) == nested_objects(DEPTH_MAX)
+    with pytest.raises(InvalidInput, match="nested"):
+        encode_payload(nested_objects(DEPTH_MAX + 1))
+
+
 def test_a_refused_number_is_named_with_the_remedy() -> None:
     with pytest.raises(InvalidInput, match=r"18446744073709551616.*as text"):
         encode_payload({"n": 2**64})

@@ -21,6 +21,7 @@ from tidebook.core.record import (
     PLAIN_BYTES_MAX,
     VERSION,
     decode_record,
+    encode_plain_append,
     encode_plain_appends,
     encode_record,
     has_other_version,
@@ -203,7 +204,23 @@ def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, app
     body, _ = encode_events([Event(payload)])
     [value] = encode_plain_appends(epoch, [append_id], types, payloads)
     assert value == encode_record(Append(epoch, append_id, 1, body), limit_bytes=LIMIT)
+    assert value == encode_plain_append(epoch, append_id, types[0], payloads[0])
     assert len(value) <= len(payloads[0]) + PLAIN_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [[b"a", b"b", b"c"], [b"a", "b", {"c": 1}], [b"a", b"bc", b"d"], [b"a", "b"], [b"a", "bc"], []],
+    ids=["of one kind", "of all kinds", "of two sizes", "of two kinds", "of two kinds and sizes", "none"],
+)
+def test_many_plain_appends_are_the_same_records_as_each_alone(payloads: list[object]) -> None:
+    appends = [[Event(payload)] for payload in payloads]
+    ids = [bytes([n]) * 16 for n in range(len(payloads))]
+    expected = [
+        encode_record(Append(7, id, 1, encode_events(events)[0]), limit_bytes=LIMIT)
+        for id, events in zip(ids, appends, strict=True)
+    ]
+    assert encode_plain_appends(7, iter(ids), *plain_payloads(appends)) == expected
 
 
 # ---- well-framed nonsense: void for everybody, whatever the stack
@@ -260,6 +277,23 @@ def test_whether_nested_content_is_damaged_does_not_depend_on_the_stack(rest: by
 def test_an_action_that_could_not_be_decoded_is_refused_by_the_encoder(action: Action) -> None:
     with pytest.raises(InvalidInput, match="out of bounds"):
         encode_record(action, limit_bytes=LIMIT)
+
+
+def test_a_refusal_names_the_fields_of_the_action_but_not_its_events() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode_record(Append(1, ID, 2, BODY, at=1 << 5_000, tagged=COUNTED), limit_bytes=LIMIT)
+    text = str(caught.value)
+    assert "Append(epoch=1" in text
+    assert "count=2, expected=None, at=a number of 5,001 bits" in text
+    assert "body" not in text
+    assert "tagged" not in text
+
+
+def test_an_incarnation_is_written_only_beside_an_expected_number() -> None:
+    action = Append(1, ID, 2, BODY, expected=3, tagged=COUNTED, incarnation=Position(1, 5))
+    assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action
+    with pytest.raises(InvalidInput, match="out of bounds"):
+        encode_record(msgspec.structs.replace(action, expected=None), limit_bytes=LIMIT)
 
 
 @given(st.lists(st.builds(Event, st.binary(max_size=9), tags=st.frozensets(st.sampled_from("abc"))), min_size=1))

@@ -345,7 +345,8 @@ def test_a_repeated_purge_clears_tags() -> None:
 # ---- graves
 
 
-OLD_MS = GRAVE_RETENTION_MS + RECORD_LAG_MS_MAX + 1
+PURGED_MS = 1_700_000_000_000
+OLD_MS = PURGED_MS + GRAVE_RETENTION_MS + RECORD_LAG_MS_MAX + 1
 
 
 @pytest.mark.parametrize(
@@ -364,8 +365,8 @@ OLD_MS = GRAVE_RETENTION_MS + RECORD_LAG_MS_MAX + 1
 def test_a_grave_is_removed_once_no_record_before_it_can_be_replayed(
     pointer: Pointer | None, log_start: Position, removable: bool
 ) -> None:
-    head, _ = fold(None, placed_at(append(), 0), Position(1, 0), 0, CONFIG)
-    grave, _ = fold(head, purge(), Position(1, 1), 0, CONFIG)
+    head, _ = fold(None, placed_at(append(), 0), Position(1, 0), PURGED_MS, CONFIG)
+    grave, _ = fold(head, purge(), Position(1, 1), PURGED_MS, CONFIG)
     assert head is not None
     assert grave is not None
     assert may_remove_grave(grave, pointer, log_start) is removable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -105,10 +106,16 @@ def test_an_empty_range_has_no_segments() -> None:
     assert visited(head, listed, 9, 4) == []
 
 
-@given(st.lists(st.integers(1, 60), min_size=3, max_size=5, unique=True), st.integers(1, 7), st.integers(0, 70))
-@example([1, 11, 12], 5, 0)
+@given(
+    st.lists(st.integers(1, 60), min_size=3, max_size=5, unique=True),
+    st.integers(1, 7),
+    st.integers(0, 70),
+    st.integers(0, 70),
+)
+@example([1, 11, 12], 5, 0, 70)
+@example([1, 40, 60], 5, 0, 7)
 def test_only_segments_with_possible_events_are_visited_between_the_gaps_of_an_earlier_version(
-    numbers: list[int], size: int, above: int
+    numbers: list[int], size: int, above: int, to: int
 ) -> None:
     """A gap hides the segments that it covers as a whole, and no other."""
     numbers.sort()
@@ -118,6 +125,28 @@ def test_only_segments_with_possible_events_are_visited_between_the_gaps_of_an_e
     jumps = tuple(Jump(last, next_) for last, next_ in pairs if (next_ - 1) // size > (last - 1) // size + 1)
     head = msgspec.structs.replace(head, seq_nr=numbers[-1], jumps=jumps)
     hidden = {n for jump in jumps for n in range(jump.last + 1, jump.next)}
-    reach = range(above // size, (numbers[-1] - 1) // size + 1) if numbers[-1] > above else range(0)
+    to = min(to, numbers[-1])
+    reach = range(above // size, (to - 1) // size + 1) if to > above else range(0)
     possible = {segment for segment in reach if not set(range(segment * size + 1, (segment + 1) * size + 1)) <= hidden}
-    assert visited(head, set(), above, numbers[-1]) == sorted(possible)
+    assert visited(head, set(), above, to) == sorted(possible)
+
+
+@pytest.mark.parametrize(
+    ("above", "to", "listed"),
+    [
+        (0, 5, range(1)),
+        (0, 6, range(2)),
+        (4, 10, range(2)),
+        (5, 10, range(1, 2)),
+        (5, 11, range(1, 3)),
+        (14, 1_000, range(2, 19)),  # the head's last run begins there
+        (7, 7, range(0)),
+        (9, 7, range(0)),
+    ],
+)
+def test_listed_segments_reach_from_the_first_event_to_the_last_or_to_the_last_run(
+    above: int, to: int, listed: range
+) -> None:
+    head, _, _ = build(0, [(0, 9), (85, 10)], 5)
+    assert head.run_start == 18
+    assert listed_between(msgspec.structs.replace(head, run_start=19), above, to) == listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from tidebook.replication.compare import CompareBounds, JournalComparer, TimedRe
 from tidebook.replication.journal_state import Difference, JournalState
 from tidebook.replication.partition import LogAndStore
 from tidebook.sqlite.checksums import connect
+from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -79,8 +81,17 @@ class Comparing:
         self.comparer = comparer
 
     @classmethod
-    async def of(cls, book: Book, key: Key = KEY, *, rev: int = 0, start: int = 0, parts: object = None) -> Comparing:
-        config, pointer = await book.journal(TOPIC).topic_config(), await book.store.pointer(TOPIC, 0)
+    async def of(
+        cls,
+        book: Book,
+        key: Key = KEY,
+        *,
+        rev: int = 0,
+        start: int = 0,
+        parts: object = None,
+        bound: Pointer | None = None,
+    ) -> Comparing:
+        config, pointer = await book.journal(TOPIC).topic_config(), bound or await book.store.pointer(TOPIC, 0)
         assert pointer is not None
         records, time_ms = list[TimedRecord](), 0
         for record in await read_all(book.log, TOPIC, 0, start=start, stop=pointer.position.offset + 1):
@@ -147,6 +158,47 @@ async def test_one_read_that_finds_no_head_or_an_old_one_is_not_equal(book: Book
     assert comparing.comparer.is_equal(KEY, 0, found, comparing.records)
 
 
+async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compared_as_it_is_now(book: Book) -> None:
+    comparing, before = await Comparing.of(book), await state_of(book)
+    await book.journal(TOPIC).append("a", [Event(n, tags={"x"}) for n in range(2)])
+    await book.journal(TOPIC).append("c", [Event(n, tags={"x"}) for n in range(2)])
+    await replicate(book.log, book.store, TOPIC)
+    assert await comparing.reported(before) == []
+    assert await comparing.comparer.compare(Key(TOPIC, "c"), 0, JournalState(), []) == []
+    change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 8")
+    assert whats(await comparing.reported(before)) == [("event missing", 8, False)]
+    change(book, "DELETE FROM journal WHERE id = 'c' AND seq_nr = 1")
+    found = await comparing.comparer.compare(Key(TOPIC, "c"), 0, JournalState(), [])
+    assert whats(found) == [("event missing", 1, False)]
+
+
+class BehindStore:
+    """A store whose pointer is older than its heads, as after a crash between the two."""
+
+    def __init__(self, store: Any, pointer: Pointer) -> None:
+        self._store, self._pointer = store, pointer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def pointer(self, topic: str, partition: int) -> Pointer:
+        return self._pointer
+
+
+async def test_a_head_that_is_ahead_of_the_pointer_is_compared_with_the_log_up_to_it(book: Book) -> None:
+    comparing = await Comparing.of(book)
+    await book.journal(TOPIC).append("a", [Event(7)])
+    await replicate(book.log, book.store, TOPIC)
+    behind = LogAndStore(book.log, cast(Any, BehindStore(book.store, comparing.pointer)))
+    assert await (await Comparing.of(book, parts=behind)).reported() == []
+    assert await (await Comparing.of(book, parts=behind, bound=comparing.pointer)).reported() == []
+
+
+async def test_the_log_times_of_rows_are_told_where_the_whole_log_is_there(book: Book) -> None:
+    change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr = 4")
+    assert whats(await (await Comparing.of(book)).reported()) == [("event differs", 4, False)]
+
+
 async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(book: Book) -> None:
     journal = book.journal(TOPIC)
     await journal.append("a", [Event("far")], at=1_000_000)
@@ -191,9 +243,12 @@ async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: 
 
 
 async def test_rows_past_the_head_that_a_scan_found_are_read_again(book: Book) -> None:
-    change(book, "UPDATE journal SET seq_nr = 900 WHERE id = 'a' AND seq_nr = 6")
+    change(book, "UPDATE journal SET seq_nr = seq_nr + 895 WHERE id = 'a' AND seq_nr > 4")
     reported = await (await Comparing.of(book, rev=1)).reported()
-    assert whats(reported) == [("event missing", 6, True), ("event extra", 900, True)]
+    assert whats(reported) == [
+        *[("event missing", number, True) for number in (5, 6)],
+        *[("event extra", number, True) for number in (900, 901)],
+    ]
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6]
 
 
@@ -242,12 +297,15 @@ async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -
     assert sorted((await state_of(book)).rows) == [2, 4, 5, 6]
 
 
-async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_tells_them(book: Book) -> None:
+@pytest.mark.parametrize("start", [1, 2])
+async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_tells_them(
+    book: Book, start: int
+) -> None:
     """The log's time is that of the greatest record until then, and those may be gone."""
-    await book.log.truncate(TOPIC, 0, before=2)
+    await book.log.truncate(TOPIC, 0, before=start)
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr > 3")
     change(book, "UPDATE tag_views SET log_ms = log_ms + 5 WHERE id = 'a' AND tag = 'y'")
-    assert await (await Comparing.of(book, start=2)).reported() == []
+    assert await (await Comparing.of(book, start=start)).reported() == []
 
 
 async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journal_that_never_rests_is_named(
@@ -262,6 +320,19 @@ async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journ
         assert whats(reported) == expected
         assert (reported[0].topic, reported[0].id, reported[0].partition) == (TOPIC, "a", 0)
     assert await events(book) == [2, 3, 4, 5, 6]
+
+
+async def test_a_damaged_tag_row_of_another_journal_at_the_same_time_is_not_this_ones(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})
+    async with Book(settings, clock=ManualClock(1_700_000_000_000)) as book:
+        for id in ("a", "b"):
+            await book.journal(TOPIC).append(id, [Event(0, tags={"x"})])
+        await replicate(book.log, book.store, TOPIC)
+        first = await state_of(book)
+        [row] = (await state_of(book, Key(TOPIC, "b"))).tags.values()
+        assert [each.time_ms for each in first.tags] == [row.time_ms]
+        await Spoiler(book).tag(row)
+        assert await (await Comparing.of(book)).reported(first) == []
 
 
 async def test_tag_rows_of_other_journals_are_left_alone(book: Book) -> None:

@@ -97,6 +97,32 @@ async def test_the_first_append_of_a_journal_is_numbered_though_the_head_has_jus
     await store.close()
 
 
+async def test_appends_whose_events_are_all_deleted_have_no_numbers(tmp_path: object) -> None:
+    store = SqliteStore(str(tmp_path))
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = records_of([*[("a", append(2))] * (RECENT_MAX + 4), ("a", delete(100))])
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    assert await number_events(store, TOPIC, 0, records, CONFIG) == []
+    assert await number_events(store, TOPIC, 0, records[:2], CONFIG) == []
+    await store.close()
+
+
+async def test_older_appends_are_looked_up_a_page_at_a_time_and_each_row_once(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_numbers, "PAGE_ROWS", 1)
+    opened = SqliteStore(str(tmp_path))
+    faults = Faults()
+    store = faults.around(opened)
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = records_of([("a", append(1))] * (RECENT_MAX + 4))
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    found = await number_events(store, TOPIC, 0, records[1:3], CONFIG)
+    assert [row.seq_nr for _, row in found] == [2, 3]
+    assert faults.calls["events"] <= 5 + 3  # the binary search among 20 rows, then the two rows and the one after them
+    await opened.close()
+
+
 @pytest.mark.parametrize(("first", "reads"), [(1, True), (2, False)])
 async def test_only_appends_that_the_head_no_longer_lists_are_read_from_the_store(
     first: int, reads: bool, tmp_path: object

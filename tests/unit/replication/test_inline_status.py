@@ -154,6 +154,34 @@ async def test_what_fails_is_not_retried_in_a_loop(book: Book, call: str) -> Non
     await replication.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "is_stopped"),
+    [(Unavailable("it is down"), False), (Corrupt("it is damaged"), True), (ZeroDivisionError("a payload"), True)],
+    ids=["it may pass", "one of ours", "unexpected"],
+)
+async def test_a_partition_is_stopped_only_by_an_error_that_does_not_pass_by_itself(
+    book: Book, caplog: pytest.LogCaptureFixture, error: Any, is_stopped: bool
+) -> None:
+    done = await book.journal(TOPIC).append("a", [Event(1)])
+    at, faults = f"{TOPIC}/{done.partition}", Faults()
+    faults.fail("wait", error, times=4, where=lambda topic, partition, offset: partition == done.partition)
+    replication = replication_of(book, faults)
+    replication.start()
+
+    async def has_failed() -> bool:
+        return replication.status().failures >= 3
+
+    await eventually(has_failed)
+    reason = "ZeroDivisionError" if isinstance(error, ZeroDivisionError) else str(error)
+    assert replication.status().stopped == ({at: reason} if is_stopped else {})
+    assert replication.status().last_error == f"{at}: {reason}"
+    await eventually(lambda: replicated(book))
+    assert replication.status().stopped == {}
+    assert replication.status().failures == 4
+    await replication.close()
+    assert caplog.text.count("failed, and is retried") == 1, "the same failure is logged once"
+
+
 async def test_a_topic_that_the_log_has_lost_is_stopped_with_the_reason_until_it_is_back(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

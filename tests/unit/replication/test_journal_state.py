@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidebook.core.action import Action, Append
+from tidebook.core.action import Action, Append, Purge
 from tidebook.core.event import Event, encode_events
-from tidebook.core.head import Head
+from tidebook.core.head import RECENT_MAX, Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
@@ -151,6 +151,21 @@ def test_a_delete_and_a_purge_clear_rows_and_tag_rows_as_a_store_does() -> None:
     assert (followed.rows, len(followed.tags)) == ({}, 7)
 
 
+TAGGED_ACTIONS = st.one_of(ACTIONS, st.builds(tagged, st.integers(1, 3), st.just("x"), st.sampled_from("yz")))
+
+
+@given(st.lists(TAGGED_ACTIONS, max_size=10), st.integers(0, 10), st.booleans())
+def test_a_journal_is_the_same_whether_it_comes_in_one_slice_or_in_two(
+    actions: list[Action], cut: int, clear_tags: bool
+) -> None:
+    records = placed(actions)
+    whole, parts = JournalState(), JournalState()
+    whole.apply(plan_key(KEY, None, records, CONFIG, clear_tags=clear_tags))
+    for part in (records[:cut], records[cut:]):
+        parts.apply(plan_key(KEY, parts.head, part, CONFIG, clear_tags=clear_tags))
+    assert parts == whole
+
+
 def test_rows_and_tag_rows_past_a_position_are_left_out() -> None:
     found = stored(TAGGED).up_to(Position(CONFIG.epoch, 1))
     assert sorted(found.rows) == [1, 2, 3, 4]
@@ -240,7 +255,9 @@ def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
         ((4,), True, True),
         ((3, 4), False, False),
         ((1, 4), False, False),
+        ((3,), False, True),
         ((5,), False, False),
+        ((6,), False, True),
         ((8,), False, True),
     ],
 )
@@ -260,6 +277,39 @@ def test_damage_beside_the_beginning_of_the_log_leaves_the_numbers_uncertain(
     folded = folded_from(LATER, found, start=2)
     assert folded.partial
     assert is_certain(folded, found) is certain
+
+
+def test_the_head_remembers_the_first_append_of_a_journal_beside_the_beginning_of_the_log() -> None:
+    found = stored(LATER)
+    del found.rows[2]
+    found.damaged = (damage("event", 2),)
+    assert is_certain(folded_from(LATER, found, start=1), found)
+
+
+def test_damage_is_certain_where_the_log_has_the_whole_journal() -> None:
+    found = stored(LATER)
+    del found.rows[1]
+    found.damaged = (damage("event", 1),)
+    assert is_certain(folded_from(LATER, found), found)
+
+
+def test_a_damaged_row_that_was_deleted_leaves_nothing_uncertain() -> None:
+    actions: list[Action] = [*LATER, delete(4)]
+    found = stored(actions)
+    assert found.head is not None
+    found.head = msgspec.structs.replace(found.head, recent=found.head.recent[2:])
+    found.damaged = (damage("event", 4),)
+    assert is_certain(folded_from(actions, found, start=2), found)
+
+
+def test_the_last_row_of_a_journal_from_before_the_log_cannot_be_restored() -> None:
+    found = stored(LATER)
+    del found.rows[8]
+    found.damaged = (damage("event", 8),)
+    folded = folded_from(LATER, found, start=4)
+    [reported] = differences(folded, found)
+    assert (reported.what, reported.seq_nr) == ("event damaged", 8)
+    assert not is_repairable(reported, folded, found)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +353,68 @@ def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None
         (),
     )
     assert repaired.head == msgspec.structs.replace(found.head, seq_nr=8)  # all else is what the store knows
+
+
+def test_the_first_record_of_the_log_decides_on_its_rows() -> None:
+    found = stored(LATER)
+    found.rows[5] = msgspec.structs.replace(found.rows[5], encoded=b"other")
+    found.rows[9] = msgspec.structs.replace(found.rows[6], seq_nr=9)
+    folded = folded_from(LATER, found, start=2)
+    assert whats(folded, found) == [("event differs", 5), ("event extra", 9)]
+
+
+def test_what_the_head_of_a_partial_journal_says_was_deleted_is_neither_missing_nor_restored() -> None:
+    """Deletes from before the log are known from the head alone."""
+    found = stored(LATER)
+    assert found.head is not None
+    found.head = msgspec.structs.replace(found.head, delete_to=6)
+    for number in (1, 5, 6, 7):
+        del found.rows[number]
+    folded = folded_from(LATER, found, start=2)
+    assert whats(folded, found) == [("event missing", 7)]
+    assert [row.seq_nr for row in repair(folded, found).rows] == [7]
+
+
+def test_an_earlier_incarnation_whose_beginning_the_log_has_lost_is_not_folded() -> None:
+    """Its numbers would be wrong: the purge here would find another position than that of the append before it."""
+    last_of_first = Position(CONFIG.epoch, 2)
+    actions: list[Action] = [
+        *(append(2), append(1), append(1, expected=3), Purge(CONFIG.epoch, last_of_first), append(2)),
+    ]
+    found = stored(actions)
+    assert sorted(found.rows) == [1, 2]
+    for start in range(len(actions)):
+        assert differences(folded_from(actions, found, start=start), found) == []
+
+
+def test_a_late_retry_stays_void_though_the_log_has_lost_the_appends_that_make_it_late() -> None:
+    appended: list[Action] = [append(1) for _ in range(RECENT_MAX + 2)]
+    retry = msgspec.structs.replace(append(1), append_id=b"r" * 16, floor=0)
+    found = stored([*appended, retry])
+    assert max(found.rows) == RECENT_MAX + 2
+    assert differences(folded_from([*appended, retry], found, start=RECENT_MAX + 1), found) == []
+
+
+def test_rows_that_a_purge_at_the_beginning_of_the_log_has_left_are_extra() -> None:
+    actions: list[Action] = [append(2), purge()]
+    found = stored(actions)
+    found.rows = dict(stored(actions[:1]).rows)
+    assert whats(folded_from(actions, found, start=1), found) == [("event extra", 1), ("event extra", 2)]
+
+
+def test_a_grave_where_the_log_has_a_journal_is_a_missing_head() -> None:
+    found = stored([*LATER, purge()])
+    assert whats(folded_from(LATER), found)[0] == ("head missing", None)
+
+
+def test_a_wrong_memory_of_an_append_that_the_log_has_is_a_difference() -> None:
+    actions: list[Action] = [append(1), purge(), append(2), append(1)]
+    found = stored(actions)
+    assert found.head is not None
+    first, second, third = found.head.recent
+    wrong = msgspec.structs.replace(second, last=9)
+    found.head = msgspec.structs.replace(found.head, recent=(first, wrong, third))
+    assert whats(folded_from(actions, found, start=1), found) == [("head differs", None)]
 
 
 def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_pointer() -> None:
@@ -402,6 +514,8 @@ def test_appends_from_before_the_log_that_the_head_remembers_are_no_difference(s
     folded = folded_from(actions, found, start=start)
     assert folded.partial is (start == 3)
     assert differences(folded, found) == []
+    longer: list[Action] = [append(1), append(1), purge(), append(2)]
+    assert differences(folded_from(longer, stored(longer), start=start), stored(longer)) == []
 
 
 def test_a_repaired_head_keeps_the_later_position() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.core.errors import LogLost, Unavailable
+from tidebook.core.errors import LogLost, TidebookError, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.topic_config import TopicConfig
@@ -23,6 +23,7 @@ from tidebook.replication.status import (
     topic_configs,
     write_job_status,
 )
+from tidebook.replication.ticks import tick
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
@@ -153,6 +154,33 @@ async def test_a_warning_counts_the_records_and_tells_the_age_of_the_oldest(
     assert "orders: 1 records of the log are not in the store yet, the oldest since 6.0 s" in str(
         await lag_of(book, config)
     )
+
+
+async def test_marks_that_are_not_replicated_are_no_lag_and_do_not_count_as_the_oldest(
+    book: Book, clock: ManualClock
+) -> None:
+    await append(book, clock)
+    await replicate(book.log, book.store, TOPIC)
+    config = await book.journal(TOPIC).topic_config()
+    await tick(book.log, book.store)
+    clock.advance(1_000)
+    assert await lag_of(book, config) is None
+    await append(book, clock)
+    assert "orders: 1 records of the log are not in the store yet, the oldest since 8.0 s" in str(
+        await lag_of(book, config)
+    )
+
+
+async def test_a_topic_that_was_made_again_is_refused_and_a_new_epoch_begins_where_it_was_adopted(
+    book: Book, clock: ManualClock
+) -> None:
+    await append(book, clock, 2)
+    await replicate(book.log, book.store, TOPIC)
+    configs = await topic_configs(book.store)
+    await book.log.delete_topic(TOPIC)
+    await book.log.create_topic(TOPIC, 1)
+    with pytest.raises(TidebookError, match="adopt"):
+        await find_starts(book.log, book.store, configs)
 
 
 async def test_the_last_report_of_a_run_is_read_again(book: Book, clock: ManualClock) -> None:

@@ -101,6 +101,17 @@ async def test_a_book_without_tags_gets_no_ticks_and_one_with_followers_needs_so
     assert len(await send_ticks(book.log, book.store)) == 2
 
 
+async def test_a_ticker_asked_for_ticks_gives_none_to_a_book_without_tags(book: Book, clock: ManualClock) -> None:
+    await book.journal(TOPIC).append("a", [Event(1)])
+    await replicate(book.log, book.store, TOPIC)
+    ticker = Ticker(book.log, book.store, monotonic_s=Seconds())
+    assert await ticker.tick() == {}
+    await renew_followed(book.store, clock)
+    assert await ticker.tick() == {}, "followers are looked for by its steps"
+    await append(book, clock)
+    assert len(await ticker.tick()) == 2
+
+
 async def test_the_ticks_of_one_topic_pass_the_times_of_the_others(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     await append(book, clock, topic="users")

@@ -192,6 +192,15 @@ def test_the_quickest_test_of_each_module_comes_first() -> None:
     assert covered.tests_of(mutant) == ["x::1", "y::1", "z::1", "x::2", "y::2"]
 
 
+def test_quick_tests_of_the_mutants_own_module_come_before_those_of_its_package_and_of_others() -> None:
+    [mutant] = mutants("src/tidebook/core/fold.py", 1)
+    own = ["tests/unit/core/test_fold.py::quick", "tests/unit/core/test_fold.py::slow"]
+    package, other = "tests/unit/core/test_head.py::quick", "tests/model/test_fold.py::quickest"
+    seconds = dict(zip([*own, package, other], [0.3, 5.0, 0.2, 0.1], strict=True))
+    covered = CoverageData({mutant.path: {"0": list(seconds)}}, seconds)
+    assert covered.tests_of(mutant) == [own[0], package, other, own[1]]
+
+
 def test_a_line_that_runs_outside_tests_is_mutated_at_its_import() -> None:
     first, second = mutants("src/a.py", 2)
     covered = CoverageData({"src/a.py": {"0": ["quick", IMPORT], "1": ["quick"]}}, {})
