@@ -501,3 +501,48 @@ async def test_a_tail_goes_on_with_the_first_event_of_the_next_incarnation(rig: 
     await rig.journal.delete("a", to=2)
     await rig.append("a", "new 3")
     assert (await anext(tail)).payload == "new 3"
+
+
+async def test_a_read_that_ends_within_the_stores_rows_reads_no_tail_twice(open_rig: OpenRig) -> None:
+    rig = open_rig(tail_bytes_max=1)
+    await rig.append("a", 1, 2)
+    await rig.replicate()
+    await rig.append("a", "a long tail", "that is not kept")
+    assert await rig.read("a", end=2) == [1, 2]
+    assert rig.metrics.counted("read_tail_retried") == 0
+    assert await rig.read("a", end=3) == [1, 2, "a long tail"]
+    assert rig.metrics.counted("read_tail_retried") == 1
+
+
+async def test_a_delete_in_a_topic_that_does_not_exist_creates_it(rig: Rig) -> None:
+    await rig.journal.delete("a", to=7)
+    assert await rig.journal.exists()
+    assert (await rig.append("a", 8)).first == 8
+
+
+@kafka_only
+async def test_where_a_view_comes_from_is_counted(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1, 2)
+    await rig.replicate()
+    names = ("read_without_store", "read_head_cached", "read_store_only")
+
+    async def counts(barrier: str) -> list[int]:
+        before = [rig.metrics.counted(name) for name in names]
+        assert await rig.read("a", barrier=barrier) == [1, 2]
+        return [int(rig.metrics.counted(name) - was) for name, was in zip(names, before, strict=True)]
+
+    assert await counts("mark") == [0, 1, 0]
+    assert rig.journal._open is not None
+    rig.journal._open.partitions[0].cache.heads.clear()
+    assert await counts("mark") == [0, 0, 0], "the mark is after the pointer"
+    await rig.replicate()
+    rig.journal._open.partitions[0].cache.heads.clear()
+    rig.journal._open.partitions[0].cache.known_pointer = None
+    assert await counts("offset") == [0, 0, 1]
+    fresh = open_rig()
+    await fresh.append("b", 1)
+    fresh.store_faults.fail("pointer", Unavailable("the store is down"), times=None)
+    fresh.store_faults.fail("head", Unavailable("the store is down"), times=None)
+    assert await fresh.read("b") == [1]
+    assert fresh.metrics.counted("read_without_store") == 1
