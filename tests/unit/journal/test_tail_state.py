@@ -1,0 +1,449 @@
+"""The tail of a partition: where it begins, how far it is, how long it is followed, and what it drops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.journal.rig import TOPIC, Rig
+from tests.unit.journal.test_head_cache import newer_record
+from tidebook.core.action import Mark
+from tidebook.core.errors import Fenced, LogLost, Unavailable, UnknownVersion
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import Pointer, SliceWrites
+from tidebook.journal import head_cache
+from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.view import ReadView, ViewBase
+
+OpenRig = Callable[..., Rig]
+kafka_only = pytest.mark.parametrize("kind", ["like kafka"])
+indexed_only = pytest.mark.parametrize("kind", ["indexed"])
+
+
+async def cache_of(rig: Rig) -> HeadCache:
+    await rig.journal.create()
+    assert rig.journal._open is not None
+    return rig.journal._open.partitions[0].cache
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class FakeTime(SimpleNamespace):
+    """The module `time`, at a time that the test sets."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(head_cache, "time", fake)
+    return fake
+
+
+# ---- where it begins
+
+
+async def test_concurrent_first_calls_begin_the_tail_once(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    call = "end" if rig.kind == "indexed" else "pointer"
+    faults = rig.log_faults if rig.kind == "indexed" else rig.store_faults
+    faults.calls.clear()
+    held = faults.hold(call)
+    begins = [asyncio.create_task(cache.begin()) for _ in range(2)]
+    await held.reached()
+    await turns()
+    held.release()
+    await asyncio.gather(*begins)
+    await cache.begin()
+    assert cache.next_offset == 0
+    assert faults.calls[call] == 1
+
+
+async def test_a_tail_that_begins_before_the_end_of_the_log_forgets_no_offset_that_was_seen(open_rig: OpenRig) -> None:
+    """Offsets that were seen prove that a log was recreated: a lower number would prove less."""
+    rig = open_rig()
+    for number in range(3):
+        await rig.append("a", number)
+    late = open_rig()
+    cache = await cache_of(late)
+    seen = cache.seen
+    assert seen == rig.first_offset + 2
+    await cache.begin()
+    assert cache.seen == seen
+    assert cache.next_offset == (seen + 1 if late.kind == "indexed" else 0)
+
+
+async def test_a_tail_that_begins_after_what_was_seen_has_seen_all_before_it(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    cache = await cache_of(rig)
+    await other.append("a", 1)
+    await other.append("a", 2)
+    await other.replicate()
+    await cache.begin()
+    assert (cache.next_offset, cache.seen) == (rig.first_offset + 2, rig.first_offset + 1)
+
+
+# ---- how far it is
+
+
+@indexed_only
+@pytest.mark.parametrize(("missing", "reads"), [(3, 1), (4, 0)])
+async def test_a_tail_too_far_behind_an_indexed_log_is_restarted_instead_of_read(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch, missing: int, reads: int
+) -> None:
+    monkeypatch.setattr(head_cache, "CATCH_UP_RECORDS_MAX", 3)
+    rig, other = open_rig(), open_rig()
+    cache = await cache_of(rig)
+    await rig.append("a", 0)
+    for number in range(missing):
+        await other.append("a", number + 1)
+    rig.log_faults.calls.clear()
+    last = cache.next_offset + missing - 1
+    await cache.reach(last)
+    assert rig.log_faults.calls["read"] == reads
+    assert rig.metrics.counted("head_cache_reset") == (reads == 0)
+    assert ("a" in cache.heads) is (reads == 1)
+    assert (cache.next_offset, cache.seen) == (last + 1, last)
+    await cache.reach(last)
+    assert rig.log_faults.calls["read"] == reads
+
+
+@kafka_only
+async def test_records_that_the_tail_has_not_taken_are_read_from_the_log(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    await other.append("a", 2)
+    key, to = Key(TOPIC, "a"), cache.next_offset
+    for reached, from_log in ((to - 1, 0), (to, 1)):
+        view = ReadView(ViewBase(None, -1), cache.config)
+        before = rig.metrics.counted("tail_read_from_log")
+        await cache.fold_tail(key, view, reached)
+        assert view.head is not None
+        assert (view.as_of, view.head.seq_nr) == (reached, reached - rig.first_offset + 1)
+        assert rig.metrics.counted("tail_read_from_log") - before == from_log
+
+
+@kafka_only
+async def test_the_tail_of_a_view_that_is_past_it_is_not_looked_for(rig: Rig) -> None:
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    rig.log_faults.calls.clear()
+    view = ReadView(ViewBase(None, 7), cache.config)
+    await cache.fold_tail(Key(TOPIC, "a"), view, 7)
+    await cache.fold_tail(Key(TOPIC, "a"), view, 5)
+    assert (view.as_of, rig.log_faults.calls["read"], rig.metrics.counted("tail_read_from_log")) == (7, 0, 0)
+
+
+@pytest.mark.parametrize("id", [None, "b"], ids=["a mark", "another journal"])
+async def test_a_record_of_a_newer_epoch_stops_the_tail_every_time(open_rig: OpenRig, id: str | None) -> None:
+    """An append that came after it would be confirmed and is void."""
+    rig = open_rig()
+    await rig.append("a", 1)
+    if id is not None:
+        await rig.append(id, 1)
+    cache = await cache_of(rig)
+    before = cache.next_offset
+    sent = await rig.write(id, Mark(2))
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            await cache.reach(sent.offset)
+        assert cache.next_offset == before
+
+
+async def test_a_record_of_a_newer_format_stops_the_tail_though_its_journal_is_not_known(rig: Rig) -> None:
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    before = cache.next_offset
+    sent = await rig.write_raw(b"unknown", newer_record())
+    with pytest.raises(UnknownVersion):
+        await cache.reach(sent.offset)
+    assert (cache.next_offset, cache.seen) == (before, before - 1)
+
+
+@kafka_only
+async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(open_rig: OpenRig) -> None:
+    rig = open_rig(follow_s=0)
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    await rig.replicate()
+    await rig.write("b", Mark(1))
+    last = (await rig.write("b", Mark(1))).offset
+    await rig.log.truncate(TOPIC, 0, before=last)
+    with pytest.raises(LogLost):
+        await cache.reach(last, follow=False)
+    await rig.store.apply(
+        SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, last - 1), 0), ())
+    )
+    await cache.reach(last, follow=False)
+    assert (cache.next_offset, cache.tail_start) == (last + 1, last)
+
+
+# ---- how long it is followed
+
+
+async def test_one_record_of_another_writer_does_not_make_a_follower_and_two_within_the_time_do(
+    open_rig: OpenRig, clock: FakeTime
+) -> None:
+    rig = open_rig(follow_s=60)
+    cache = await cache_of(rig)
+    assert not cache.note_competing_writer()
+    clock.now_s += 59
+    assert cache.note_competing_writer()
+    clock.now_s += 60
+    assert not cache.note_competing_writer()
+
+
+@kafka_only
+async def test_an_appender_follows_the_log_from_its_second_competitor_on(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.journal.create()
+    await rig.replicate()  # the mark of the new topic, which would count as a competitor's record
+    await rig.append("a", 0)
+    for number in range(1, 3):
+        await other.append("a", "other")
+        rig.log_faults.calls.clear()
+        await rig.append("a", number)
+        await turns()
+        assert (rig.log_faults.calls["wait"] > 0) is (number == 2)
+
+
+@kafka_only
+async def test_a_read_lets_the_tail_be_followed_and_a_follower_takes_what_others_write(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await other.append("a", 1)
+    assert await rig.read("a") == [1]
+    cache = await cache_of(rig)
+    await turns()
+    taken = rig.log_faults.hold("read", after=True)
+    await other.append("a", 2)
+    await asyncio.wait_for(taken.reached(), 30)
+    taken.release()
+    last = await other.log.end(TOPIC, 0) - 1
+    while cache.next_offset <= last:  # noqa: ASYNC110 - the follower has read it
+        await asyncio.sleep(0)
+    rig.log_faults.calls.clear()
+    await cache.reach(last)
+    assert rig.log_faults.calls["read"] == 0
+
+
+@kafka_only
+async def test_what_this_process_wrote_is_not_read_again_by_its_follower(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await other.append("a", 1)
+    assert await rig.read("a") == [1]
+    held = rig.log_faults.hold("wait", after=True)
+    await rig.append("a", 2)
+    await asyncio.wait_for(held.reached(), 30)
+    rig.log_faults.calls.clear()
+    held.release()
+    await turns()
+    assert (rig.log_faults.calls["read"], rig.log_faults.calls["end"]) == (0, 0)
+
+
+@kafka_only
+@pytest.mark.parametrize(("idle_s", "follows"), [(59.0, True), (60.0, False)])
+async def test_a_partition_is_followed_for_so_long_after_its_last_use(
+    open_rig: OpenRig, clock: FakeTime, monkeypatch: pytest.MonkeyPatch, idle_s: float, follows: bool
+) -> None:
+    monkeypatch.setattr(head_cache, "DROP_INTERVAL_S", 0.001)
+    rig, other = open_rig(follow_s=60), open_rig()
+    await other.append("a", 1)
+    cache = await cache_of(rig)
+    held = rig.log_faults.hold("wait", after=True)
+    await cache.reach(await other.log.end(TOPIC, 0) - 1)
+    await held.reached()
+    rig.log_faults.calls.clear()
+    clock.now_s += idle_s
+    held.release()
+    await turns()
+    assert (rig.log_faults.calls["wait"] > 0) is follows
+    await rig.journal.close()
+
+
+# ---- what it drops
+
+
+@kafka_only
+@pytest.mark.parametrize(("elapsed_s", "drops"), [(5.0, False), (5.1, True)])
+async def test_a_follower_drops_every_few_seconds_what_was_replicated(
+    open_rig: OpenRig, clock: FakeTime, elapsed_s: float, drops: bool
+) -> None:
+    rig, other = open_rig(), open_rig()
+    for number in range(3):
+        await other.append("a", number)
+    cache = await cache_of(rig)
+    held = rig.log_faults.hold("wait", after=True)
+    last = await other.log.end(TOPIC, 0) - 1
+    await cache.reach(last)
+    await other.replicate()
+    await other.append("b", "wakes the follower")
+    await held.reached()
+    clock.now_s += elapsed_s
+    rig.store_faults.calls.clear()
+    dropping = rig.store_faults.hold("pointer", after=True)
+    held.release()
+    if drops:
+        await dropping.reached()
+        dropping.release()
+    await turns()
+    assert cache.tail_start == (last + 1 if drops else 0)
+    assert (rig.store_faults.calls["pointer"] > 0) is drops
+    await turns()
+    assert rig.store_faults.calls["pointer"] == drops
+    dropping.release()
+
+
+@kafka_only
+async def test_the_last_replicated_record_is_dropped_too_and_nothing_after_it(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.append("a", 2)
+    cache = await cache_of(rig)
+    await rig.replicate(batch_records=1, batches_max=1)
+    replicated = await cache.replicated()
+    await cache._drop_replicated()
+    assert cache.tail_start == replicated + 1
+    await rig.replicate(batch_records=1, batches_max=1)
+    await cache._drop_replicated()
+    assert cache.tail_start == replicated + 2
+
+
+# ---- what is known of the store
+
+
+@kafka_only
+@pytest.mark.parametrize(("age_s", "reads"), [(1.0, 0), (1.1, 1)])
+async def test_a_pointer_is_recent_for_a_second(open_rig: OpenRig, clock: FakeTime, age_s: float, reads: int) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    cache = await cache_of(rig)
+    known = await cache.pointer()
+    rig.store_faults.calls.clear()
+    clock.now_s += age_s
+    assert await cache.recent_pointer() == known
+    assert rig.store_faults.calls["pointer"] == reads
+
+
+@kafka_only
+async def test_a_pointer_from_before_the_tail_is_read_again(open_rig: OpenRig, clock: FakeTime) -> None:
+    """The records between that pointer and the tail would be missing."""
+    rig = open_rig()
+    for number in range(4):
+        await rig.append("a", number)
+    cache = await cache_of(rig)
+    await rig.replicate(batch_records=2, batches_max=1)
+    known = await cache.pointer()
+    assert known is not None
+    rig.store_faults.calls.clear()
+    cache._unreplicated.drop_below(known.position.offset + 1)
+    assert await cache.recent_pointer() == known
+    assert rig.store_faults.calls["pointer"] == 0
+    cache._unreplicated.drop_below(known.position.offset + 2)
+    assert await cache.recent_pointer() == known
+    assert rig.store_faults.calls["pointer"] == 1
+
+
+async def test_there_is_no_recent_pointer_where_nothing_is_replicated(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    assert await cache.recent_pointer() is None
+    assert await cache.replicated() == -1
+
+
+# ---- heads
+
+
+async def test_the_head_that_was_used_least_recently_is_forgotten_first(open_rig: OpenRig) -> None:
+    rig = open_rig(cached_heads_max=2)
+    cache = await cache_of(rig)
+    await rig.append("a", 1)
+    await rig.append("b", 1)
+    assert (await cache.head("a")) is not None
+    await rig.append("c", 1)
+    assert list(cache.heads) == ["a", "c"]
+
+
+@kafka_only
+async def test_calls_that_need_the_same_head_resolve_it_once(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    cache = await cache_of(rig)
+    rig.store_faults.calls.clear()
+    held = rig.store_faults.hold("head")
+    waiting = [asyncio.create_task(cache.head("a")) for _ in range(3)]
+    await held.reached()
+    await turns()
+    held.release()
+    assert await asyncio.gather(*waiting) == [None] * 3
+    assert rig.store_faults.calls["head"] == 1
+    assert cache._resolving == {}
+
+
+@kafka_only
+async def test_a_head_that_a_read_folded_is_kept_only_if_nothing_followed_it(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.append("b", 1)
+    cache = await cache_of(rig)
+    head = cache.heads["a"]
+    end = cache.next_offset
+    for as_of, kept in ((end - 1, True), (end, True), (end - 2, True), (end - 3, False)):
+        cache.heads.clear()
+        cache.remember_head("a", head, as_of)
+        assert ("a" in cache.heads) is kept, as_of
+    cache.heads.clear()
+    cache.heads.keep("a", head)
+    cache.remember_head("a", None, end)
+    assert cache.heads["a"] is head
+
+
+async def test_a_head_is_not_kept_before_the_tail_has_begun(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    cache.remember_head("a", None, 5)
+    assert "a" not in cache.heads
+    assert cache.base("a") is None
+    await cache.begin()
+    cache.remember_head("a", None, 5)
+    assert cache.base("a") == ViewBase(None, cache.next_offset - 1)
+
+
+async def test_a_head_that_the_store_had_ahead_of_the_tail_is_as_of_its_own_position(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.append("b", 1)
+    cache = await cache_of(rig)
+    for number in range(3):
+        await other.append("a", number)
+    await other.replicate()
+    head = await cache.head("a")
+    assert head is not None
+    base = cache.base("a")
+    assert base == ViewBase(head, head.position.offset)
+    assert base.as_of > cache.next_offset - 1
+
+
+async def test_the_outcome_of_an_append_is_that_of_its_own_attempt(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    await rig.append("a", 1)
+    assert cache.outcome(b"x" * 16, 0) is None
+    cache.pending_outcomes[b"x" * 16] = None
+    assert cache.outcome(b"x" * 16, 0) is None
+
+
+async def test_a_closed_cache_reaches_nothing_more(rig: Rig) -> None:
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    await cache.close()
+    await cache.reach(cache.next_offset - 1)
+    with pytest.raises(Unavailable, match="closed"):
+        await cache.reach(cache.next_offset)
