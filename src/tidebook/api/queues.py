@@ -170,6 +170,8 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_s: float
     next_at: datetime | None
     tables: int
+    #: Since when the queue is paused, and gives out no claim.
+    paused_at: datetime | None = None
 
 
 class QueuesAnswer(msgspec.Struct, frozen=True):

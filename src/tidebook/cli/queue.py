@@ -1,4 +1,4 @@
-"""`tidebook queue`: put, feed, work, list, listen, status, flags."""
+"""`tidebook queue`: put, feed, work, pause, resume, list, listen, status, flags."""
 
 from __future__ import annotations
 
@@ -116,10 +116,28 @@ async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
 async def status(book: Book, queue: AnyName = None) -> None:
     """Count the due, scheduled, running and dead entries."""
     found = await book.queues.status() if queue is None else [await (await _existing(book, queue)).status()]
-    table = output.Table("queue", "due", "later", "processing", "dead")
+    table = output.Table("queue", "due", "later", "processing", "dead", "paused since")
     for one in found:
-        table.add(one, one.queue, one.due, one.later, one.processing, one.dead, waiting=one.waiting)
+        counts = one.due, one.later, one.processing, one.dead
+        table.add(one, one.queue, *counts, one.paused_at, waiting=one.waiting)
     table.print()
+
+
+@app.command()
+async def pause(book: Book, queue: Name) -> None:
+    """Give out no entry to any worker until the queue is resumed.
+
+    Running jobs go on, and entries can still be put. The pause is stored with the queue and outlives restarts.
+    """
+    await (await _existing(book, queue)).pause()
+    output.emit({"queue": queue, "paused": True}, f"{queue} is paused")
+
+
+@app.command()
+async def resume(book: Book, queue: Name) -> None:
+    """Give out the entries of a paused queue again."""
+    await (await _existing(book, queue)).resume()
+    output.emit({"queue": queue, "paused": False}, f"{queue} is resumed")
 
 
 @app.command()

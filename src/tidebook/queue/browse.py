@@ -142,6 +142,10 @@ class QueueBrowser(Protocol):
         """Return how many dead letters there are, or `limit` if there are as many or more."""
         ...
 
+    async def paused_at(self, queue: QueueRef) -> int | None:
+        """Return since when the queue is paused; None if it is not."""
+        ...
+
 
 class BrowsableStore(QueueStore, QueueBrowser, Protocol):
     """A queue store that can be browsed, as all adapters can."""
@@ -183,6 +187,10 @@ class BoundBrowser:
     async def count_letters(self, *, limit: int) -> int:
         """Return how many dead letters there are, at most `limit`."""
         return await self._store.count_letters(self.queue, limit=limit)
+
+    async def paused_at(self) -> int | None:
+        """Return since when the queue is paused; None if it is not."""
+        return await self._store.paused_at(self.queue)
 
 
 def check_browse_limit(limit: int) -> int:

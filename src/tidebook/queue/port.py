@@ -182,6 +182,8 @@ class Due(msgspec.Struct, frozen=True):
     held: bool
     #: The next process dates, ascending, at most UPCOMING_MAX.
     upcoming: tuple[int, ...] = ()
+    #: Whether the queue is paused: then it has no work until it is resumed.
+    paused: bool = False
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -195,6 +197,8 @@ class Counts(msgspec.Struct, frozen=True):
     oldest_due_ms: int
     next_at: int
     tables: int
+    #: Since when the queue is paused; None if it is not.
+    paused_at: int | None = None
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True):
@@ -282,7 +286,18 @@ class QueueStore(Protocol):
         `limits` has the token and the limit of each caller: the first entries go to the first caller. A claim is
         bounded in bytes, so it may return fewer entries than are due, but at least one.
         `together` is a hint that the entries will probably be finished in one call; it changes only the cost.
+        A paused queue gives out nothing.
         """
+
+    async def pause(self, queue: QueueRef) -> int:
+        """Give out no claim until the queue is resumed; return since when it is paused.
+
+        The pause is stored with the queue, so it holds for all processes and over restarts. When this returns, no claim
+        is under way. Entries that are held stay with their workers, and puts go on.
+        """
+
+    async def resume(self, queue: QueueRef) -> bool:
+        """Give out claims again, and wake all processes that listen; return False if the queue was not paused."""
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         """Extend leases; return the entries that are still held, with the new end of their lease."""

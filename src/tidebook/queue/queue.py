@@ -222,6 +222,20 @@ class Queue(Generic[D]):
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
         return QueueStatus.of(ref, await (await self._runtime.store()).counts(ref))
 
+    async def pause(self) -> None:
+        """Give out no claim, to any process, until `resume`; the pause outlives restarts.
+
+        Jobs that run go on, and so do puts. Raise NotFound if there is no such queue. A second pause changes nothing.
+        """
+        ref = await self._existing()
+        await (await self._runtime.store()).pause(ref)
+
+    async def resume(self) -> None:
+        """Give out claims again, and wake the workers; nothing happens if the queue is not paused."""
+        ref = await self._existing()
+        if await (await self._runtime.store()).resume(ref):
+            self._runtime.wake_listeners(ref)
+
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""
         limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
@@ -266,6 +280,12 @@ class Queue(Generic[D]):
 
     async def _ref(self) -> port.QueueRef:
         return await self._runtime.ref(self.name)
+
+    async def _existing(self) -> port.QueueRef:
+        ref = await self._runtime.find(self.name)
+        if ref is None:
+            raise NotFound(f"there is no queue {self.name!r}: the first put creates it")
+        return ref
 
     def _release(self, jobs: list[Job[D]]) -> None:
         """Return jobs whose claim was cancelled to the queue, instead of holding them until their lease ends."""

@@ -68,6 +68,8 @@ class SyncQueue(BlockingFacade[Queue[D]], Generic[D]):
     listen = iterating(Queue.listen)
     entries = blocking(Queue.entries)
     status = blocking(Queue.status)
+    pause = blocking(Queue.pause)
+    resume = blocking(Queue.resume)
     dead_letters = blocking(Queue.dead_letters)
     retry = blocking(Queue.retry)
     edit = blocking(Queue.edit)

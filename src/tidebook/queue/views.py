@@ -51,6 +51,8 @@ class QueueStatus(msgspec.Struct, frozen=True):
     next_at: datetime | None
     #: Partitions that may hold entries.
     tables: int
+    #: Since when the queue is paused, and gives out no claim; None if it is not.
+    paused_at: datetime | None = None
 
     @property
     def waiting(self) -> int:
@@ -60,9 +62,9 @@ class QueueStatus(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, ref: QueueRef, counts: Counts) -> QueueStatus:
         """Build the status from the store's counts."""
-        due, later, processing, dead, oldest_due_ms, next_at, tables = msgspec.structs.astuple(counts)
-        next_date = optional_datetime(next_at)
-        return cls(ref.name, due, later, processing, dead, oldest_due_ms / 1000, next_date, tables)
+        due, later, processing, dead, oldest_due_ms, next_at, tables, paused_at = msgspec.structs.astuple(counts)
+        dates = optional_datetime(next_at), tables, optional_datetime(paused_at)
+        return cls(ref.name, due, later, processing, dead, oldest_due_ms / 1000, *dates)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

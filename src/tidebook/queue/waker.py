@@ -72,6 +72,8 @@ class DueDates:
         self.has_later_dates = False
         #: Whether due entries wait for another entry of their key to be finished.
         self.waits_for_key = False
+        #: Whether the queue is paused: then no put needs to wake this process.
+        self.paused = False
         #: The sleep that was published to putters: until when, and whether it waits for a held key; None: none.
         self.published_sleep: tuple[int, bool] | None = None
         #: How many claims returned entries since the last wake-up: then more entries may be due.
@@ -93,6 +95,7 @@ class DueDates:
         self.dates = sorted({*due.upcoming, *self.added})
         self.has_later_dates = len(due.upcoming) >= UPCOMING_MAX
         self.waits_for_key = due.held
+        self.paused = due.paused
 
     def add_date(self, date_ms: int) -> None:
         self.added.append(date_ms)
@@ -106,6 +109,8 @@ class DueDates:
 
     def sleeps_until(self, lease_end: int) -> tuple[int, bool]:
         """Return the sleep to publish: a put that is due before this date must wake this process."""
+        if self.paused:
+            return 0, False
         return min(self.dates[0] if self.dates else NEVER_MS, lease_end), self.waits_for_key
 
     def reset_backoff(self) -> None:

@@ -151,6 +151,14 @@ class RemoteQueue(Queue):
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
         return QueueStatus(**msgspec.structs.asdict(answer))
 
+    async def pause(self) -> None:
+        """Give out no claim, to any process, until `resume`. See `Queue.pause`."""
+        await self._connection.call("queues.pause", self.name)
+
+    async def resume(self) -> None:
+        """Give out claims again, and wake the workers."""
+        await self._connection.call("queues.resume", self.name)
+
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""
         if check_list_limit(limit) == 0:

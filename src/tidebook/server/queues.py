@@ -114,6 +114,16 @@ async def status(call: Call) -> QueueAnswer:
     return _answer(await _queue(call).status())
 
 
+async def pause(call: Call) -> None:
+    """Give out no claim until the queue is resumed."""
+    await _queue(call).pause()
+
+
+async def resume(call: Call) -> None:
+    """Give out claims again."""
+    await _queue(call).resume()
+
+
 async def list_queues(call: Call) -> QueuesAnswer:
     """List the queues that the token may see."""
     found = await call.book.queues.status()
@@ -171,6 +181,8 @@ HANDLERS: dict[str, Handler] = {
     "queues.done": done,
     "queues.fail": fail,
     "queues.status": status,
+    "queues.pause": pause,
+    "queues.resume": resume,
     "queues.list": list_queues,
     "queues.entries": entries,
     "queues.dead_letters": dead_letters,

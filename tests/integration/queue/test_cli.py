@@ -114,6 +114,18 @@ def test_entries_are_put_listed_and_counted(shell: Shell) -> None:
     assert [row["queue"] for row in shell.run("status")] == ["mail", "other"]
 
 
+def test_a_queue_is_paused_and_resumed(shell: Shell) -> None:
+    shell.refuse(4, "pause", "mail")
+    shell.run("put", "mail", "1")
+    assert shell.run("pause", "mail") == [{"queue": "mail", "paused": True}]
+    (status,) = shell.run("status", "mail")
+    assert status["paused_at"] is not None
+    assert shell.run("work", "mail", "mail_handlers:send", "--once")[-1]["done"] == 0
+    assert shell.run("resume", "mail") == [{"queue": "mail", "paused": False}]
+    (status,) = shell.run("status", "mail")
+    assert (status["paused_at"], status["due"]) == (None, 1)
+
+
 def test_dead_letters_are_shown_edited_retried_and_dropped(shell: Shell, where: Path) -> None:
     with tidebook.open_sync(where) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))

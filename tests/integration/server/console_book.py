@@ -60,6 +60,8 @@ ACTS: dict[str, dict[str, Any]] = {
     "journals.purge": {"topic": TOPIC, "id": ID},
     "topics.delete": {"topic": TOPIC},
     "tags.rebuild": {"tag": TAG},
+    "queues.pause": {"queue": QUEUE},
+    "queues.resume": {"queue": QUEUE},
     "queues.put": {"queue": QUEUE, "data": "{}"},
     "queues.edit": {"queue": QUEUE, "flag": "{letter}", "data": "{}"},
     "queues.retry": {"queue": QUEUE, "status": "dead"},

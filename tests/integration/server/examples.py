@@ -48,6 +48,8 @@ EXAMPLES: dict[str, Example] = {
     "tags.rebuild": Example(("paid",), body={"topics": ["orders"]}),
     "queues.list": Example(),
     "queues.status": Example(("mail",)),
+    "queues.pause": Example(("mail",)),
+    "queues.resume": Example(("mail",)),
     "queues.put": Example(("mail",), body={"entries": [{"data": {"to": "x"}, "key": "k"}]}),
     "queues.entries": Example(("mail",)),
     "queues.claim": Example(("mail",), body={"limit": 1}),

@@ -104,7 +104,19 @@ class HttpQueues(SqliteQueues):
         found = await self._remote(queue).status()
         next_at = NEVER_MS if found.next_at is None else _ms(found.next_at)
         oldest = round(found.oldest_due_s * 1000)
-        return Counts(found.due, found.later, found.processing, found.dead, oldest, next_at, found.tables)
+        paused_at = None if found.paused_at is None else _ms(found.paused_at)
+        return Counts(found.due, found.later, found.processing, found.dead, oldest, next_at, found.tables, paused_at)
+
+    async def pause(self, queue: QueueRef) -> int:
+        await self._remote(queue).pause()
+        paused_at = (await self._remote(queue).status()).paused_at
+        assert paused_at is not None
+        return _ms(paused_at)
+
+    async def resume(self, queue: QueueRef) -> bool:
+        was_paused = (await self._remote(queue).status()).paused_at is not None
+        await self._remote(queue).resume()
+        return was_paused
 
     async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         source = self._book.queues if queue is None else self._remote(queue)

@@ -33,7 +33,7 @@ HEARTBEAT: Final = """SELECT uuid_send(keyhash), lease_until
     FROM {t}_heartbeat(%s, %s, %s::text::uuid[], %s::text::uuid[], %s::text::uuid[])"""
 FAIL: Final = """SELECT {t}_fail(%s, %s::smallint, %s::text::uuid[], %s::text::uuid[], %s::text::bigint[],
     %s::text::text[])"""
-DUE: Final = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming
+DUE: Final = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming, d.paused
     FROM unnest(%s::text::integer[], %s::text::boolean[]) WITH ORDINALITY AS i (queue, serial, place),
     LATERAL {t}_due(i.queue, i.serial) AS d ORDER BY i.place"""
 SWEEP: Final = "SELECT expired, run_out, dead, next_at, now_ms FROM {t}_sweep(%s, %s::smallint)"
@@ -54,7 +54,8 @@ COUNTS: Final = """SELECT count(*) FILTER (WHERE free AND process_at <= now_ms),
     (SELECT count(*) FROM {s}.dead d WHERE d.queue = %s),
     coalesce(max(now_ms - process_at) FILTER (WHERE free AND process_at <= now_ms), 0),
     coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807),
-    (SELECT 1 + cardinality(p.draining) FROM {s}.period p WHERE p.table_name = %s)
+    (SELECT 1 + cardinality(p.draining) FROM {s}.period p WHERE p.table_name = %s),
+    (SELECT q.paused_at FROM {s}.queue q WHERE q.id = %s)
     FROM (SELECT {now} AS now_ms) AS clock, LATERAL (
         SELECT e.process_at, e.expires_at, e.status = 'W' OR e.lease_until <= now_ms AS free
         FROM {t} e WHERE e.queue = %s AND e.together IS NULL

@@ -207,6 +207,31 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
             rows.sort(key=sort_key)
         return list(starmap(port.Claimed, rows))  # starmap takes half the time of unpacking each row
 
+    async def pause(self, queue: port.QueueRef) -> int:
+        async with self._runner.connection() as connection, connection.transaction():
+            # Claims hold this lock shared: those under way end first, and later ones find the queue paused.
+            await connection.execute(
+                f"SELECT pg_advisory_xact_lock('{self._schema}.queue'::regclass::oid::integer, %s)", (queue.id,)
+            )
+            cursor = await connection.execute(
+                f"UPDATE {self._schema}.queue SET paused_at = coalesce(paused_at, {self._now}) WHERE id = %s"
+                " RETURNING paused_at",
+                (queue.id,),
+            )
+            found: Any = await cursor.fetchone()
+        return int(found[0])
+
+    async def resume(self, queue: port.QueueRef) -> bool:
+        sql = f"""WITH resumed AS (UPDATE {self._schema}.queue SET paused_at = NULL
+                WHERE id = %s AND paused_at IS NOT NULL RETURNING id)
+            SELECT pg_notify('{self._schema}', id || ' ' || {self._now}) FROM resumed"""
+        return bool(await self._runner.rows(sql, (queue.id,)))
+
+    async def paused_at(self, queue: port.QueueRef) -> int | None:
+        sql = f"SELECT paused_at FROM {self._schema}.queue WHERE id = %s"
+        ((date_ms,),) = await self._runner.rows(sql, (queue.id,), writes=False)
+        return None if date_ms is None else int(date_ms)
+
     async def heartbeat(
         self, queue: port.QueueRef, held: Sequence[port.LeasedEntry], *, lease_ms: int
     ) -> dict[port.LeasedEntry, int]:
@@ -259,9 +284,9 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
                 statements.number_array(not ref.settings.parallel_keys for ref in refs),
             )
             rows = await self._runner.rows(self._sql(statements.DUE, refs[0]), parameters, writes=False)
-            for ref, (now_ms, lease_end, ready, held, upcoming) in zip(refs, rows, strict=True):
+            for ref, (now_ms, lease_end, ready, held, upcoming, paused) in zip(refs, rows, strict=True):
                 dates = tuple(sorted(upcoming)[: port.UPCOMING_MAX])
-                found[ref.id] = port.Due(now_ms, lease_end, ready, held, dates)
+                found[ref.id] = port.Due(now_ms, lease_end, ready, held, dates, paused)
         return [found[queue.id] for queue in queues]
 
     async def sweep(self, queue: port.QueueRef) -> port.MaintenanceResult:
@@ -279,7 +304,7 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
         return [port.WaitingEntry(*row) for row in rows[:limit]]
 
     async def counts(self, queue: port.QueueRef) -> port.Counts:
-        parameters = (queue.id, queue.table, queue.id, queue.id)
+        parameters = (queue.id, queue.table, queue.id, queue.id, queue.id)
         (row,) = await self._runner.rows(self._sql(statements.COUNTS, queue), parameters, writes=False)
         return port.Counts(*row)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from tidebook.queue.port import SLOW_PRIORITY, Claimed, LeasedEntry, QueueRef
 from tidebook.queue.sqlite.expired_leases import expire_leases
+from tidebook.queue.sqlite.reads import paused_at
 from tidebook.queue.sqlite.tables import channel_of
 from tidebook.sqlite.writer import WriteTransaction
 
@@ -63,6 +64,8 @@ def claim(
 ) -> list[Claimed]:
     """Serve each caller in turn; `limits` has its token and its limit."""
     claimed: list[Claimed] = []
+    if paused_at(session.connection, queue) is not None:
+        return claimed
     for token, limit in limits.items():
         claimed += _claim(session.connection, now_ms, queue, limit, lease_ms, token)
     return claimed

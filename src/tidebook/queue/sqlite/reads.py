@@ -35,6 +35,8 @@ _COUNTS = """SELECT count(*) FILTER (WHERE free AND process_at <= ?2), count(*) 
 def due(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Due:
     """Return when the queue next has work."""
     execute = connection.execute
+    if paused_at(connection, queue) is not None:
+        return Due(now_ms, NEVER_MS, ready=False, held=False, paused=True)
     lease_until: int | None = execute(_LEASE_END, (queue.id, now_ms)).get
     lease_end = NEVER_MS if lease_until is None else lease_until
     ready, held, upcoming = lease_end <= now_ms, False, list[int]()
@@ -62,4 +64,10 @@ def counts(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Counts:
     found: Any = connection.execute(_COUNTS, (queue.id, now_ms)).fetchone()
     ready, later, processing, oldest_ms, next_at = found
     dead: int = connection.execute("SELECT count(*) FROM dead WHERE queue = ?", (queue.id,)).get
-    return Counts(ready, later, processing, dead, oldest_ms, next_at, 1)
+    return Counts(ready, later, processing, dead, oldest_ms, next_at, 1, paused_at(connection, queue))
+
+
+def paused_at(connection: apsw.Connection, queue: QueueRef) -> int | None:
+    """Return since when the queue is paused; None if it is not."""
+    date_ms: int | None = connection.execute("SELECT paused_at FROM queue WHERE id = ?", (queue.id,)).get
+    return date_ms

@@ -93,6 +93,15 @@ class SqliteQueues:
         claimed: list[Claimed] = await self._writer.run(self._run_unsynced, (claims.claim, (queue, limits, lease_ms)))
         return claimed
 
+    async def pause(self, queue: QueueRef) -> int:
+        return await self._write(_pause, queue)
+
+    async def resume(self, queue: QueueRef) -> bool:
+        return await self._write(_resume, queue)
+
+    async def paused_at(self, queue: QueueRef) -> int | None:
+        return self._read(reads.paused_at, queue)
+
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         call = (claims.heartbeat, (held, lease_ms))
         extended: dict[LeasedEntry, int] = await self._writer.run(self._run_unsynced, call)
@@ -232,6 +241,19 @@ def _open_queue(session: WriteTransaction, now_ms: int, name: str, settings: Que
         execute("UPDATE queue SET settings = ? WHERE name = ?", (encoded, name))
     found: Any = execute("SELECT id, name, settings FROM queue WHERE name = ?", (name,)).fetchone()
     return _ref(found)
+
+
+def _pause(session: WriteTransaction, now_ms: int, queue: QueueRef) -> int:
+    sql = "UPDATE queue SET paused_at = coalesce(paused_at, ?) WHERE id = ? RETURNING paused_at"
+    paused_at: int = session.connection.execute(sql, (now_ms, queue.id)).get
+    return paused_at
+
+
+def _resume(session: WriteTransaction, now_ms: int, queue: QueueRef) -> bool:
+    sql = "UPDATE queue SET paused_at = NULL WHERE id = ? AND paused_at IS NOT NULL"
+    session.connection.execute(sql, (queue.id,))
+    session.channels.add(channel_of(queue.id))
+    return session.connection.changes() > 0
 
 
 def _declare(session: WriteTransaction, now_ms: int, queue: QueueRef, fields: bytes) -> int:

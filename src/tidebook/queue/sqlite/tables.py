@@ -12,7 +12,8 @@ _TABLES = """
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    settings BLOB NOT NULL
+    settings BLOB NOT NULL,
+    paused_at INTEGER
 ) STRICT;
 
 CREATE TABLE declaration (

@@ -16,6 +16,8 @@ class QueueNumbers(msgspec.Struct, frozen=True, kw_only=True):
     later: Count
     processing: Count
     dead: Count
+    #: Since when it is paused; None if it is not.
+    paused_at_ms: int | None = None
 
 
 async def count_queue(name: str, browser: BoundBrowser) -> QueueNumbers:
@@ -30,6 +32,7 @@ async def count_queue(name: str, browser: BoundBrowser) -> QueueNumbers:
         later=await count(EntryFilter(state="later")),
         processing=await count(EntryFilter(state="processing")),
         dead=_bounded(await browser.count_letters(limit=EXACT_MAX + 1)),
+        paused_at_ms=await browser.paused_at(),
     )
 
 

@@ -376,6 +376,24 @@ def _typed(text: str, kind: str) -> Any:
         raise InvalidInput(f"the data is no JSON: {error}") from error
 
 
+class QueueForm(msgspec.Struct, frozen=True):
+    """One queue."""
+
+    queue: str
+
+
+async def pause(view: View) -> ActResult:
+    """Give out no claim until the queue is resumed."""
+    await view.book.queue(view.fields.queue).pause()
+    return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
+
+
+async def resume(view: View) -> ActResult:
+    """Give out claims again."""
+    await view.book.queue(view.fields.queue).resume()
+    return ActResult(message=f"Queue {view.fields.queue} is resumed.")
+
+
 class SelectionForm(msgspec.Struct, frozen=True):
     """Entries to act on: those at some places, separated by commas, or all that match the filter."""
 
@@ -545,6 +563,8 @@ PAGES = (
     ),
 )
 ACTS = (
+    Act(name="queues.pause", label="Pause", route=BY_NAME["queues.pause"], run=pause, form=QueueForm),
+    Act(name="queues.resume", label="Resume", route=BY_NAME["queues.resume"], run=resume, form=QueueForm),
     Act(name="queues.put", label="Put", route=BY_NAME["queues.put"], run=put, form=PutForm),
     Act(
         name="queues.retry",

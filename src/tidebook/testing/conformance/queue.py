@@ -18,6 +18,7 @@ from tidebook.testing.conformance.queue_batch_claims import BatchClaimCases
 from tidebook.testing.conformance.queue_browsing import BrowsingCases
 from tidebook.testing.conformance.queue_claiming import ClaimingCases
 from tidebook.testing.conformance.queue_leases import FailCases, LeaseCases
+from tidebook.testing.conformance.queue_pausing import PausingCases
 from tidebook.testing.conformance.queue_putting import PuttingCases
 from tidebook.testing.conformance.queue_reads import DeadLetterCases, QueueReadCases
 
@@ -25,7 +26,15 @@ __all__ = ["Advance", "OpenQueues", "QueueContract"]
 
 
 class QueueContract(
-    PuttingCases, ClaimingCases, LeaseCases, FailCases, QueueReadCases, DeadLetterCases, BatchClaimCases, BrowsingCases
+    PuttingCases,
+    ClaimingCases,
+    LeaseCases,
+    FailCases,
+    PausingCases,
+    QueueReadCases,
+    DeadLetterCases,
+    BatchClaimCases,
+    BrowsingCases,
 ):
     """Subclass it, declare the capability, and provide the fixtures `open_queues` and `advance`."""
 

@@ -2,6 +2,7 @@
 -- its number in p_places. Slow priorities (200 and above) are claimed only if nothing else was; a call returns at most
 -- 64 MB. The statement that picks also checks whether a key is held: within one snapshot a waiting entry is never
 -- visible without the entry that holds its key. That is a scalar subquery, as NOT EXISTS would be planned as a join.
+-- A paused queue gives out nothing: the lock orders this call before the pause, which waits for it, or after it.
 -- Of a key that may be held several times, a call returns one entry: its hash and the call's token identify it.
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limit integer, p_places bigint[], p_tokens uuid[], p_lease bigint, p_max smallint,
@@ -14,6 +15,10 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = o
 DECLARE
     v_now bigint := @now@; v_first smallint;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared('@schema@.queue'::regclass::oid::integer, p_queue);
+    IF EXISTS (SELECT FROM @schema@.queue q WHERE q.id = p_queue AND q.paused_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
     IF EXISTS (SELECT FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until BETWEEN 1 AND v_now) THEN
         PERFORM @schema@.@table@_expire_leases(p_queue, p_max, v_now);

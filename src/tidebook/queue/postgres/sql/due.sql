@@ -1,7 +1,7 @@
 -- Return when the queue next has work: a loose index scan over the priorities, with a probe and the next dates of each.
 CREATE OR REPLACE FUNCTION @schema@.@table@_due(
     p_queue integer, p_serial boolean, OUT now_ms bigint, OUT lease_end bigint, OUT ready boolean, OUT held boolean,
-    OUT upcoming bigint[]
+    OUT upcoming bigint[], OUT paused boolean
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $due$
 DECLARE
     v_min_priority smallint := 0; v_priority smallint; v_first_date bigint;
@@ -9,6 +9,12 @@ BEGIN
     now_ms := @now@;
     held := false;
     upcoming := '{}';
+    paused := EXISTS (SELECT FROM @schema@.queue q WHERE q.id = p_queue AND q.paused_at IS NOT NULL);
+    IF paused THEN
+        lease_end := 9223372036854775807;
+        ready := false;
+        RETURN;
+    END IF;
     SELECT e.lease_until INTO lease_end FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until IS NOT NULL
             AND (e.lease_until > 0 OR e.expires_at > now_ms)

@@ -4,7 +4,8 @@ CREATE TABLE IF NOT EXISTS @schema@.queue (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,
     table_name text NOT NULL,
-    settings bytea NOT NULL
+    settings bytea NOT NULL,
+    paused_at bigint
 );
 
 -- The state of a partitioned table: the partition that takes new entries, and those that are being drained.
