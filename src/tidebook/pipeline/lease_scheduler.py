@@ -22,6 +22,9 @@ from tidebook.replication.tail import Partition
 OVERLAP_S = 1.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
+#: Each abandoned lease doubles that time for its lane, up to this: a lease includes the start of its worker, which on
+#: busy cores may take longer than the lease. Otherwise every worker would be killed before it has replicated anything.
+OVERDUE_S_MAX = 80.0
 #: The duration of a lease with fixed stops, which ends by itself.
 ENDLESS_S = 1e9
 
@@ -68,6 +71,7 @@ class _Lane:
     share: Share
     #: The oldest first; at most the current lease and its successor.
     running: list[_LeaseJob] = field(default_factory=list)
+    overdue_s: float = field(default_factory=lambda: OVERDUE_S)
 
 
 class LeaseScheduler:
@@ -136,7 +140,7 @@ class LeaseScheduler:
             if self._stops is None and (not lane.running or self._is_due(lane, now_s)):
                 self._submit(number)
             for each in list(lane.running):
-                if now_s > each.began_s + each.lease.seconds + OVERLAP_S + OVERDUE_S:
+                if now_s > each.began_s + each.lease.seconds + OVERLAP_S + lane.overdue_s:
                     self._abandon(lane, each)
 
     @property
@@ -197,18 +201,22 @@ class LeaseScheduler:
             self._on_end(ended.results)
             return  # what failed is seen by the lease that replaced it
         lane = self._lanes[running.lane]
-        lane.running.remove(running)
-        if lane.running and len(self._lanes) >= self._slots:
-            lane.running[0].began_s = time.monotonic()  # until now it waited for this lease's slot
+        self._remove(lane, running)
         if ended.error is not None:
             raise ended.error
         self._on_end(ended.results)
 
     def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:
         """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
-        lane.running.remove(running)
+        self._remove(lane, running)
+        lane.overdue_s = min(2 * lane.overdue_s, OVERDUE_S_MAX)
         self._retired.add(running)
         self._cancel(running)
+
+    def _remove(self, lane: _Lane, running: _LeaseJob) -> None:
+        lane.running.remove(running)
+        if lane.running and len(self._lanes) >= self._slots:
+            lane.running[0].began_s = time.monotonic()  # until now it waited for this lease's slot
 
     def _cancel(self, running: _LeaseJob) -> None:
         with unless_spark_is_gone():
