@@ -210,7 +210,7 @@ class Bench:
     # ---- many rows
 
     def many_rows(self, rows: int) -> None:
-        """What a batch takes while few or many rows wait behind it."""
+        """Measure a batch while few or many rows wait after it."""
         for name, count in (("10k", 10_000), ("many", rows)):
             topic = self.topic(partitions=1)
             with timed(f"{count:,} rows are made"):

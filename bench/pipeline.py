@@ -152,7 +152,7 @@ class Bench:
             self.portal.run(rest(self.cassandra))
 
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
-        """Every other round the other way round: what one leaves behind may slow the next, though the node rests."""
+        """Reverse the order in every other round: what one leaves may slow the next, although the node rests."""
         began = time.monotonic()
         for number in range(rounds):
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:

@@ -1,4 +1,4 @@
-"""How live a stream by tag is behind the pipeline's own job, which runs in a process of its own."""
+"""Measure the latency of a stream by tag after the pipeline's job, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _measure(where: Path) -> dict[str, float]:
             async with asyncio.timeout(START_S):
                 await arrived.get()
             warm = time.perf_counter() + WARM_UP_S
-            with timed(f"{EVENTS} live events behind the job, over {PARTITIONS} partitions"):
+            with timed(f"{EVENTS} live events after the job, over {PARTITIONS} partitions"):
                 while len(after_replicated) < EVENTS:
                     began = time.perf_counter()
                     done = await book.journal(topic).append(f"j-{uuid.uuid4().hex[:4]}", [Event(1, tags={topic})])

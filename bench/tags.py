@@ -29,7 +29,7 @@ from tidebook.wiring.settings import Section, Settings
 KEYSPACE = "tidebook_bench"
 PAYLOAD = "x" * 200
 JOURNALS, RECORD_EVENTS, PAGE, ROUNDS = 200, 50, 1000, 5
-#: The delay that a stream without a horizon stays behind the clock, by default.
+#: The delay of a stream without a horizon, by default.
 DELAY_MS = 5000.0
 PARTS = ("slices", "catch-up", "live", "cost", "job-live")
 TARGETS = {"catch_up_vs_driver": 0.7, "job_tagged_vs_plain": 0.6, "live_p50_ms": 50.0, "job_live_p50_ms": 50.0}
@@ -273,7 +273,7 @@ class Bench:
         self.figures["live_p99_ms"] = percentile(took, 0.99)
 
     async def shown(self, book: Book, topic: str) -> None:
-        """From the moment that the ticks behind an event are replicated too, of one topic alone, to its delivery."""
+        """From the moment at which the ticks after an event are replicated too, of one topic alone, to its delivery."""
         shown = f"shown-{topic}"
         await book.journal(shown).append("begin", [Event(0)])
         took: list[float] = []

@@ -107,16 +107,16 @@ class Bench:
         command += ["--num-records", str(count), "--record-size", str(len(PAYLOAD)), "--throughput", "-1"]
         command += ["--command-property", f"bootstrap.servers={self.address}", *PERF_PROPERTIES]
         with timed(f"{count:,} records by Kafka's producer performance tool"):
-            told = subprocess.run(command, capture_output=True, text=True, check=False)
-        if told.returncode != 0:
-            sys.exit(f"the producer performance tool failed: {told.stdout[-1000:]}{told.stderr[-1000:]}")
-        last = [line for line in told.stdout.splitlines() if "records/sec" in line][-1]
+            reported = subprocess.run(command, capture_output=True, text=True, check=False)
+        if reported.returncode != 0:
+            sys.exit(f"the producer performance tool failed: {reported.stdout[-1000:]}{reported.stderr[-1000:]}")
+        last = [line for line in reported.stdout.splitlines() if "records/sec" in line][-1]
         return float(last.split(" records/sec")[0].split(",")[-1])
 
     # Recovery
 
     async def recovery(self) -> None:
-        """How long an open takes with 10,000 records behind the snapshot, none of them packed, by what lies before."""
+        """Measure an open with 10,000 records after the snapshot, none of them packed, by what is before it."""
         async with Opened(self.address, pack_bytes=1) as opened:
             regions = {}
             for before in (100_000 // self.scale, 2_000_000 // self.scale):
@@ -201,7 +201,7 @@ class Bench:
 
 
 class Opened:
-    """A log and a namespace on it, removed afterwards by whoever made it."""
+    """A log and a namespace on it, removed afterwards by its creator."""
 
     def __init__(self, address: str, *, namespace: str | None = None, **settings: int) -> None:
         self._wal_settings = WalSettings(limit_bytes=LIMIT_BYTES, clean_every_s=0, **settings)

@@ -19,7 +19,7 @@ from tidebook.queue.queue import Queue
 PAUSE_S = 0.05
 IDLE, IDLE_ROUNDS = 400, 4
 TIMERS = 10_000
-#: The first of the timers go off soon, this many a second; the others lie behind them.
+#: The first of the timers go off soon, this many a second; the others are due after them.
 TIMERS_PER_S = 100.0
 TIMERS_S = 20.0
 

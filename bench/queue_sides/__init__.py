@@ -1,1 +1,1 @@
-"""The queues that are measured beside one another, each behind the same few names."""
+"""The queues that are measured beside one another, each with the same few methods."""

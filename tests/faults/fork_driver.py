@@ -138,7 +138,7 @@ def uses(book: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def told(use: Callable[[], Any]) -> str:
+def reported(use: Callable[[], Any]) -> str:
     try:
         return f"returned {use()!r}"
     except tidebook.TidebookError as error:
@@ -165,7 +165,7 @@ def preload(folder: str) -> dict[str, Any]:
         pid = os.fork()
         if pid == 0:
             signal.alarm(SECONDS_MAX)
-            refused = {name: told(use) for name, use in each.items()}
+            refused = {name: reported(use) for name, use in each.items()}
             with tidebook.open_sync(folder) as book:  # as in a `post_fork` hook
                 for n in range(5):
                     book.journal(NAME).append(f"worker {number}", [Event({"n": n})])

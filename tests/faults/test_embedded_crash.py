@@ -1,4 +1,4 @@
-"""A process killed in the middle of its writes loses nothing that it was told is written."""
+"""A process killed in the middle of its writes loses nothing that was acknowledged."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def start(folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 def acknowledged(sender: subprocess.Popen[str], name: str, count: int) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """What the sender was told, killed after `count` of them: by place, key and value."""
-    told: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+    """Return what was acknowledged to a sender before it was killed, after `count`: key and value by place."""
+    reported: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     assert sender.stdout is not None
     for line in sender.stdout:
         if not line.endswith("\n"):
             break
         partition, offset, writer, n = map(int, line.split())
-        told[partition, offset] = (f"{name}-{writer}".encode(), b"%d" % n)
-        if len(told) == count:
+        reported[partition, offset] = (f"{name}-{writer}".encode(), b"%d" % n)
+        if len(reported) == count:
             sender.send_signal(signal.SIGKILL)
     sender.wait()
     sender.stdout.close()
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("count", [1, 50, 777, 4000])
 async def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, count: int) -> None:
-    told: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+    reported: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     for life in range(3):
-        told |= acknowledged(start(tmp_path, f"p{life}"), f"p{life}", count)
-    assert len(told) >= 3 * count
+        reported |= acknowledged(start(tmp_path, f"p{life}"), f"p{life}", count)
+    assert len(reported) >= 3 * count
     log = SqliteLog(tmp_path)
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     for partition in range(3):
@@ -74,19 +74,19 @@ async def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, cou
         for key in {each.key for each in records}:
             by_key = await read_all(log, "t", partition, start=0, stop=end, key=key)
             assert by_key == [each for each in records if each.key == key]
-    assert {place: found.get(place) for place in told} == told
+    assert {place: found.get(place) for place in reported} == reported
     assert log._database.damage() == []
     await log.close()
 
 
 async def test_one_of_two_processes_is_killed_and_the_other_goes_on(tmp_path: Path) -> None:
     dying, living = start(tmp_path, "dying"), start(tmp_path, "living")
-    told = acknowledged(dying, "dying", 200)
-    told |= acknowledged(living, "living", 2000)
+    reported = acknowledged(dying, "dying", 200)
+    reported |= acknowledged(living, "living", 2000)
     log = SqliteLog(tmp_path)
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     for partition in range(3):
         records = await read_all(log, "t", partition, start=0, stop=await log.end("t", partition))
         found |= {(partition, each.offset): (each.key, each.value) for each in records}
-    assert {place: found.get(place) for place in told} == told
+    assert {place: found.get(place) for place in reported} == reported
     await log.close()

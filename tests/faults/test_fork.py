@@ -53,7 +53,7 @@ def test_workers_of_a_master_that_preloaded_the_application_are_refused_its_book
 
 def assert_workers_are_refused(report: Any) -> None:
     assert [len(answers) for answers in report["refused"]] == [12, 12, 12]
-    assert {told for answers in report["refused"] for told in answers.values()} == {"InvalidInput"}
+    assert {reported for answers in report["refused"] for reported in answers.values()} == {"InvalidInput"}
     assert report["pointers"] == [4, 5, 5, 5]
 
 
@@ -100,7 +100,7 @@ def test_an_async_book_is_refused_in_the_child_at_once(tmp_path: Path) -> None:
 def assert_every_use_is_refused(refused: dict[str, str]) -> None:
     assert refused.pop("ended in the parent's loop") == refused.pop("ended in a loop of its own") == "0"
     assert len(refused) == 42
-    assert {name: told for name, told in refused.items() if told != "InvalidInput"} == {}
+    assert {name: reported for name, reported in refused.items() if reported != "InvalidInput"} == {}
 
 
 @pytest.fixture

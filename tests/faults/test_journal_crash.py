@@ -42,34 +42,34 @@ async def main(folder, life, replicating):
 asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"))
 """
 
-Told = dict[tuple[str, int], list[int]]
+Reported = dict[tuple[str, int], list[int]]
 
 
-def killed_after(folder: Path, life: int, count: int, *, replicating: bool) -> Told:
-    """Run a process until `count` appends were acknowledged, kill it, and return all that it was told."""
+def killed_after(folder: Path, life: int, count: int, *, replicating: bool) -> Reported:
+    """Run a process until `count` appends were acknowledged, kill it, and return all acknowledgements."""
     command = [sys.executable, "-c", WRITER, str(folder), str(life), str(replicating)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    told: Told = {}
+    reported: Reported = {}
     assert process.stdout is not None
     for line in process.stdout:
         if not line.endswith("\n"):
             break  # cut off by the kill
         id, number, *payload = line.split()
-        told[id, int(number)] = [int(part) for part in payload]
-        if len(told) == count:
+        reported[id, int(number)] = [int(part) for part in payload]
+        if len(reported) == count:
             process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("replicating", [False, True], ids=["log only", "replicating"])
 async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicating: bool, long_form: bool) -> None:
-    told: Told = {}
+    reported: Reported = {}
     for life in range(20 if long_form else 4):
         new = killed_after(tmp_path, life, 100 + 400 * (life % 3), replicating=replicating)
-        assert not told.keys() & new.keys(), "a number was given twice"
-        told |= new
+        assert not reported.keys() & new.keys(), "a number was given twice"
+        reported |= new
     async with tidebook.open(tmp_path) as book:
         orders = book.journal(TOPIC)
         for _ in range(2):
@@ -79,5 +79,5 @@ async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicat
                 assert [event.seq_nr for event in events] == list(range(1, len(events) + 1))
                 found |= {(id, event.seq_nr): event.payload for event in events}
                 assert len({tuple(event.payload) for event in events}) == len(events), "an event is there twice"
-            assert {place: found.get(place) for place in told} == told
+            assert {place: found.get(place) for place in reported} == reported
             await replicate(book.log, book.store, TOPIC, batch_records=333)  # then once more, from the store

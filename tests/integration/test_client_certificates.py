@@ -107,7 +107,7 @@ async def test_cassandra_serves_a_client_with_certificate_and_password(
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         pytest.param({"password": "wrong"}, acsylla.errors.CassErrorServerBadCredentials, id="wrong password"),
         pytest.param({"ssl_enabled": False}, acsylla.errors.CassErrorLibNoHostsAvailable, id="no encryption"),
@@ -119,9 +119,9 @@ async def test_cassandra_serves_a_client_with_certificate_and_password(
     ],
 )
 async def test_cassandra_refuses_other_clients(
-    guarded_cassandra: Cassandra, security: Security, changed: dict[str, object], told: type[Exception]
+    guarded_cassandra: Cassandra, security: Security, changed: dict[str, object], reported: type[Exception]
 ) -> None:
-    with pytest.raises(told):
+    with pytest.raises(reported):
         await connect(guarded_cassandra.address, **shown(security) | changed)
 
 
@@ -167,7 +167,7 @@ def settings_file(
 
 @pytest.fixture
 def secrets(security: Security) -> list[str]:
-    """What nobody may be told: the password, and any line of the private key."""
+    """The secrets: the password, and any line of the private key."""
     return [PASSWORD, *security.certificates.server_key.read_text().splitlines()[1:-1]]
 
 
@@ -184,10 +184,10 @@ async def test_a_book_writes_replicates_and_reads_with_what_its_settings_file_na
         await book.journal(topic).append("a", [Event(1), Event(2)])
         await replicate(book.log, book.store, topic)
         await book.journal(topic).append("a", [Event(3)], expected=2)
-        told = f"{book!r} {book.settings!r} {book.log!r} {book.store!r} {vars(book.log)!r} {vars(book.store)!r}"
+        reported = f"{book!r} {book.settings!r} {book.log!r} {book.store!r} {vars(book.log)!r} {vars(book.store)!r}"
     async with tidebook.open(settings_file) as book:
         assert [event.payload async for event in book.journal(topic).read("a")] == [1, 2, 3]
-    written = f"{told} {caplog.text} {capfd.readouterr()}"
+    written = f"{reported} {caplog.text} {capfd.readouterr()}"
     assert [secret for secret in secrets if secret in written] == []
 
 

@@ -29,7 +29,7 @@ ANSWER_S_MAX = 30.0
 
 
 def create_topic(settings: dict[str, str], topic: str) -> None:
-    admin = AdminClient({**settings})  # kept while it works: what it owes ends with it
+    admin = AdminClient({**settings})  # kept until its futures are done
     [created] = admin.create_topics([NewTopic(topic, 1, 1)]).values()
     created.result(ANSWER_S_MAX)
 
@@ -143,7 +143,7 @@ def test_a_second_start_in_the_same_folder_is_refused(postgres: Postgres) -> Non
 
 
 def command(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """`./dev servers …`, behind its set-up: the exit code, and the status that it prints."""
+    """`./dev servers …`, after its set-up: the exit code, and the status that it prints."""
     line = [sys.executable, "-m", "tidebook.testing.servers", *arguments, "--home", str(home), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER_S_MAX)
     return done.returncode, json.loads(done.stdout)
@@ -156,11 +156,11 @@ def test_servers_are_started_shown_and_stopped_by_the_command(tmp_path: Path) ->
     try:
         code, started = command(home, "start", "--only", "postgres")
         assert code == 0
-        told = started["servers"]["postgres"]
-        with psycopg.connect(told["url"]) as connection:
+        reported = started["servers"]["postgres"]
+        with psycopg.connect(reported["url"]) as connection:
             connection.execute("SELECT 1")
-        assert json.loads((home / "status.json").read_text())["servers"]["postgres"] == told
-        assert tomllib.loads(Path(started["book"]).read_text()) == {"sql": {"url": told["url"]}}
+        assert json.loads((home / "status.json").read_text())["servers"]["postgres"] == reported
+        assert tomllib.loads(Path(started["book"]).read_text()) == {"sql": {"url": reported["url"]}}
         assert command(home, "start", "--only", "postgres") == (0, started)  # it runs: nothing to do
         assert command(home, "status", "--only", "postgres") == (0, started)
         assert command(home, "status")[0] == 1  # the others do not run
@@ -168,7 +168,7 @@ def test_servers_are_started_shown_and_stopped_by_the_command(tmp_path: Path) ->
         code, stopped = command(home, "stop")
     assert (code, stopped["servers"]) == (0, {})
     with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(told["url"], connect_timeout=2)
+        psycopg.connect(reported["url"], connect_timeout=2)
     assert command(home, "stop", "--remove")[0] == 0
     assert not (home / "postgres").exists()
 

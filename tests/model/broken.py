@@ -62,7 +62,7 @@ def redo_without_the_head(
 def head_before_rows(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """The head tells of events that are not there yet."""
+    """The head counts events that are not stored yet."""
     writes = list(plan_key(key, head, records, config))
     for i, (one, next_) in enumerate(pairwise(writes)):
         if isinstance(one, PutEvents) and isinstance(next_, PutHead):
@@ -143,8 +143,8 @@ def listed_after_the_head(
     writes = list(plan_key(key, head, records, config))
     for i in reversed(range(len(writes))):
         if isinstance(writes[i], PutSegments):
-            behind = next(j for j in range(i, len(writes)) if isinstance(writes[j], PutHead))
-            writes.insert(behind, writes.pop(i))
+            after = next(j for j in range(i, len(writes)) if isinstance(writes[j], PutHead))
+            writes.insert(after, writes.pop(i))
     return writes
 
 

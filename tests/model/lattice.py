@@ -61,7 +61,7 @@ class Lattice:
                     todo.append(later)
 
     def _decide(self, at: int, seen: int, known: set[Decided]) -> None:
-        """Whoever reads now sees the state `at`, or `seen`, where one write in flight is there already."""
+        """A reader now sees the state `at`, or `seen`, where one write in flight is there already."""
         world = self._world
         pointer = max(world.stores[at].pointer, world.stores[seen].pointer)
         for (first, last), keys in self._concerned.items():
@@ -72,7 +72,7 @@ class Lattice:
                         known.add((key, first, last, head))
                     else:
                         known.add((key, first, last, world.program(key, head, first, last)))
-        # Whoever has read a head before, perhaps long ago, may read the list now.
+        # A reader that read the head before, perhaps long ago, may read the list now.
         for key, first, last, stages in list(known):
             if isinstance(stages, int):
                 known.add((key, first, last, world.program(key, stages, first, last, world.listed(seen, key))))

@@ -1,4 +1,4 @@
-"""The real reader, step by step: each question that it puts to log or store is answered by whoever explores.
+"""The real reader, step by step: each question that it puts to log or store is answered by the explorer.
 
 The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
 nodes are computed once a world, by running the reader again from the start.
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 class Ask:
-    """Awaited by the reader, it hands the question to whoever drives it."""
+    """Awaited by the reader, it hands the question to its driver."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

@@ -39,7 +39,7 @@ from tidebook.testing.action_histories import ACTION_TEMPLATES, FIRST_MS, Action
 pytestmark = pytest.mark.timeout(3600)
 
 KEY = KEYS[0]
-#: What a read asks for: behind which number, up to which.
+#: The range of a read: after which number, up to which.
 RANGES = [(0, LAST), (1, LAST), (3, LAST), (0, 2), (2, 4)]
 SHORT = ["next x2", "expected 0", "at 3", "jump", "delete 1", "delete 5", "purge", "purge if here"]
 
@@ -108,7 +108,7 @@ class Explorer:
         return tuple(sorted((number, row) for number, row in seen.items() if number > gone))
 
     def _replicated(self) -> frozenset[KeyCells]:
-        """The cells after every batching: the last batch may have begun behind any earlier action."""
+        """The cells after every batching: the last batch may have begun after any earlier action."""
         found = set()
         for begun, point in enumerate(self._points):
             writes = self._planner(KEY, point.head, self._placed[begun:], CONFIG)
@@ -128,7 +128,7 @@ class Explorer:
             assert head is None or all(is_found(head, cell.seq_nr, cells.listed) for cell in cells.rows), self._names
 
     def _check_readers(self) -> None:
-        """Whatever is replicated, with the pointer there or still behind, all see what the fold says."""
+        """Whatever is replicated, with the pointer there or still before it, all see the result of the fold."""
         for lag, point in enumerate(self._points):
             position = point.head.position.offset if point.head is not None else -1
             for as_of in {lag - 1, position}:

@@ -220,7 +220,7 @@ class RowsUnasked(HeadKnown):
 
 
 class PointerLast(HeadKnown):
-    """With an earlier head's rows, it asks for the pointer behind the head."""
+    """With an earlier head's rows, it reads the pointer after the head."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)

@@ -28,7 +28,7 @@ IDS = ("a", "b")
 
 
 def _epoch(rest: bytes) -> int:
-    """A record of a later epoch stops whoever has the configuration of this one: that is another test."""
+    """A record of a later epoch stops every reader that has the configuration of this one: that is another test."""
     return getattr(read_record(sealed(MAGIC, VERSION, rest), limit_bytes=10**6), "epoch", 1)
 
 

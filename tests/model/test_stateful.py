@@ -1,7 +1,7 @@
 """The journal's API against a plain list, on the real embedded log and store.
 
-Replication runs at any moment, in batches of any size; the log is cut behind it; the book is closed and opened again;
-a second book works on the same folder. Over a log with an index by key, and over one that is like Kafka.
+Replication runs at any moment, in batches of any size; the log is truncated after it; the book is closed and opened
+again; a second book works on the same folder. Over a log with an index by key, and over one that is like Kafka.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ async def put_until_told(
                 expires_at=config["expires_at"],
             )
         except (Unavailable, OutcomeUnknown) as error:
-            history.note("not told", error=str(error))
+            history.note("not reported", error=str(error))
             await asyncio.sleep(0.05)
         else:
             history.note("put", **config)
@@ -154,7 +154,7 @@ class Hands:
         try:
             jobs = await self._queue.claim(self._chance.choice([1, 3, 12]), lease=LEASE_S)
         except (Unavailable, OutcomeUnknown) as error:
-            self._history.note("not told", error=str(error))
+            self._history.note("not reported", error=str(error))
             await asyncio.sleep(0.05)
             return []
         taken = []

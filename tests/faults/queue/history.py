@@ -24,7 +24,7 @@ class Put(NamedTuple):
     process_at: int | None
     expires_at: int
     inserted_at: int
-    told: bool
+    reported: bool
 
 
 class Hold(NamedTuple):
@@ -49,7 +49,7 @@ class Hold(NamedTuple):
     released_by: str | None
     #: `finished`, `failed`, `lost`, `unknown`; None: it died before it was told.
     outcome: str | None
-    told: int
+    reported: int
 
 
 class Histories(NamedTuple):
@@ -68,11 +68,11 @@ def read(files: Iterable[Path]) -> Histories:
 
 def of(events: list[dict[str, Any]]) -> Histories:
     """Puts and holds from what was noted, in the order in which it was."""
-    told = {(e["hand"], e["serial"]) for e in events if e["what"] == "put"}
+    put = {(e["hand"], e["serial"]) for e in events if e["what"] == "put"}
     puts = [
         Put(
             e["hand"], e["serial"], e["key"], e["priority"], e["process_at"],
-            NEVER if e["expires_at"] is None else e["expires_at"], e["inserted_at"], (e["hand"], e["serial"]) in told,
+            NEVER if e["expires_at"] is None else e["expires_at"], e["inserted_at"], (e["hand"], e["serial"]) in put,
         )
         for e in events if e["what"] == "putting"
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def _finished_wrongly(holds: list[Hold]) -> Iterator[str]:
             continue
         if second.at < first.released:
             yield f"{first.name} finished what {second.name} had: {first} {second}"
-        if second.asked > first.told:
+        if second.asked > first.reported:
             yield f"{second.name} was given what {first.name} had finished: {first} {second}"
 
 
@@ -152,7 +152,7 @@ def _never_done(found: Histories) -> Iterator[str]:
     last_at = max((hold.started_at for hold in found.holds), default=0)
     for put in found.puts:
         thing = put.key if put.key is not None else (put.hand, put.serial)
-        if put.told and put.expires_at > last_at + SHORT_MS and done.get(thing, 0) < put.serial:
+        if put.reported and put.expires_at > last_at + SHORT_MS and done.get(thing, 0) < put.serial:
             yield f"put {put.serial} of {thing} was never done: {put}"
 
 

@@ -8,11 +8,11 @@ from tests.faults.queue.history import faults_in, of
 
 
 def putting(
-    serial: int, at: int, key: str | None = "k", priority: int = 100, told: bool = True
+    serial: int, at: int, key: str | None = "k", priority: int = 100, reported: bool = True
 ) -> list[dict[str, Any]]:
     config = {"hand": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
     put = [{"at": at, "what": "putting", "inserted_at": serial, **config}]
-    return [*put, {"at": at + 1, "what": "put", **config}] if told else put
+    return [*put, {"at": at + 1, "what": "put", **config}] if reported else put
 
 
 def claimed(hold: str, at: int, serial: int = 1, **config: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_a_put_that_was_never_done_is_found() -> None:
 
 
 def test_a_put_that_nobody_was_told_of_need_not_be_done() -> None:
-    assert faults(*putting(1, 0), *putting(2, 5, told=False), claimed("a", 10), *finished("a", 20)) == []
+    assert faults(*putting(1, 0), *putting(2, 5, reported=False), claimed("a", 10), *finished("a", 20)) == []
 
 
 def test_an_expired_entry_that_is_handed_out_is_found() -> None:

@@ -188,9 +188,9 @@ async def test_the_same_puts_again_while_they_wait_make_no_second_copy(where: Pa
         entry = tidebook.queue.Entry
         entries = [entry(data=number, key=f"k{number}") for number in range(50)]
         puts = [each.queue("mail").put_many(entries) for each in (book, other) for _ in range(5)]
-        told = await asyncio.gather(*puts)
-        assert sum(put.inserted for put in told) == 50
-        assert sum(put.merged for put in told) == 450
+        reported = await asyncio.gather(*puts)
+        assert sum(put.inserted for put in reported) == 50
+        assert sum(put.merged for put in reported) == 450
         jobs = await book.queue("mail").claim(100)
         assert sorted(job.data for job in jobs) == list(range(50))
 

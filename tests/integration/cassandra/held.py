@@ -44,7 +44,7 @@ class Trial(NamedTuple):
 
 
 class Held:
-    """Stands before a store's single writes and lets all pass but one, which waits until it is let go."""
+    """Wraps a store's single writes and lets all pass but one, which waits until it is released."""
 
     def __init__(self, store: CassandraStore, held_at: int) -> None:
         self._pass_on = store.write

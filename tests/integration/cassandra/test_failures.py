@@ -182,7 +182,7 @@ async def test_what_was_under_way_when_the_node_died_has_an_unknown_outcome(
     before = unread_bytes(server)
     acting = asyncio.create_task(act())
     async with asyncio.timeout(BACK_S):
-        while unread_bytes(server) == before:  # noqa: ASYNC110 - nothing tells
+        while unread_bytes(server) == before:  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.01)
     await asyncio.to_thread(server.kill9)
     with pytest.raises(OutcomeUnknown):

@@ -92,9 +92,9 @@ async def test_several_processes_make_a_new_keyspace_at_once_and_share_it(
     for opener in openers:
         assert opener.stdout is not None
         assert await opener.stdout.readline() == b"ready\n"
-    told = await asyncio.gather(*(opener.communicate(b"go\n") for opener in openers))
+    reported = await asyncio.gather(*(opener.communicate(b"go\n") for opener in openers))
     assert [opener.returncode for opener in openers] == [0, 0, 0]
-    lines = [line for out, _ in told for line in out.decode().splitlines()]
+    lines = [line for out, _ in reported for line in out.decode().splitlines()]
     assert len(lines) == 6
     assert len(set(lines)) == 1
     tables = await session.query(
@@ -120,10 +120,10 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
     fresh: CassandraSettings, session: CassandraSession
 ) -> None:
     await migrate(session, fresh.keyspace)
-    with pytest.raises(TidebookError) as told:
+    with pytest.raises(TidebookError) as reported:
         await migrate(session, fresh.keyspace, (*MIGRATIONS, BROKEN))
-    assert isinstance(told.value, Corrupt)
-    assert f"migration {AFTER} (broken) failed" in told.value.__notes__[0]
+    assert isinstance(reported.value, Corrupt)
+    assert f"migration {AFTER} (broken) failed" in reported.value.__notes__[0]
     assert await version(session) == BEFORE
 
     # The lock was let go, so the repaired one runs at once, over what the broken one left.
@@ -134,9 +134,9 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
 
 async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:
     await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
-    with pytest.raises(UnknownVersion) as told:
+    with pytest.raises(UnknownVersion) as reported:
         await open_cassandra_store(fresh, metrics=Metrics())
-    assert (told.value.version, told.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
+    assert (reported.value.version, reported.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
 
 
 async def test_the_lock_of_a_process_that_died_runs_out(
@@ -160,14 +160,14 @@ async def test_whoever_waits_too_long_for_the_lock_is_told(
 
 
 async def test_a_missing_keyspace_is_made_only_where_that_is_wanted(fresh: CassandraSettings) -> None:
-    told: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace}
+    reported: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace}
     with pytest.raises(InvalidInput, match="create_keyspace"):
-        await open_cassandra_store(CassandraSettings(**told, create_keyspace=False), metrics=Metrics())
+        await open_cassandra_store(CassandraSettings(**reported, create_keyspace=False), metrics=Metrics())
 
 
 async def test_levels_that_let_a_read_miss_a_write_are_refused(fresh: CassandraSettings) -> None:
-    told: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace, "replication": 3}
+    reported: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace, "replication": 3}
     with pytest.raises(InvalidInput, match="can miss"):
-        await open_cassandra_store(CassandraSettings(**told, consistency="LOCAL_ONE"), metrics=Metrics())
+        await open_cassandra_store(CassandraSettings(**reported, consistency="LOCAL_ONE"), metrics=Metrics())
     with pytest.raises(InvalidInput, match="can miss"):
-        await open_cassandra_store(CassandraSettings(**told, read_consistency="ONE"), metrics=Metrics())
+        await open_cassandra_store(CassandraSettings(**reported, read_consistency="ONE"), metrics=Metrics())

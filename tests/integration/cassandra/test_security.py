@@ -50,13 +50,13 @@ async def works(server: Cassandra, options: dict[str, Any], environment: dict[st
 
 
 async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> TidebookError:
-    with pytest.raises((InvalidInput, Unavailable)) as told:
+    with pytest.raises((InvalidInput, Unavailable)) as reported:
         await works(server, options)
-    chain: BaseException | None = told.value
+    chain: BaseException | None = reported.value
     while chain is not None:
         assert secret not in f"{chain!r} {chain}"
         chain = chain.__cause__
-    return told.value
+    return reported.value
 
 
 async def test_the_right_password_over_tls_is_let_in(server: Cassandra, options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def store_statements() -> list[str]:
 
 
 class Bindings:
-    """Random values for the bind markers of a statement, each by the column that it stands for."""
+    """Random values for the bind markers of a statement, each by the column of its marker."""
 
     def __init__(self, dice: random.Random, schema: dict[str, Table], prefix: str) -> None:
         self._dice = dice
@@ -168,5 +168,5 @@ async def test_the_simulated_cluster_answers_as_the_real_cassandra_does(
         if number % 5 == 0:
             text = dice.choice(conditional)
             values = bindings.values(text)
-            told = [await session.compare_and_set(text, values) for session in (real, simulated)]
-            assert told[1] == told[0], (text, values)
+            reported = [await session.compare_and_set(text, values) for session in (real, simulated)]
+            assert reported[1] == reported[0], (text, values)

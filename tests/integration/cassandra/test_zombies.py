@@ -67,7 +67,7 @@ def steps_of(history: str, id: str) -> list[Step]:
 async def assert_rows(
     store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
-    """What lies in the tables is the fold's result: nothing is missing, and nothing came back."""
+    """The tables contain the fold's result: nothing is missing, and nothing came back."""
     truth = truth_of(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
@@ -170,7 +170,7 @@ async def plan_some(
 
 
 class Stepwise:
-    """A replicator that writes only when it is told to."""
+    """A replicator that writes only on request."""
 
     def __init__(self, store: CassandraStore, writes: SliceWrites) -> None:
         self._pass_on = store.write

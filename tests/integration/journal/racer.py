@@ -1,4 +1,4 @@
-"""One of several processes that race for the next number of the same journals; prints what it was told."""
+"""One of several processes that race for the next number of the same journals; prints the outcomes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: i
                     last[id] = conflict.found or 0  # nothing is purged here: it is known
                     tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
                 except OutcomeUnknown:
-                    tell(unknown=id, payload=payload)  # the next attempt learns where the journal stands
+                    tell(unknown=id, payload=payload)  # the next attempt learns the journal's number
                 else:
                     assert done.last is not None
                     tell(won=id, seq_nr=done.last, payload=payload, attempts=attempts)

@@ -27,13 +27,13 @@ PATIENCE_S = 60
 
 
 class Race:
-    """Processes that append to the same journals, and all that they were told."""
+    """Processes that append to the same journals, and all outcomes that they reported."""
 
     def __init__(self, file: Path, topic: str, wins_wanted: int) -> None:
         self._arguments = (str(file), topic)
         self._wins_wanted = wins_wanted
         self._news = asyncio.Event()
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
 
     async def run(self) -> None:
         """Until each has won often enough."""
@@ -48,7 +48,7 @@ class Race:
         assert racer.stdout is not None
         try:
             async for line in racer.stdout:
-                self.told.append(json.loads(line))
+                self.reported.append(json.loads(line))
                 self._news.set()
             assert await racer.wait() == 0
         finally:
@@ -57,7 +57,7 @@ class Race:
                 await racer.wait()
 
     def those(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
-        return [each for each in self.told if what in each and id in (None, each[what])]
+        return [each for each in self.reported if what in each and id in (None, each[what])]
 
     async def until_won(self, count: int) -> None:
         """Wait for so many more wins."""
@@ -75,7 +75,7 @@ def write_book(folder: Path, kafka: str, cassandra: str) -> Path:
 
 
 async def check_history(journal: Journal, race: Race) -> None:
-    """Whatever was told fits what is there: one winner a number, nothing of the losers, nothing twice."""
+    """Every reported outcome matches the journals: one winner per number, nothing of the losers, nothing twice."""
     for id in IDS:
         events = [(event.seq_nr, event.payload) async for event in journal.read(id)]
         assert [number for number, _ in events] == list(range(1, len(events) + 1))

@@ -1,4 +1,4 @@
-"""What others do to a topic of Kafka behind our back: foreign records, further partitions, a topic made again."""
+"""Changes of a Kafka topic by other programs: foreign records, added partitions, a re-created topic."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def test_no_consumer_is_opened_where_the_pointer_has_passed_the_barrier(op
         assert read == [0, 1, 2]
         assert book.metrics.counted("read_store_only") == 1
         assert book.metrics.counted("kafka_consumer_opened") == 0
-    async with open_book() as book:  # the default barrier lies behind the pointer, but nothing else does
+    async with open_book() as book:  # the default barrier is after the pointer, but nothing else is
         assert [event.payload async for event in book.journal(topic).read("a")] == [0, 1, 2]
         assert book.metrics.counted("kafka_consumer_opened") == 0
 

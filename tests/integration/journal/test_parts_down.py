@@ -1,4 +1,4 @@
-"""A book whose Kafka or Cassandra is down or cut: what goes on, what is told, and that it recovers unaided."""
+"""A book whose Kafka or Cassandra is down or cut: what still works, what is reported, and that it recovers unaided."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_cassandra_down_stops_only_what_needs_it(
     async with Book(Settings(tmp_path, sections)) as book:
         await book.journal(topic).append("stored", [Event(1)])
         await replicate(book.log, book.store, topic)
-    async with Book(Settings(tmp_path, sections)) as book:  # its tail begins behind what is stored
+    async with Book(Settings(tmp_path, sections)) as book:  # its tail begins after the stored events
         journal = book.journal(topic)
         await journal.append("tail", [Event(1)])
         downs: list[tuple[Callable[[], object], Callable[[], object]]] = [

@@ -28,7 +28,7 @@ def kafka_clients() -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_client_is_left() -> Iterator[None]:
-    """Fail where a module leaves a client behind: it would look for its broker through the rest of the run."""
+    """Fail if a module leaves a client open: it would connect to its broker for the rest of the run."""
     before = kafka_clients()
     yield
     gc.collect()

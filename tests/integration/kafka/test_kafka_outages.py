@@ -22,7 +22,7 @@ PATIENCE_S = 120
 
 
 class Appending:
-    """Appends numbers one behind the other in several tasks, until told to stop."""
+    """Appends consecutive numbers in several tasks until it is stopped."""
 
     def __init__(self, log: KafkaLog, topic: str) -> None:
         self._log = log

@@ -54,7 +54,7 @@ async def test_a_reader_catches_up_over_100_000_records(
             at = batch.next_offset
         assert found == 100_000
         assert metrics.counted("kafka_consumer_opened") == 1
-        # Whoever pages on finds the consumer where it was left.
+        # The next page continues with the same consumer at its position.
         costs = [metrics.timing(f"kafka_consumer_{cost}") for cost in ("init", "seek", "poll")]
         assert [cost.count for cost in costs[:2]] == [1, 1]
         assert costs[2].count >= 1  # the first page at least has to be waited for
@@ -116,7 +116,7 @@ async def test_closing_leaves_no_thread_behind(kafka_bootstrap: str, open_log: O
 async def test_closing_ends_every_client_and_does_not_wait_for_the_garbage_to_be_collected(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
-    """One that is left behind goes on to look for its brokers, and complains when they are gone."""
+    """A consumer that is not closed keeps connecting to its brokers, and logs errors when they are gone."""
     before = kafka_clients()
     gc.disable()
     try:
@@ -140,7 +140,7 @@ async def test_an_idle_consumer_is_closed(
         await log.append(Outgoing(topic, 0, b"k", b"v"))
         await log.read(topic, 0, start=0, stop=1)
         async with asyncio.timeout(30):
-            while metrics.counted("kafka_consumer_closed") < 1:  # noqa: ASYNC110 - the sweep tells nobody else
+            while metrics.counted("kafka_consumer_closed") < 1:  # noqa: ASYNC110 - the sweep reports to nothing else
                 await asyncio.sleep(0.05)
         assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"v"]
         await log.delete_topic(topic)

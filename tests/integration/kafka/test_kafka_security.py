@@ -74,10 +74,10 @@ async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
         send_timeout_ms=3000,
     ) as log:
         doing = (log.topic(topic), log.topics(), log.append(Outgoing(topic, 0, b"k", b"v")))
-        for told in await asyncio.gather(*doing, return_exceptions=True):
-            assert isinstance(told, Unavailable)
-            assert "password" in str(told)  # what to look at
-            assert WRONG not in f"{told!r} {told.__cause__!r}"
+        for reported in await asyncio.gather(*doing, return_exceptions=True):
+            assert isinstance(reported, Unavailable)
+            assert "password" in str(reported)  # what to look at
+            assert WRONG not in f"{reported!r} {reported.__cause__!r}"
         assert WRONG not in repr(log.settings)
         assert WRONG not in repr(vars(log))
     assert WRONG not in caplog.text

@@ -92,5 +92,5 @@ print("parent wrote", flush=True)
 
 def test_a_log_opened_before_a_fork_is_refused_in_the_child(kafka_bootstrap: str, topic: str) -> None:
     command = [sys.executable, "-c", FORKED, f"kafka://{kafka_bootstrap}", topic]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert told.stdout.split("\n")[:2] == ["refused", "parent wrote"], told.stderr
+    reported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert reported.stdout.split("\n")[:2] == ["refused", "parent wrote"], reported.stderr

@@ -29,7 +29,7 @@ from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.metrics import Metrics
 
 WAIT_S_MAX = 60.0
-#: A wait and the stop behind it stay below pytest's own limit.
+#: A wait and the stop after it stay below pytest's own limit.
 STOP_S_MAX = 30.0
 #: What a broker answers that is named as the leader and does not know it yet.
 NOT_LED_YET = (
@@ -129,8 +129,8 @@ class Cluster:
         partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
         asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}  # type: ignore[no-untyped-call]
         committed = IsolationLevel.READ_COMMITTED
-        told = self.admin.list_offsets(asked, isolation_level=committed, request_timeout=10)
-        return {place.partition: answer.result(10).offset for place, answer in told.items()}
+        reported = self.admin.list_offsets(asked, isolation_level=committed, request_timeout=10)
+        return {place.partition: answer.result(10).offset for place, answer in reported.items()}
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
         """Return a target for a relay."""

@@ -30,8 +30,8 @@ def tidebook(folder: Path, *arguments: str | bytes, code: int = 0, stdin: bytes 
 
 def test_publish_relay_status_and_parked(tmp_path: Path) -> None:
     assert tidebook(tmp_path, "migrate") == [{"migrated": True}]
-    told = tidebook(tmp_path, "publish", "orders", "one", "two", "--key", "k", "--header", "kind=paid")
-    assert told == [{"topic": "orders", "published": 2}]
+    reported = tidebook(tmp_path, "publish", "orders", "one", "two", "--key", "k", "--header", "kind=paid")
+    assert reported == [{"topic": "orders", "published": 2}]
     assert tidebook(tmp_path, "publish", "orders", "-", stdin=b"three\nfour\n")[0]["published"] == 2
     [status] = tidebook(tmp_path, "status")
     assert (status["topic"], status["waiting"], status["locked_by"]) == ("orders", 4, None)
@@ -79,7 +79,7 @@ def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay", "--metrics", f"127.0.0.1:{port}"]
     process = subprocess.Popen([*command, "--book", str(tmp_path / "book")], stdout=subprocess.PIPE)
 
-    def told() -> str:
+    def reported() -> str:
         try:
             with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 return str(answer.read().decode())
@@ -87,8 +87,10 @@ def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
             return ""
 
     try:
-        until(lambda: 'tidebook_outbox_sent_total{topic="orders"} 2' in told(), "they went, and it is told")
-        until(lambda: 'tidebook_outbox_waiting{topic="orders"}' in told(), "what waits is told")
+        until(
+            lambda: 'tidebook_outbox_sent_total{topic="orders"} 2' in reported(), "the messages were sent and counted"
+        )
+        until(lambda: 'tidebook_outbox_waiting{topic="orders"}' in reported(), "waiting messages are counted")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

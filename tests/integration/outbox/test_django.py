@@ -16,7 +16,7 @@ from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
-#: The mysqlclient that Django asks for; pymysql, which stands in for it, says an older one.
+#: The mysqlclient that Django asks for; pymysql, which replaces it here, reports an older one.
 MYSQLCLIENT = (2, 2, 1, "final", 0)
 
 

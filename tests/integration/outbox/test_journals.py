@@ -96,7 +96,7 @@ def test_an_append_that_conflicts_is_parked_and_holds_its_journal(book: SyncBook
     book.journal("orders").append("o-1", [Event("there")])
     with Session(engine) as s, s.begin():
         book.outbox.append(s, "orders", "o-1", [Event("no")], expected=0)
-        book.outbox.append(s, "orders", "o-1", [Event("behind")])
+        book.outbox.append(s, "orders", "o-1", [Event("after")])
         book.outbox.append(s, "orders", "o-2", [Event("other")], expected=0)
     assert book.outbox.relay(once=True) == 1
     parked, held = book.outbox.parked()
@@ -104,7 +104,7 @@ def test_an_append_that_conflicts_is_parked_and_holds_its_journal(book: SyncBook
     assert "expected seq_nr 0, found 1" in parked.reason
     assert book.outbox.parked_drop("journal:orders", parked.id) == 1
     assert book.outbox.relay(once=True) == 1
-    assert [e.payload for e in book.journal("orders").read("o-1")] == ["there", "behind"]
+    assert [e.payload for e in book.journal("orders").read("o-1")] == ["there", "after"]
     with pytest.raises(NotFound):
         book.outbox.parked_retry("journal:orders", parked.id)
 

@@ -195,12 +195,12 @@ def test_a_relay_that_is_asked_to_stop_finishes_the_batch_in_hand(
     try:
         until(lambda: postgres.waiting() < 5_000, "it works")
         process.send_signal(number)
-        told, _ = process.communicate(timeout=60)
+        reported, _ = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == (130 if number == signal.SIGINT else 0)
-    assert b'"relayed"' in told
+    assert b'"relayed"' in reported
     [status] = _status(postgres)
     assert (status.locked_by, status.dirty) == (None, False)
     assert len(numbers(cluster, topic)) + postgres.waiting() == 5_000

@@ -169,11 +169,11 @@ def test_what_went_before_the_full_minute_is_in_the_last_minute_too(database: Da
     topic = cluster.topic()
     publish(database, topic, (b"k", b"only"))
     cluster.relay(database).run(once=True)
-    told = []
+    reported = []
     for _ in range(2):  # the minute may be over between the two statements, once
         database.query(f"UPDATE kafka_topic_info SET minute = {SQL[dialect(database.kind)].minute} - 1")
-        told.append(_status(database)[0].per_minute)
-    assert 1 in told
+        reported.append(_status(database)[0].per_minute)
+    assert 1 in reported
 
 
 @every_database

@@ -53,7 +53,7 @@ async def append(book: Book, topic: str, payloads: range) -> None:
 
 
 class Member:
-    """One that works in the background until it is told to leave, or is killed."""
+    """One that works in the background until it is stopped or killed."""
 
     def __init__(self, book: Book, topic: str, done: list[int]) -> None:
         self.events: Subscription = book.tags.subscribe(f"tag-{topic}", "mail", topics=[topic], lease_s=LEASE_S)
@@ -87,7 +87,7 @@ class Member:
 
 async def until(done: list[int], payloads: range) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not set(payloads) <= set(done):  # noqa: ASYNC110  nothing else tells
+        while not set(payloads) <= set(done):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.02)
 
 

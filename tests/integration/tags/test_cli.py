@@ -76,14 +76,14 @@ def test_following_while_nothing_replicates_is_told_of_on_standard_error(tmp_pat
     following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert following.stderr is not None
-        told = following.stderr.readline()
+        reported = following.stderr.readline()
     finally:
         following.kill()
         out, _ = following.communicate(timeout=60)
     assert out == ""
     parts = ("waiting for replication for", "1 records are not replicated", "orders/0 was never replicated")
     for part in (*parts, "tidebook pipeline replicate", "tidebook up"):
-        assert part in told
+        assert part in reported
 
 
 def test_tags_are_listed_their_completeness_is_told_and_one_is_made_anew(folder: Path) -> None:

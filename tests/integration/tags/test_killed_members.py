@@ -35,11 +35,11 @@ MEMBER = textwrap.dedent(
     from tidebook.tags.sql_offsets import SqlOffsets
 
     async def tell(events):
-        told = -1
+        shares = -1
         while True:
-            if len(events.shares) != told:
-                told = len(events.shares)
-                print(told, flush=True)
+            if len(events.shares) != shares:
+                shares = len(events.shares)
+                print(shares, flush=True)
             await asyncio.sleep(0.05)
 
     async def main(where, url, tag, topic, group, name, hold, lease_s):
@@ -106,7 +106,7 @@ class Group:
         return found.fetchall()
 
     async def all_done(self, connection: psycopg.Connection, count: int) -> list[Row]:
-        while len(rows := self.rows(connection)) < count:  # noqa: ASYNC110  the table tells nobody
+        while len(rows := self.rows(connection)) < count:  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.05)
         return rows
 

@@ -93,16 +93,16 @@ async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full
     waited: list[float] = []
 
     def send() -> asyncio.Future[Acknowledged]:
-        told: asyncio.Future[Acknowledged] = loop.create_future()
+        reported: asyncio.Future[Acknowledged] = loop.create_future()
         sent = loop.time()
 
         def on_sent(result: Acknowledged | TidebookError) -> None:
             assert isinstance(result, Unavailable)
             waited.append(loop.time() - sent)
-            told.set_result(None)  # type: ignore[arg-type]
+            reported.set_result(None)  # type: ignore[arg-type]
 
         producer.send(Outgoing("t", 0, b"k", b"v"), on_sent)
-        return told
+        return reported
 
     first = send()
     loop.call_later(0.2, lambda: second.append(send()))
@@ -141,19 +141,19 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"),
+    ("code", "kind", "reported"),
     [
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Unavailable, "ACLs"),
         (KafkaError._BAD_MSG, Corrupt, "damaged"),
     ],
 )
 def test_a_permanent_consumer_error_is_raised_at_once_with_its_cause(
-    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], told: str
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], reported: str
 ) -> None:
     monkeypatch.setattr(reading, "new_consumer", lambda *_, **__: Failing(code))
     reader = SliceReader(KafkaSettings(servers=("h:1",), request_timeout_ms=1000), Metrics())
     began = time.monotonic()
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reported):
         reader.read(LogSlice("t", 0, 0, 5, None, 10, 10**6))
     assert time.monotonic() - began < 0.9
 

@@ -36,8 +36,8 @@ async def test_calls_of_a_thread_run_in_the_loop_in_their_order() -> None:
 
 
 async def test_a_failing_call_is_reported_to_the_loop_and_others_run() -> None:
-    told: list[BaseException] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    reported: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
     crossing = LoopBridge()
     found: list[int] = []
 
@@ -50,7 +50,7 @@ async def test_a_failing_call_is_reported_to_the_loop_and_others_run() -> None:
         crossing.call_in_loop(take, number)
     crossing.close()
     assert found == [0, 2]
-    assert [str(error) for error in told] == ["one"]
+    assert [str(error) for error in reported] == ["one"]
 
 
 def test_a_call_into_a_closed_loop_returns_false() -> None:

@@ -59,10 +59,10 @@ def opened(monkeypatch: pytest.MonkeyPatch, client: Client, metrics: Metrics) ->
 
 
 async def append(producer: KafkaProducer) -> Acknowledged:
-    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    producer.send(Outgoing("t", 0, b"k", b"v"), told.set_result)
+    reported: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    producer.send(Outgoing("t", 0, b"k", b"v"), reported.set_result)
     async with asyncio.timeout(30):
-        sent: Acknowledged = await told
+        sent: Acknowledged = await reported
     return sent
 
 

@@ -50,7 +50,7 @@ def batch(sender: Any, values: Sequence[bytes], on_sent: Any) -> ProduceBatch:
     return ProduceBatch(sender, columns, 3, range(len(values)), on_sent, 0.0)
 
 
-class Told:
+class Reported:
     """The results of the senders of a batch."""
 
     def __init__(self, values: Sequence[bytes]) -> None:
@@ -75,8 +75,8 @@ FAILED = KafkaError(KafkaError._MSG_TIMED_OUT)
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tuple[int, ...]) -> None:
     values = [b"a", b"b", b"c"]
-    told = Told(values).report(*(Report(values[n], 7 + 2 * n) for n in order))
-    assert told == {n: Acknowledged(3, 7 + 2 * n, 1007 + 2 * n) for n in range(3)}
+    reported = Reported(values).report(*(Report(values[n], 7 + 2 * n) for n in order))
+    assert reported == {n: Acknowledged(3, 7 + 2 * n, 1007 + 2 * n) for n in range(3)}
 
 
 @pytest.mark.parametrize("failed", [{0}, {1}, {2}, {0, 2}, {0, 1, 2}])
@@ -84,53 +84,53 @@ def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tu
 def test_errors_go_to_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
     values = [b"a", b"b", b"c"]
     reports = [Report(values[n], -1, FAILED) if n in failed else Report(values[n], 7 + n) for n in order]
-    told = Told(values).report(*reports)
+    reported = Reported(values).report(*reports)
     for n in range(3):
         if n in failed:
-            assert isinstance(told[n], Unavailable)
-            assert str(told[n]) == f"{values[n]!r}"
+            assert isinstance(reported[n], Unavailable)
+            assert str(reported[n]) == f"{values[n]!r}"
         else:
-            assert told[n] == Acknowledged(3, 7 + n, 1007 + n)
+            assert reported[n] == Acknowledged(3, 7 + n, 1007 + n)
 
 
 def test_a_record_without_an_offset_has_an_unknown_outcome() -> None:
-    told = Told([b"a", b"b"]).report(Report(b"a", -1), Report(b"b", 9))
-    assert isinstance(told[0], OutcomeUnknown)
-    assert told[1] == Acknowledged(3, 9, 1009)
+    reported = Reported([b"a", b"b"]).report(Report(b"a", -1), Report(b"b", 9))
+    assert isinstance(reported[0], OutcomeUnknown)
+    assert reported[1] == Acknowledged(3, 9, 1009)
 
 
 def test_of_equal_records_one_failed() -> None:
-    told = Told([b"a", b"a", b"b"]).report(Report(b"b", 5), Report(b"a", 4), Report(b"a", -1, FAILED))
-    assert told[2] == Acknowledged(3, 5, 1005)
-    assert [type(told[0]), type(told[1])] == [Acknowledged, Unavailable]
+    reported = Reported([b"a", b"a", b"b"]).report(Report(b"b", 5), Report(b"a", 4), Report(b"a", -1, FAILED))
+    assert reported[2] == Acknowledged(3, 5, 1005)
+    assert [type(reported[0]), type(reported[1])] == [Acknowledged, Unavailable]
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
 def test_a_record_that_the_client_rejects_has_its_own_error(refused_first: bool) -> None:
-    told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
-    told.batch.produced = 1
+    reported, refusal = Reported([b"a", b"a", b"c"]), Unavailable("full")
+    reported.batch.produced = 1
     if refused_first:
-        told.batch.reject(refusal)
-    told.batch.report(None, Report(b"a", 4))
-    assert list(told.sender.done) == []
-    told.batch.report(None, Report(b"c", 5))
+        reported.batch.reject(refusal)
+    reported.batch.report(None, Report(b"a", 4))
+    assert list(reported.sender.done) == []
+    reported.batch.report(None, Report(b"c", 5))
     if not refused_first:
-        assert list(told.sender.done) == []
-        told.batch.reject(refusal)
-    told.sender.resolve_done()
-    assert told.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
+        assert list(reported.sender.done) == []
+        reported.batch.reject(refusal)
+    reported.sender.resolve_done()
+    assert reported.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
 
 
 def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_once() -> None:
-    told = Told([b"a", b"b"])
-    told.batch.produced = 1
-    told.batch.report(None, Report(b"a", 4))
-    told.batch.reject(Unavailable("full"))
-    told.sender.done.append(told.batch)  # as a report would in the thread, between the rejection and its count
-    told.sender.in_flight = 1
-    told.sender.resolve_done()
-    assert told.sender.in_flight == 0
-    assert told.results[0] == Acknowledged(3, 4, 1004)
+    reported = Reported([b"a", b"b"])
+    reported.batch.produced = 1
+    reported.batch.report(None, Report(b"a", 4))
+    reported.batch.reject(Unavailable("full"))
+    reported.sender.done.append(reported.batch)  # as a report would in the thread, between the rejection and its count
+    reported.sender.in_flight = 1
+    reported.sender.resolve_done()
+    assert reported.sender.in_flight == 0
+    assert reported.results[0] == Acknowledged(3, 4, 1004)
 
 
 def test_a_resolved_batch_is_freed_at_once() -> None:
@@ -181,23 +181,23 @@ def test_a_batch_is_of_one_partition_in_order_and_bounded(monkeypatch: pytest.Mo
 def test_reports_are_read_in_groups_and_an_irregular_one_is_matched(count: int, odd: int | None) -> None:
     values = [b"%d" % n for n in range(count)]
     reports = [Report(value, -1, FAILED) if n == odd else Report(value, 7 + n) for n, value in enumerate(values)]
-    told = Told(values).report(*reports)
-    assert [n for n, result in told.items() if not isinstance(result, Acknowledged)] == ([] if odd is None else [odd])[
-        : count > (odd or 0)
-    ]
-    assert all(result == Acknowledged(3, 7 + n, 1007 + n) for n, result in told.items() if n != odd)
+    reported = Reported(values).report(*reports)
+    assert [n for n, result in reported.items() if not isinstance(result, Acknowledged)] == (
+        [] if odd is None else [odd]
+    )[: count > (odd or 0)]
+    assert all(result == Acknowledged(3, 7 + n, 1007 + n) for n, result in reported.items() if n != odd)
 
 
 def test_a_client_that_stops_in_the_midst_is_given_the_rest_later() -> None:
-    told, given = Told([b"a", b"b", b"c"]), list[bytes]()
+    reported, given = Reported([b"a", b"b", b"c"]), list[bytes]()
 
     def produce(_: str, value: bytes, *__: object) -> None:
-        if len(given) == 1 and told.batch.produced == 0:
+        if len(given) == 1 and reported.batch.produced == 0:
             raise BufferError
         given.append(value)
 
     with pytest.raises(BufferError):
-        told.batch.produce_rest(produce)
-    assert told.batch.produced == 1
-    told.batch.produce_rest(produce)
-    assert (told.batch.produced, given) == (3, [b"a", b"b", b"c"])
+        reported.batch.produce_rest(produce)
+    assert reported.batch.produced == 1
+    reported.batch.produce_rest(produce)
+    assert (reported.batch.produced, given) == (3, [b"a", b"b", b"c"])

@@ -71,18 +71,18 @@ class Outcomes:
         self.producer = KafkaProducer(KafkaSettings(servers=("h:1",), **settings), self.metrics, batch_bytes=1000)
 
     async def send(self, *values: bytes) -> list[Acknowledged | TidebookError]:
-        told: dict[int, Acknowledged | TidebookError] = {}
+        reported: dict[int, Acknowledged | TidebookError] = {}
         all_told = asyncio.Event()
 
         def on_sent(places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
-            told.update(zip(places, results, strict=True))
-            if len(told) == len(values):
+            reported.update(zip(places, results, strict=True))
+            if len(reported) == len(values):
                 all_told.set()
 
         self.producer.send_many(RecordColumns("t", [0] * len(values), [b"k"] * len(values), list(values)), on_sent)
         async with asyncio.timeout(10):
             await all_told.wait()
-        return [told[place] for place in range(len(values))]
+        return [reported[place] for place in range(len(values))]
 
     async def close(self) -> None:
         """Every record has a result, and none is counted as in flight."""
@@ -192,8 +192,8 @@ async def test_batches_keep_their_order_through_a_client_that_has_no_room_for_al
     client = Bounded()
     outcomes = Outcomes(monkeypatch, client)
     values = [[b"%d-%d" % (batch, n) for n in range(3)] for batch in range(10)]
-    told = await asyncio.gather(*(outcomes.send(*batch) for batch in values))
-    assert [each for batch in told for each in batch] == [Acknowledged(0, n, 1000) for n in range(30)]
+    reported = await asyncio.gather(*(outcomes.send(*batch) for batch in values))
+    assert [each for batch in reported for each in batch] == [Acknowledged(0, n, 1000) for n in range(30)]
     assert client.values == [value for batch in values for value in batch]
     assert client.in_flight_most == 4
     await outcomes.close()

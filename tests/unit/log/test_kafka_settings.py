@@ -38,7 +38,7 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "told"),
+    ("url", "options", "reported"),
     [
         ("http://host", {}, "kafka://"),
         ("kafka://", {}, "at least one server"),
@@ -58,8 +58,8 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
         ("kafka://host", {"password": 7, "user": "u"}, "password"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, object], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as caught:
+def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, object], reported: str) -> None:
+    with pytest.raises(InvalidInput, match=reported) as caught:
         read(url, options)
     assert PASSWORD not in str(caught.value)
 

@@ -76,10 +76,12 @@ class State(NamedTuple):
 
 MakeFloor = Callable[[], Any]
 #: How a relay may tell a floor of transactions: as it does, and in ways that are wrong.
-Told = Literal["as it is", "xmin from after the select", "the xid of the select itself", "the xmax behind the select"]
+Reported = Literal[
+    "as it is", "xmin from after the select", "the xid of the select itself", "the xmax behind the select"
+]
 
 
-def steps(state: State, make: MakeFloor, told: Told, writers: int) -> Iterator[tuple[str, State]]:
+def steps(state: State, make: MakeFloor, reported: Reported, writers: int) -> Iterator[tuple[str, State]]:
     """Yield every possible next step."""
     table, looked = state.table, state.looked
     relay = looked.xid if looked is not None else None
@@ -101,13 +103,13 @@ def steps(state: State, make: MakeFloor, told: Told, writers: int) -> Iterator[t
         rows = tuple(sorted(id for id in table.visible if id > state.floor[0])[:LIMIT])
         yield "select", state._replace(looked=looked._replace(rows=rows))
     else:
-        saw = _saw(state, make, looked.rows, told)
+        saw = _saw(state, make, looked.rows, reported)
         yield "open, and fail", saw
         if looked.rows:
             yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(looked.rows)))
 
 
-def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], told: Told) -> State:
+def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], reported: Reported) -> State:
     looked, table = state.looked, state.table
     assert looked is not None
     assert looked.xid is not None
@@ -115,11 +117,11 @@ def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], told: Told) -> St
     floor.at, seen, floor._newest, floor._xid = state.floor
     floor._seen.extend(seen)
     xmin, full = looked.xmin, len(rows) == LIMIT
-    if told == "xmin from after the select":
+    if reported == "xmin from after the select":
         xmin = table.end_xid(looked.xid).xmin()
     floor.advance(rows, full=full, xmin=xmin, xid=looked.xid)
-    if floor._newest is not None and told in _BOUND_AT_ONCE:
-        floor._seen.append((floor._newest, looked.xid if told == "the xid of the select itself" else table.xmax()))
+    if floor._newest is not None and reported in _BOUND_AT_ONCE:
+        floor._seen.append((floor._newest, looked.xid if reported == "the xid of the select itself" else table.xmax()))
         floor._newest = None
     after = (floor.at, tuple(floor._seen), floor._newest, floor._xid)
     return state._replace(floor=after, looked=None, table=table.end_xid(looked.xid))
@@ -128,7 +130,7 @@ def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], told: Told) -> St
 _BOUND_AT_ONCE = {"the xid of the select itself", "the xmax behind the select"}
 
 
-def find_fault(make: MakeFloor, told: Told = "as it is", *, writers: int = 2) -> list[str] | None:
+def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int = 2) -> list[str] | None:
     """Return the first history after which a row exists or may appear at or below the floor; None if there is none."""
     start = State(Table())
     known = {start}
@@ -137,7 +139,7 @@ def find_fault(make: MakeFloor, told: Told = "as it is", *, writers: int = 2) ->
         state, way = ways.pop()
         if any(id <= state.floor[0] for id in state.table.to_come()):
             return _told(way)
-        for name, following in steps(state, make, told, writers):
+        for name, following in steps(state, make, reported, writers):
             if following not in known:
                 known.add(following)
                 ways.append((following, (name, way)))
@@ -206,10 +208,10 @@ def test_a_floor_with_a_planted_mistake_is_found(mistake: str) -> None:
     assert find_fault(lambda: WrongFloor(mistake)) is not None
 
 
-@pytest.mark.parametrize("told", [each for each in get_args(Told) if each != "as it is"])
-def test_a_floor_that_gets_the_wrong_transaction_numbers_is_found(told: Told) -> None:
+@pytest.mark.parametrize("reported", [each for each in get_args(Reported) if each != "as it is"])
+def test_a_floor_that_gets_the_wrong_transaction_numbers_is_found(reported: Reported) -> None:
     """Above all a snapshot's xmax: transactions above it may be running and have drawn ids."""
-    assert find_fault(lambda: ScanFloor(0), told) is not None
+    assert find_fault(lambda: ScanFloor(0), reported) is not None
 
 
 def test_the_floor_follows_when_no_transaction_is_left() -> None:

@@ -40,32 +40,32 @@ def failure(tmp_path: Path, text: str, name: str, type_: type) -> str:
 
 
 def test_an_unknown_option_is_reported_with_its_line_and_the_closest_name(tmp_path: Path) -> None:
-    told = failure(tmp_path, "# mine\n[journal]\nsegments = 8\npartitons = 2\n", "journal", JournalSettings)
-    assert f"{tmp_path / 'tidebook.toml'}, line 4: [journal] partitons is unknown" in told
-    assert "did you mean partitions?" in told
+    reported = failure(tmp_path, "# mine\n[journal]\nsegments = 8\npartitons = 2\n", "journal", JournalSettings)
+    assert f"{tmp_path / 'tidebook.toml'}, line 4: [journal] partitons is unknown" in reported
+    assert "did you mean partitions?" in reported
 
 
 def test_an_unknown_option_without_a_close_name_is_reported_with_all_names(tmp_path: Path) -> None:
-    told = failure(tmp_path, "[outbox]\nxyz = 2\n", "outbox", OutboxSettings)
-    assert "line 2" in told
-    assert "there are" in told
-    assert "create_topics" in told
+    reported = failure(tmp_path, "[outbox]\nxyz = 2\n", "outbox", OutboxSettings)
+    assert "line 2" in reported
+    assert "there are" in reported
+    assert "create_topics" in reported
 
 
 def test_a_value_of_a_wrong_type_is_reported_with_its_line(tmp_path: Path) -> None:
-    told = failure(tmp_path, '[journal]\n\n  "partitions" = "two"\n', "journal", JournalSettings)
-    assert "line 3: [journal] partitions: Expected `int`, got `str`" in told
+    reported = failure(tmp_path, '[journal]\n\n  "partitions" = "two"\n', "journal", JournalSettings)
+    assert "line 3: [journal] partitions: Expected `int`, got `str`" in reported
 
 
 def test_a_missing_option_is_reported_with_the_line_of_its_section(tmp_path: Path) -> None:
-    told = failure(tmp_path, "\n[wal]\n", "wal", Needy)
-    assert "line 2: [wal] needed is missing" in told
+    reported = failure(tmp_path, "\n[wal]\n", "wal", Needy)
+    assert "line 2: [wal] needed is missing" in reported
 
 
 def test_a_rule_over_several_options_is_reported_with_the_section(tmp_path: Path) -> None:
-    told = failure(tmp_path, "[outbox]\nlock_limit_s = 10.0\nfence_s = 9.0\n", "outbox", OutboxSettings)
-    assert "line 1: [outbox]: " in told
-    assert "fence_s must be" in told
+    reported = failure(tmp_path, "[outbox]\nlock_limit_s = 10.0\nfence_s = 9.0\n", "outbox", OutboxSettings)
+    assert "line 1: [outbox]: " in reported
+    assert "fence_s must be" in reported
 
 
 def test_an_unknown_section_is_reported_with_its_line_and_the_closest_name(tmp_path: Path) -> None:
