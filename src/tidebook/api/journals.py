@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tidebook.api.payload import payload_from, payload_to
+from tidebook.api.payload import checked_payload, payload_from, payload_to
 from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.seq_nr import FIRST, LAST
@@ -33,9 +33,11 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     type: str | None = None
     version: int = 1
 
-    def event(self) -> Event:
-        """Return the event that a journal appends."""
+    def event(self, *, is_checked: bool = False) -> Event:
+        """Return the event that a journal appends; `is_checked` says that the request `needs_no_check`."""
         payload = payload_from(self.payload, self.payload_base64)
+        if is_checked:
+            payload = checked_payload(payload)
         return Event(payload, tags=self.tags, metadata=self.metadata, type=self.type, version=self.version)
 
     @classmethod
