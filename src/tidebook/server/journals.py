@@ -25,8 +25,8 @@ from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
 
-#: How many events are encoded and sent together.
-CHUNK_EVENTS = 256
+#: How many events are encoded and sent together; the first chunks are smaller, so that the first byte is sent early.
+CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
 #: How many appends of a batch are in flight at once.
 BATCH_IN_FLIGHT_MAX = 256
 
@@ -232,7 +232,7 @@ async def _chunks(
     """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
     chunk: list[ReadEvent | EventLine] = []
     numbers: list[int] = []
-    count = 0
+    count, chunk_max = 0, FIRST_CHUNK_EVENTS
 
     def encode() -> Chunk:
         if with_ids:
@@ -249,9 +249,10 @@ async def _chunks(
             plain = mask is None and type(event.payload) is not bytes and len(event.tags) < 2
             chunk.append(event if plain else _event_line(event, mask))
             numbers.append(event.seq_nr)
-            if len(chunk) >= CHUNK_EVENTS:
+            if len(chunk) >= chunk_max:
                 yield encode()
                 chunk, numbers = [], []
+                chunk_max = min(2 * chunk_max, CHUNK_EVENTS)
     if chunk:
         yield encode()
 
