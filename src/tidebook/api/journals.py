@@ -11,6 +11,7 @@ from tidebook.api.payload import checked_payload, payload_from, payload_to
 from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.topic_config import TopicConfig
 
 #: How many appends one batch may hold.
 BATCH_APPENDS_MAX = 1_000
@@ -242,7 +243,20 @@ class TopicAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a topic, which is the same for all processes."""
 
-    topic: str
-    epoch: int
+    topic_id: str
     partitions: int
+    epoch: int
+    segment_size: int
+    segments: int
     limit_bytes: int
+    admitted: bool
+    began: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, config: TopicConfig) -> TopicConfigAnswer:
+        """Return the answer for a configuration."""
+        return msgspec.convert(config, cls, from_attributes=True)
+
+    def config(self) -> TopicConfig:
+        """Return the configuration of an answer."""
+        return msgspec.convert(self, TopicConfig, from_attributes=True)
