@@ -16,7 +16,7 @@ from tidebook.api.payload import needs_no_check, payload_from, payload_to
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError
-from tidebook.core.event import Event, ReadEvent
+from tidebook.core.event import ReadEvent
 from tidebook.core.key import Key, journal_id
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
@@ -38,8 +38,8 @@ async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
     is_checked = needs_no_check(call.raw_body)
-    events = [each.event(is_checked=is_checked) for each in call.body.events]
-    return _answer(await _append(call.book.journal(topic), topic, id, events, call.body, call.append_key))
+    done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, is_checked=is_checked)
+    return _answer(done)
 
 
 def _answer(done: Appended) -> AppendAnswer:
@@ -48,8 +48,9 @@ def _answer(done: Appended) -> AppendAnswer:
 
 
 async def _append(
-    journal: Journal, topic: str, id: str, events: list[Event], body: AppendBody, key: str | None
+    journal: Journal, topic: str, id: str, body: AppendBody, key: str | None, *, is_checked: bool = False
 ) -> Appended:
+    events = [each.event(is_checked=is_checked) for each in body.events]
     if key is None and is_plain(body):
         return await journal.append(id, events)
     expire_after: timedelta | int | None = None
@@ -108,11 +109,7 @@ async def append_batch(call: Call) -> dict[str, Any]:
         for start in range(0, len(appends), BATCH_IN_FLIGHT_MAX):
             chunk = appends[start : start + BATCH_IN_FLIGHT_MAX]
             keys = [call.append_key and f"{call.append_key}\0{start + index}" for index in range(len(chunk))]
-            events = [[one.event() for one in each.events] for each in chunk]
-            calls = [
-                _append(journal, topic, each.id, found, each, key)
-                for each, found, key in zip(chunk, events, keys, strict=True)
-            ]
+            calls = [_append(journal, topic, each.id, each, key) for each, key in zip(chunk, keys, strict=True)]
             results += await asyncio.gather(*calls, return_exceptions=True)
     for index, result in enumerate(results):
         if isinstance(result, TidebookError):

@@ -176,3 +176,14 @@ async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
             await remote.journal("orders").topic_config()
         created = await remote.journal("orders").create()
         assert created == await remote.journal("orders").topic_config() == await book.journal("orders").topic_config()
+
+
+async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx.AsyncClient) -> None:
+    """Appends with an option are sent in groups: when the last one is found invalid, others have happened."""
+    appends = [{"id": f"o-{n}", "expected": 0, "events": [{"payload": n}]} for n in range(300)]
+    appends[-1]["events"] = [{}]
+    answer = await http.post("/v1/journals/orders", json={"appends": appends})
+    assert answer.status_code == 200
+    *others, last = answer.json()["results"]
+    assert [each["first"] for each in others] == [1] * 299
+    assert last["problem"]["type"] == "urn:tidebook:error:invalid-input"
