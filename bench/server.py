@@ -1,7 +1,8 @@
 """The server beside the same work in process: appends, batches, reads, followers, and queues over HTTP.
 
-The clients are a process of their own, with bare asyncio connections: on two cores a heavier client would be measured
-instead of the server. `./dev bench server --only append`
+The clients are a process of their own, with bare asyncio connections on uvloop: on two cores a heavier client would be
+measured instead of the server. Beside rates, the CPU that the server's event loop and its other threads take for a
+request is printed, which other load of the machine changes less. `./dev bench server --only append`
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> None:
     scale = 5 if options.quick else 1
     for part in options.only or PARTS:
         print(f"{part}:", file=sys.stderr)
-        asyncio.run(_PARTS[part](figures, scale))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:  # in process too, as in the server
+            runner.run(_PARTS[part](figures, scale))
     report("server", _ratios(figures), {name: round(value, 3) for name, value in figures.items()}, TARGETS)
 
 
@@ -135,6 +137,26 @@ async def serving(folder: Path) -> AsyncIterator[tuple[int, int]]:
         process.wait(60)
 
 
+class Cpu:
+    """The CPU time of a process, on Linux: that of its event loop, which is the main thread, and of the others."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = self._read()
+
+    def _read(self) -> dict[int, int]:
+        tasks = [int(each.name) for each in Path(f"/proc/{self._pid}/task").glob("*")]
+        return {task: int(Path(f"/proc/{self._pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks}
+
+    def report(self, figures: dict[str, float], name: str, total: int) -> None:
+        """Add the microseconds of one of `total` requests since this object was made."""
+        if not Path("/proc/self/schedstat").exists():
+            return
+        spent = {task: ns - self._before.get(task, 0) for task, ns in self._read().items()}
+        figures[f"{name}_loop_cpu_us"] = spent.pop(self._pid) / total / 1000
+        figures[f"{name}_threads_cpu_us"] = sum(spent.values()) / total / 1000
+
+
 async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
     """Let so many clients make `total` calls together; return calls a second."""
     connections = [await Connection.open(port) for _ in range(count)]
@@ -152,17 +174,21 @@ async def clients(port: int, count: int, total: int, call: Callable[[Connection,
     return rate
 
 
-async def empty_posts(target: Callable[[Any], None], path: str, total: int) -> float:
-    """Return how many empty POSTs a second a server answers, which `target` runs in a process."""
+async def empty_posts(
+    figures: dict[str, float], name: str, target: Callable[[Any], None], path: str, total: int
+) -> None:
+    """Measure how many empty POSTs a second a server answers, which `target` runs in a process."""
     port_of: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=target, args=(port_of,), daemon=True)
     process.start()
     port = await asyncio.to_thread(port_of.get)
     await clients(port, CLIENTS, total // 10, lambda each, _: each.call("POST", path))  # warms up
-    rate = await clients(port, CLIENTS, total, lambda each, _: each.call("POST", path))
+    assert process.pid is not None
+    cpu = Cpu(process.pid)
+    figures[f"{name}_per_s"] = await clients(port, CLIENTS, total, lambda each, _: each.call("POST", path))
+    cpu.report(figures, name, total)
     process.terminate()
     process.join()
-    return rate
 
 
 def serve_function(port_of: Any) -> None:
@@ -210,18 +236,20 @@ async def append(figures: dict[str, float], scale: int) -> None:
     total = 40_000 // scale
     body = msgspec.json.encode({"events": [EVENT]})
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
-        async with serving(Path(folder) / "book") as (port, _):
+        async with serving(Path(folder) / "book") as (port, pid):
 
             async def call(connection: Connection, number: int) -> None:
                 await connection.call("POST", f"/v1/journals/bench/j-{number % 500}/events", body)
 
             await clients(port, CLIENTS, total // 10, call)  # warms up
+            cpu = Cpu(pid)
             with timed("appends"):
                 figures["append_per_s"] = await clients(port, CLIENTS, total, call)
+            cpu.report(figures, "append", total)
     with timed("empty posts, the same server"):
-        figures["empty_post_per_s"] = await empty_posts(serve_empty_route, EMPTY, total)
+        await empty_posts(figures, "empty_post", serve_empty_route, EMPTY, total)
     with timed("empty posts, a bare function"):
-        figures["bare_function_per_s"] = await empty_posts(serve_function, "/", total)
+        await empty_posts(figures, "bare_function", serve_function, "/", total)
 
 
 async def batch(figures: dict[str, float], scale: int) -> None:
@@ -352,7 +380,7 @@ async def queue(figures: dict[str, float], scale: int) -> None:
             async with open_book(Path(folder) / name, create=True) as book:
                 for _ in range(total // 1000 + 1):
                     await book.queue("bench").put_many([PAYLOAD] * 1000)
-        async with serving(Path(folder) / "book") as (port, _):
+        async with serving(Path(folder) / "book") as (port, pid):
 
             async def call(connection: Connection, number: int) -> None:
                 answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", b'{"together":false}'))
@@ -368,8 +396,10 @@ async def queue(figures: dict[str, float], scale: int) -> None:
                 answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", body))
                 held[connection] = [job["lease"] for job in answer["jobs"]]
 
+            cpu = Cpu(pid)
             with timed("claims that finish the job before"):
                 figures["queue_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total // 2, claim_and_finish)
+            cpu.report(figures, "queue", total // 2)
         async with open_book(Path(folder) / "other") as book:
             jobs, numbers = book.queue("bench"), iter(range(total))
 
@@ -377,9 +407,11 @@ async def queue(figures: dict[str, float], scale: int) -> None:
                 for _ in numbers:
                     await jobs.done(await jobs.claim(1, together=False))
 
+            cpu = Cpu(os.getpid())
             with timed("claim and done in process") as watch:
                 await asyncio.gather(*(work() for _ in range(QUEUE_CLIENTS)))
             figures["in_process_queue_jobs_per_s"] = watch.rate(total)
+            cpu.report(figures, "in_process_queue", total)
 
 
 _PARTS: dict[str, Callable[[dict[str, float], int], Coroutine[Any, Any, None]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +26,10 @@ class Role(IntEnum):
     @property
     def label(self) -> str:
         """The name of the role in lower case."""
-        return self.name.lower()
+        return _LABELS[self]
+
+
+_LABELS: Final = tuple(role.name.lower() for role in Role)
 
 
 class SignInBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tidebook.api.payload import payload_from, payload_to
+from tidebook.api.payload import checked_payload, payload_from, payload_to
 from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.topic_config import TopicConfig
 
 #: How many appends one batch may hold.
 BATCH_APPENDS_MAX = 1_000
@@ -33,9 +34,11 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     type: str | None = None
     version: int = 1
 
-    def event(self) -> Event:
-        """Return the event that a journal appends."""
+    def event(self, *, is_checked: bool = False) -> Event:
+        """Return the event that a journal appends; `is_checked` says that the request `needs_no_check`."""
         payload = payload_from(self.payload, self.payload_base64)
+        if is_checked:
+            payload = checked_payload(payload)
         return Event(payload, tags=self.tags, metadata=self.metadata, type=self.type, version=self.version)
 
     @classmethod
@@ -240,7 +243,20 @@ class TopicAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a topic, which is the same for all processes."""
 
-    topic: str
-    epoch: int
+    topic_id: str
     partitions: int
+    epoch: int
+    segment_size: int
+    segments: int
     limit_bytes: int
+    admitted: bool
+    began: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, config: TopicConfig) -> TopicConfigAnswer:
+        """Return the answer for a configuration."""
+        return msgspec.convert(config, cls, from_attributes=True)
+
+    def config(self) -> TopicConfig:
+        """Return the configuration of an answer."""
+        return msgspec.convert(self, TopicConfig, from_attributes=True)

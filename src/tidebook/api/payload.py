@@ -7,12 +7,32 @@ A JSON text as a whole payload is text, as in Python. The names follow those of 
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.payload import BYTES, JSON
+from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, EncodedJson
+
+#: Every whole number of fewer digits fits in 64 bits.
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+_encode = msgspec.json.Encoder().encode
+
+
+def needs_no_check(raw: bytes) -> bool:
+    """Return whether the values in a decoded JSON text are certainly ones that a payload may hold.
+
+    The decoder refuses everything else that a payload must not hold. So a look at the bytes replaces one at each value:
+    there are too few brackets to nest too deep, and no number is long enough to exceed 64 bits.
+    """
+    return raw.count(b"{") + raw.count(b"[") <= DEPTH_MAX and _LONG_NUMBER.search(raw) is None
+
+
+def checked_payload(value: Any) -> Any:
+    """Return a payload out of a text that `needs_no_check` so that it is not checked when it is appended."""
+    return value if type(value) is str or type(value) is bytes else EncodedJson(_encode(value))
 
 
 def payload_from(value: Any, encoded: bytes | UnsetType, name: str = "payload") -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from datetime import datetime
 from typing import Annotated, Any
@@ -268,6 +267,8 @@ class _Lease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     key: str | None
 
 
+#: Base64 with the alphabet for URLs and without padding; the functions of `base64` take twice as long.
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Lease).decode
 
@@ -275,13 +276,13 @@ _decode = msgspec.msgpack.Decoder(_Lease).decode
 def encode_lease(held: LeasedEntry, id: int, key: str | None) -> str:
     """Return the opaque text that proves a claim."""
     packed = _encode(_Lease(held.keyhash, held.token, held.slot, held.together, id, key))
-    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return binascii.b2a_base64(packed, newline=False).translate(_TO_URL, b"=").decode()
 
 
 def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
     """Undo `encode_lease`; raise `InvalidInput` for any other text."""
     try:
-        found = _decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        found = _decode(binascii.a2b_base64((text + "=" * (-len(text) % 4)).encode().translate(_FROM_URL)))
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:
         raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged") from error
     numbers = (found.slot, found.together, found.id)

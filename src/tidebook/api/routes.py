@@ -43,6 +43,10 @@ ROUTES: Final[tuple[Route, ...]] = (
           answer=journals.TopicsAnswer),
     _read("topics.describe", "/v1/topics/{topic}", "Describe a topic: offsets, epoch and replication lag.",
           scope="topic", answer=journals.TopicAnswer),
+    _read("topics.config", "/v1/topics/{topic}/config", "Return the configuration of a topic of journals.",
+          scope="topic", answer=journals.TopicConfigAnswer),
+    _write("topics.create", "PUT", "/v1/topics/{topic}", "Create a topic of journals, if there is none of this name.",
+           scope="topic", answer=journals.TopicConfigAnswer),
     _destroy("topics.delete", "DELETE", "/v1/topics/{topic}", "Delete a topic and all its data.", scope="topic",
              form="none", status=204),
     # ---- journals

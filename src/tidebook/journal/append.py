@@ -42,16 +42,20 @@ def encode_append(
     append_id: bytes | None = None,
     retry: OutcomeUnknown | None = None,
     incarnation: Position | None = None,
-) -> tuple[Append | None, bytes]:
+) -> tuple[Append, bytes]:
     """Validate the arguments of an append; return its action and its encoded record.
 
-    The action of a plain append is None: it is encoded from a template, and most unconfirmed appends need no action.
+    A plain append is encoded from a template, and its action has no body: the fold, which determines the outcome, does
+    not look at it.
     """
     is_unconditional = expected is None and at is None and incarnation is None
     if is_unconditional and expire_after is None and append_id is None and retry is None:
         payload_type, payload = plain_payload(events)
         if payload_type != NOT_PLAIN and 0 < len(payload) <= config.limit_bytes - PLAIN_BYTES_MAX:
-            return None, encode_plain_append(config.epoch, ids.new(), payload_type, payload)
+            new_id = ids.new()
+            return Append(config.epoch, new_id, 1, b""), encode_plain_append(
+                config.epoch, new_id, payload_type, payload
+            )
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
         _check_events(events)
     if expected is not None or at is not None:

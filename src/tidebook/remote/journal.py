@@ -24,6 +24,7 @@ from tidebook.api.journals import (
     IdLine,
     RetryBody,
     SnapshotBody,
+    TopicConfigAnswer,
 )
 from tidebook.api.payload import encoded_payload_to, payload_from
 from tidebook.api.problem import error_of
@@ -74,8 +75,9 @@ class RemoteJournal(Journal):
         self._epoch: int | None = None
 
     async def topic_config(self) -> TopicConfig:
-        """Raise `InvalidInput`: a topic's configuration is for processes that open its log."""
-        raise InvalidInput("a remote book has no topic configuration: describe_topic returns what the server knows")
+        """Return the configuration of the topic; raise NotFound if the topic does not exist."""
+        answer: TopicConfigAnswer = await self._connection.call("topics.config", self.topic)
+        return answer.config()
 
     async def exists(self) -> bool:
         """Return whether the topic exists."""
@@ -86,8 +88,9 @@ class RemoteJournal(Journal):
         return True
 
     async def create(self) -> TopicConfig:
-        """Raise `InvalidInput`: the first append creates the topic."""
-        raise InvalidInput("a remote book creates a topic with its first append")
+        """Create the topic if it does not exist, as the first append would, and return its configuration."""
+        answer: TopicConfigAnswer = await self._connection.call("topics.create", self.topic)
+        return answer.config()
 
     async def append(
         self,

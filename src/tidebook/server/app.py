@@ -186,12 +186,11 @@ class ServerApp:
         timer = state.deadlines.timer(call.deadline_s)
         try:
             with timer:
-                raw = b""
                 if endpoint.decode is not None:
-                    raw = await self._read_body(headers, receive)
+                    call.raw_body = raw = await self._read_body(headers, receive)
                     call.body = _decode_body(endpoint, headers, raw)
                 if headers.idempotency_key is not None and route.mutates:
-                    answer = await self._run_keyed(endpoint, call, scope, raw)
+                    answer = await self._run_keyed(endpoint, call, scope)
                 else:
                     answer = await endpoint.handler(call)
         except TimeoutError as error:
@@ -241,7 +240,7 @@ class ServerApp:
         else:
             audit.record(call.principal, call.client, route.name, target, status)
 
-    async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any], raw: bytes) -> Any:
+    async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any]) -> Any:
         """Run a request that has an Idempotency-Key, or return the answer of an earlier one."""
         key, route = call.headers.idempotency_key, call.route
         assert key is not None
@@ -249,7 +248,7 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
-            self.state.append_keys.check(f"{call.append_key}\0{'/'.join(call.parameters)}", raw)
+            self.state.append_keys.check(f"{call.append_key}\0{'/'.join(call.parameters)}", call.raw_body)
             return await endpoint.handler(call)
 
         async def run() -> EncodedAnswer:
@@ -258,7 +257,7 @@ class ServerApp:
                 return EncodedAnswer(answer.status, b"" if answer.body is None else _encode(answer.body))
             return EncodedAnswer(route.status, b"" if answer is None else _encode(answer))
 
-        request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], raw))
+        request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], call.raw_body))
         return await self.state.keys.answer(call.principal.id, key, request, run)
 
     def _deadline_s(self, headers: Headers) -> float:

@@ -30,6 +30,7 @@ class Call:
         "parameters",
         "principal",
         "query",
+        "raw_body",
         "receive",
         "route",
         "state",
@@ -55,6 +56,8 @@ class Call:
         self.receive = receive
         self.query: Any = None
         self.body: Any = None
+        #: The bytes that the body was decoded from.
+        self.raw_body = b""
         #: The Idempotency-Key of an append, from which its append id is derived.
         self.append_key: str | None = None
         #: Whether the answer shows masked fields.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tidebook.api.journals import AppendAnswer, AppendBody, EventLine, IdLine, PointerAnswer, SnapshotAnswer
-from tidebook.api.payload import payload_from, payload_to
+from tidebook.api.payload import needs_no_check, payload_from, payload_to
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError
@@ -25,8 +25,8 @@ from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
 
-#: How many events are encoded and sent together.
-CHUNK_EVENTS = 256
+#: How many events are encoded and sent together; the first chunks are smaller, so that the first byte is sent early.
+CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
 #: How many appends of a batch are in flight at once.
 BATCH_IN_FLIGHT_MAX = 256
 
@@ -37,7 +37,9 @@ _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    return _answer(await _append(call.book.journal(topic), topic, id, call.body, call.append_key))
+    is_checked = needs_no_check(call.raw_body)
+    done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, is_checked=is_checked)
+    return _answer(done)
 
 
 def _answer(done: Appended) -> AppendAnswer:
@@ -45,8 +47,10 @@ def _answer(done: Appended) -> AppendAnswer:
     return AppendAnswer(done.first, done.last, done.partition, done.offset)
 
 
-async def _append(journal: Journal, topic: str, id: str, body: AppendBody, key: str | None) -> Appended:
-    events = [each.event() for each in body.events]
+async def _append(
+    journal: Journal, topic: str, id: str, body: AppendBody, key: str | None, *, is_checked: bool = False
+) -> Appended:
+    events = [each.event(is_checked=is_checked) for each in body.events]
     if key is None and is_plain(body):
         return await journal.append(id, events)
     expire_after: timedelta | int | None = None
@@ -225,7 +229,7 @@ async def _chunks(
     """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
     chunk: list[ReadEvent | EventLine] = []
     numbers: list[int] = []
-    count = 0
+    count, chunk_max = 0, FIRST_CHUNK_EVENTS
 
     def encode() -> Chunk:
         if with_ids:
@@ -242,9 +246,10 @@ async def _chunks(
             plain = mask is None and type(event.payload) is not bytes and len(event.tags) < 2
             chunk.append(event if plain else _event_line(event, mask))
             numbers.append(event.seq_nr)
-            if len(chunk) >= CHUNK_EVENTS:
+            if len(chunk) >= chunk_max:
                 yield encode()
                 chunk, numbers = [], []
+                chunk_max = min(2 * chunk_max, CHUNK_EVENTS)
     if chunk:
         yield encode()
 

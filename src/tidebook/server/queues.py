@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from tidebook.api.queues import (
     QueueAnswer,
     QueuesAnswer,
 )
+from tidebook.core.errors import TidebookError
 from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
@@ -55,13 +56,29 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
-    if body.done:
-        await queue.done(_jobs(call, body.done))
-    jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
+    jobs = await _finish_and_claim(call, queue, body) if body.done else []
+    if not jobs:  # what was finished may have been in the way
+        jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
     if not jobs and body.wait_s:
         jobs = await _claim_when_due(call, queue, body)
     call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
+
+
+async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
+    """Finish jobs and claim others at the same time, so that both share a commit; claim nothing if a lease is lost."""
+    finished = _jobs(call, body.done)
+    claiming = asyncio.ensure_future(queue.claim(body.limit, body.lease_s, together=body.together))
+    try:
+        await queue.done(finished)
+    except BaseException:
+        claiming.cancel()  # the queue returns the entries of a claim that is cancelled
+        await asyncio.wait((claiming,))
+        if not claiming.cancelled() and claiming.exception() is None and claiming.result():  # it had ended before
+            with suppress(TidebookError):  # they are due again when their lease expires
+                await queue.fail(claiming.result(), reason="its claim was cancelled")
+        raise
+    return await claiming
 
 
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -27,8 +28,8 @@ class Router:
     def find(self, method: str, path: bytes) -> tuple[Any, list[str]]:
         """Return the target of a request and its path parameters; raise `NotFound` or `MethodNotAllowed`."""
         node, parameters = self._root, list[str]()
-        for raw in path.split(b"/")[1:]:
-            segment = _decode(raw)
+        segments = map(_decode, path.split(b"/")) if b"%" in path else _decode(path).split("/")
+        for segment in islice(segments, 1, None):
             found = node.get(segment) if segment else None
             if found is None:
                 found = node.get(_PARAMETER)

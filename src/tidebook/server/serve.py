@@ -17,6 +17,7 @@ import uvicorn
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.server.app import ServerApp
 from tidebook.server.console.catalog import new_console
+from tidebook.server.protocol import BoundedProtocol
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
 
@@ -100,7 +101,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             ServerApp(state, pages=console.application()),
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -163,6 +164,15 @@ class _Server(uvicorn.Server):
         """Begin to accept requests."""
         await super().startup(sockets)
         self.accepting.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections whose clients send too slowly; uvicorn calls this ten times a second."""
+        if counter % 10 == 0:
+            now_s = asyncio.get_running_loop().time()
+            for each in list(self.server_state.connections):
+                assert isinstance(each, BoundedProtocol)
+                each.close_if_late(now_s)
+        return await super().on_tick(counter)
 
 
 async def _first_of(running: asyncio.Task[None], other: asyncio.Task[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidebook.api.journals import TopicAnswer, TopicsAnswer
+from tidebook.api.journals import TopicAnswer, TopicConfigAnswer, TopicsAnswer
 from tidebook.server.call import Call, Handler
 
 
@@ -19,9 +19,25 @@ async def describe(call: Call) -> TopicAnswer:
     return msgspec.convert(found, TopicAnswer)
 
 
+async def config(call: Call) -> TopicConfigAnswer:
+    """Return the configuration of a topic."""
+    return TopicConfigAnswer.of(await call.book.journal(call.parameters[0]).topic_config())
+
+
+async def create(call: Call) -> TopicConfigAnswer:
+    """Create a topic of journals; one that exists is left as it is."""
+    return TopicConfigAnswer.of(await call.book.journal(call.parameters[0]).create())
+
+
 async def delete(call: Call) -> None:
     """Delete a topic and all its data."""
     await call.book.delete_topic(call.parameters[0])
 
 
-HANDLERS: dict[str, Handler] = {"topics.list": list_topics, "topics.describe": describe, "topics.delete": delete}
+HANDLERS: dict[str, Handler] = {
+    "topics.list": list_topics,
+    "topics.describe": describe,
+    "topics.config": config,
+    "topics.create": create,
+    "topics.delete": delete,
+}

@@ -32,6 +32,8 @@ EXAMPLES: dict[str, Example] = {
     "monitoring.history": Example((), {"since_ms": 0}),
     "topics.list": Example(),
     "topics.describe": Example(("orders",)),
+    "topics.config": Example(("orders",)),
+    "topics.create": Example(("orders",)),
     "journals.ids": Example(("orders",), {"prefix": "o"}),
     "journals.append_batch": Example(("orders",), body={"appends": [{"id": "o-9", "events": [_EVENT]}]}),
     "journals.pointer": Example(("orders", "o-1")),

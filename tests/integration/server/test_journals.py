@@ -11,8 +11,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+import tidebook
 from tests.integration.server.running import client, lines, served
 from tidebook import Event
+from tidebook.core.errors import NotFound
 
 
 @pytest.fixture
@@ -150,3 +152,38 @@ async def test_ids_are_listed_by_prefix(http: httpx.AsyncClient) -> None:
     found = lines(await http.get("/v1/journals/orders", params={"prefix": "a-"}))
     assert sorted(line["id"] for line in found[:-1]) == ["a-1", "a-2"]
     assert lines(await http.get("/v1/journals/none")) == [{"end": True}]
+
+
+async def test_a_topic_is_created_once(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        missing = await http.get("/v1/topics/orders/config")
+        assert (missing.status_code, await book.topics()) == (404, [])  # reading creates nothing
+        created = await http.put("/v1/topics/orders")
+        assert (created.status_code, await book.topics()) == (200, ["orders"])
+        await book.journal("orders").append("o-1", [Event(1)])
+        assert (await http.put("/v1/topics/orders")).json() == created.json()
+        assert (await http.get("/v1/topics/orders/config")).json() == created.json()
+        assert await book.journal("orders").pointer("o-1") == 1
+        refused = await http.put("/v1/topics/tidebook-audit")
+        assert refused.status_code == 403
+        unnamed = await http.put("/v1/topics/a%20b")
+        assert (unnamed.status_code, unnamed.json()["type"]) == (400, "urn:tidebook:error:invalid-input")
+
+
+async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), tidebook.open(url) as remote:
+        with pytest.raises(NotFound):
+            await remote.journal("orders").topic_config()
+        created = await remote.journal("orders").create()
+        assert created == await remote.journal("orders").topic_config() == await book.journal("orders").topic_config()
+
+
+async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx.AsyncClient) -> None:
+    """Appends with an option are sent in groups: when the last one is found invalid, others have happened."""
+    appends = [{"id": f"o-{n}", "expected": 0, "events": [{"payload": n}]} for n in range(300)]
+    appends[-1]["events"] = [{}]
+    answer = await http.post("/v1/journals/orders", json={"appends": appends})
+    assert answer.status_code == 200
+    *others, last = answer.json()["results"]
+    assert [each["first"] for each in others] == [1] * 299
+    assert last["problem"]["type"] == "urn:tidebook:error:invalid-input"

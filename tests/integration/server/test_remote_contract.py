@@ -129,7 +129,7 @@ class TestRemoteTags(TagsContract):
 
 
 #: What only a process that opens the log, the store or the database has; a remote book refuses it by name.
-LOCAL = {"adopt", "create", "head", "purge_expired", "snapshots", "topic_config"}
+LOCAL = {"adopt", "head", "purge_expired", "snapshots"}
 
 
 @pytest.mark.parametrize(("remote", "local"), [(RemoteJournal, Journal), (RemoteTags, Tags), (RemoteQueue, Queue)])

@@ -14,6 +14,7 @@ import pytest
 import tidebook
 from tests.integration.server.running import client, served, served_by_command
 from tidebook import Event
+from tidebook.queue.port import QueueSettings
 from tidebook.replication.ticks import tick
 from tidebook.server import broadcast
 from tidebook.testing.replicating import replicate
@@ -173,6 +174,29 @@ async def test_a_claim_waits_for_work(tmp_path: Path) -> None:
         assert last["data"] == 2
         lost = await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
+
+
+async def test_a_claim_that_finishes_a_lost_job_claims_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("mail", settings=QueueSettings(lease_ms=600_000))
+        await queue.put_many([1, 2])
+        [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
+        assert (await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})).status_code == 204
+        lost = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
+        assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
+        [other] = (await http.post("/v1/queues/mail/claims", json={"wait_s": 20})).json()["jobs"]  # it was returned
+        assert other["data"] == 2
+
+
+async def test_a_claim_gets_the_entry_that_a_finished_one_of_its_key_kept_waiting(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        for n in (1, 2):
+            await http.post("/v1/queues/mail/entries", json={"entries": [{"data": n, "key": "k"}]})
+            if n == 1:
+                [job] = (await http.post("/v1/queues/mail/claims", json={})).json()["jobs"]
+        assert (await http.post("/v1/queues/mail/claims", json={})).json()["jobs"] == []
+        [after] = (await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})).json()["jobs"]
+        assert after["data"] == 2
 
 
 async def test_sigterm_drains(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Uvicorn's protocol with bounds on what it waits for: the size of a request's head, and the time of an idle sender.
+
+Uvicorn bounds neither: a client that sends a head without end would fill the memory, and one that never completes its
+head would hold its connection for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tidebook.api.problem import CONTENT_TYPE, problem_of
+from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
+
+#: The bytes of a request line and its headers.
+HEAD_BYTES_MAX: Final = 65_536
+#: How long a client may take to send a head, or the rest of a request that was answered already.
+SENDING_S_MAX = 30.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection; `close_if_late` must be called about every second."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._head_bytes = 0
+        #: Whether a request is expected or was begun, and since when; a connection begins with expecting one.
+        self._in_message = True
+        self._since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        self._since_s = self.loop.time()
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a part of a request, and refuse a head that is too large."""
+        HttpToolsProtocol.data_received(self, data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+                error = TooLarge("the head of the request", size_bytes=self._head_bytes, limit_bytes=HEAD_BYTES_MAX)
+                self._refuse(error, 413)
+
+    def on_message_begin(self) -> None:
+        """Begin to count the head of a request."""
+        self._in_head = self._in_message = True
+        self._head_bytes = 0
+        self._since_s = self.loop.time()
+        HttpToolsProtocol.on_message_begin(self)
+
+    def on_headers_complete(self) -> None:
+        """Start the request."""
+        self._in_head = False
+        HttpToolsProtocol.on_headers_complete(self)
+
+    def on_message_complete(self) -> None:
+        """Note that the client has sent the whole request."""
+        self._in_message = False
+        HttpToolsProtocol.on_message_complete(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP with a problem."""
+        self._refuse(InvalidInput("this is not a valid HTTP/1.1 request"), 400)
+
+    def close_if_late(self, now_s: float) -> None:
+        """Close the connection if the client does not send what is waited for; a running request has its deadline."""
+        if self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering:
+            self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # there is none before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _refuse(self, error: TidebookError, status: int) -> None:
+        if self._is_answering:  # another answer in the middle of one would be taken for a part of it
+            self.transport.abort()
+            return
+        body = _encode(problem_of(error))
+        head = f"HTTP/1.1 {status} \r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()

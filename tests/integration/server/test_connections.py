@@ -1,0 +1,84 @@
+"""Clients that send too much, too slowly or nonsense: their connections are closed, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.server.running import client, served
+from tidebook.server import protocol
+
+PATH = "/v1/journals/orders/o-1/events"
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    where = httpx.URL(url)
+    return await asyncio.open_connection(where.host, where.port)
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Return what is received until the server closes the connection."""
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    except ConnectionError:
+        return b""
+
+
+@pytest.mark.parametrize("part", [b"x: " + b"y" * 60_000, b"x: y\r\n" * 10_000])
+async def test_a_head_without_end_is_refused(tmp_path: Path, part: bytes) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        reader, writer = await connect(url)
+        writer.write(b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n" + part)
+        await writer.drain()
+        writer.write(b"y" * 60_000)
+        head, _, body = (await rest_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 413")
+        problem = json.loads(body)
+        assert (problem["type"], problem["limit_bytes"]) == ("urn:tidebook:error:too-large", protocol.HEAD_BYTES_MAX)
+        writer.close()
+        large = await http.get("/v1/topics", headers={"x-large": "y" * 50_000})
+        assert large.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /v1/topics HTT",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nx-late: ",
+        # The answer does not wait for the body, of which a part never comes.
+        b"GET /v1/health/live HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nabc",
+    ],
+)
+async def test_a_client_that_does_not_complete_its_request_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "SENDING_S_MAX", 0.2)
+    async with served(tmp_path / "book") as (url, _):
+        reader, writer = await connect(url)
+        writer.write(sent)
+        await rest_of(reader)
+        writer.close()
+
+
+async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SENDING_S_MAX", 0.1)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue("mail").open()
+        for _ in range(2):  # the second one on the same connection
+            waited = await http.post("/v1/queues/mail/claims", json={"wait_s": 3})
+            assert (waited.status_code, waited.json()) == (200, {"jobs": []})
+
+
+async def test_what_is_no_http_is_answered_with_a_problem(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _):
+        reader, writer = await connect(url)
+        writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = (await rest_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert json.loads(body)["type"] == "urn:tidebook:error:invalid-input"
+        writer.close()
