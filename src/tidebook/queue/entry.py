@@ -20,8 +20,9 @@ KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
 #: The last millisecond of the year 9999, the latest that a datetime can hold.
 DATE_MS_MAX: Final = 253_402_300_799_999
-#: The size of a source's name and of a mark's place, and the greatest number of a part.
-TEXT_BYTES_MAX: Final = 1_000
+#: The size of a source's name and of a mark's place, which may contain ids of journals, and the number of a part.
+SOURCE_BYTES_MAX: Final = 1_000
+PLACE_BYTES_MAX: Final = 32_000
 PART_MAX: Final = 2**31 - 1
 
 Date = datetime | int | None
@@ -144,7 +145,7 @@ def hash_key(key: object) -> bytes:
 
 def check_source_name(value: object) -> str:
     """Return the name of a source; raise InvalidInput if it is not one."""
-    return _check_text(value, "a source's name")
+    return _check_text(value, "a source's name", SOURCE_BYTES_MAX)
 
 
 def check_steps(steps: Iterable[Step]) -> Sequence[Step]:
@@ -159,17 +160,17 @@ def check_steps(steps: Iterable[Step]) -> Sequence[Step]:
         if type(step.part) is not int or not 0 <= step.part <= PART_MAX:
             raise InvalidInput(f"a step's part is a number from 0 to {PART_MAX}, not {step.part!r}")
         if step.before is not None:
-            _check_text(step.before, "the place before a step")
-        _check_text(step.after, "the place after a step")
+            _check_text(step.before, "the place before a step", PLACE_BYTES_MAX)
+        _check_text(step.after, "the place after a step", PLACE_BYTES_MAX)
     if len({step.part for step in checked}) < len(checked):
         raise InvalidInput("two steps name the same part of the source: one put moves it once")
     return checked
 
 
-def _check_text(value: object, what: str) -> str:
+def _check_text(value: object, what: str, bytes_max: int) -> str:
     if type(value) is not str or not value or "\x00" in value:
         raise InvalidInput(f"{what} is text, not empty and without NUL: {value!r:.60} is not")
     size_bytes = len(encode_text(value, what))
-    if size_bytes > TEXT_BYTES_MAX:
-        raise InvalidInput(f"{what} may take {TEXT_BYTES_MAX:,} bytes, this one takes {size_bytes:,}")
+    if size_bytes > bytes_max:
+        raise InvalidInput(f"{what} may take {bytes_max:,} bytes, this one takes {size_bytes:,}")
     return value

@@ -21,6 +21,7 @@ class LazyKeyspace:
     """
 
     deletes_topics = False
+    orders_topics = False
 
     def __init__(
         self,

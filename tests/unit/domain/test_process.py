@@ -275,20 +275,21 @@ async def crash_before_the_offset(process: Any, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(caught.value, Crash)
 
 
+@pytest.mark.parametrize("padding", ["", "\x01" * 990], ids=["short", "long"])  # which JSON escapes
 async def test_entries_are_put_once_if_the_log_loses_what_a_crashed_process_has_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str
 ) -> None:
     async with tidebook.open(tmp_path) as book:
 
         def make() -> Any:
             made = book.process("mails", topics=["orders"])
-            made(lambda effects, event: effects.put("mail", f"{event.id}/{event.seq_nr}"))
+            made(lambda effects, event: effects.put("mail", f"{event.id.removesuffix(padding)}/{event.seq_nr}"))
             made._source = LogTopicSource(book.log, book.store, Horizons(book.store), frozenset({"orders"}))
             return made
 
         async def fill() -> None:
             for n in range(20):
-                await book.journal("orders").append(f"o-{n}", [Event(n)])
+                await book.journal("orders").append(f"o-{n}{padding}", [Event(n)])
             await bring(book, "orders")
 
         await fill()
