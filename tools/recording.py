@@ -48,13 +48,13 @@ class Line(NamedTuple):
 class Terminal:
     """A command in a pseudo-terminal, and what it has printed so far."""
 
-    def __init__(self, command: str, folder: Path) -> None:
+    def __init__(self, command: str, folder: Path, columns: int = COLUMNS) -> None:
         self._folder = folder
         self._printed = b""
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         inside = {**variables(), "TERM": "xterm", "NO_COLOR": "1"}
-        arguments = ["sh", "-c", f"exec {command}"]
+        arguments = ["sh", "-c", command]
         self.process = subprocess.Popen(arguments, cwd=folder, env=inside, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
 
@@ -90,7 +90,7 @@ def screen(printed: str) -> list[str]:
 def record(folder: Path) -> Iterator[Line]:
     """Run `tidebook up` and, beside it, the commands; yield the lines of both."""
     at_s = 0.5
-    up = Terminal("tidebook up --port 0 --every-s 0.2", folder)
+    up = Terminal("exec tidebook up --port 0 --every-s 0.2", folder)
     try:
         yield Line("$ tidebook up", at_s, typed=True)
         shown = up.read(until="It is served at")

@@ -24,7 +24,6 @@ RUN = [
     page
     for page in (
         ROOT / "README.md",
-        ROOT / "docs/tutorial/first-journal.md",
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
         ROOT / "docs/howto/running.md",

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import QUICK_SPARK
+from tests.docs.printed_page import clone, run_page
 from tests.pipeline.commands import free_port, processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.submit import job
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tools.build import build_archives
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +167,17 @@ def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_kil
         assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])
     shipped = [file for work in (0, 1) for file in (cluster.folder / f"work-{work}").rglob("tidebook-shipped.zip")]
     assert len(shipped) >= 2, "each executor was given the archive"
+
+
+def test_the_last_page_of_the_tutorial(cluster: Cluster, servers_toml: Path, tmp_path: Path) -> None:
+    status = json.dumps({"servers": {"spark": {"url": cluster.url}}})
+    folder = clone(tmp_path / "clone", status=status)
+    (folder / "dist").mkdir()
+    build_archives(folder / "dist", python=Path(sys.executable))
+    (folder / ".servers" / "cluster").mkdir(parents=True)
+    servers_toml.rename(folder / ".servers" / "cluster" / "tidebook.toml")
+    run_page(ROOT / "docs" / "tutorial" / "cluster.md", folder)
+    assert [*(folder / "totals").glob("*.parquet")]
 
 
 def test_a_cluster_that_loses_a_worker_goes_on_with_the_leases_of_the_other(

@@ -1,10 +1,12 @@
-"""`tidebook doctor`: check the installation, the files of a book, and that its log and store match."""
+"""`tidebook doctor`: check the installation, the servers and files of a book, and that its log and store match."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
 from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
+from tidebook.wiring.server_checks import check_servers, check_topic
 from tidebook.wiring.settings import Settings
 
 EXTRAS = {
@@ -33,6 +36,8 @@ EXTRAS = {
 }
 #: How long a check waits for another process that locks the whole file.
 BUSY_MS = 10_000
+#: Less free space than this on the disk of a folder is a failed check.
+FREE_MB_MIN = 500
 
 
 class Findings:
@@ -68,7 +73,10 @@ async def doctor(book: BookOption) -> None:
             raise
         findings.add("book", None, str(error))  # a new installation without a book is not an error
     else:
+        _check_folder(findings, settings)
         _check_files(findings, settings)
+        async for found in check_servers(settings):
+            findings.add(found.check, found.ok, found.detail)
         await _check_topics(findings, settings)
     if findings.bad:
         raise typer.Exit(1)
@@ -92,13 +100,28 @@ async def _check_server(findings: Findings, book: str | None) -> None:
 
 def _check_installation(findings: Findings) -> None:
     findings.add("python", sys.version_info >= (3, 11), platform.python_version())
-    known = tuple(int(part) for part in apsw.sqlitelibversion().split("."))
-    findings.add("sqlite", known >= (3, 51, 3), apsw.sqlitelibversion())
-    findings.add("java", None, shutil.which("java") or "not found: needed for Spark only")
+    sqlite = apsw.sqlitelibversion()
+    known = tuple(int(part) for part in sqlite.split(".")) >= (3, 51, 3)
+    findings.add("sqlite", known, sqlite if known else f"{sqlite} can damage files: pip install --upgrade apsw")
+    findings.add("java", None, shutil.which("java") or "not found: only Spark needs it (Java 17)")
     for name, module in EXTRAS.items():
         installed = find_spec(module) is not None
         detail = "installed" if installed else f"not installed: pip install 'tidebook[{name}]'"
         findings.add(f"extra {name}", None, detail)
+
+
+def _check_folder(findings: Findings, settings: Settings) -> None:
+    """Check that this user may write the book's folder, and that its disk has space."""
+    folder = settings.folder.expanduser()
+    if not folder.exists():
+        return
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        findings.add("folder", False, f"{folder} cannot be written by this user: chown or chmod it")
+        return
+    free_mb = shutil.disk_usage(folder).free // 1_000_000
+    detail = f"{free_mb:,} MB free on the disk"
+    remedy = "" if free_mb >= FREE_MB_MIN else ": free some space, or appends will fail"
+    findings.add("folder", free_mb >= FREE_MB_MIN, detail + remedy)
 
 
 def _check_files(findings: Findings, settings: Settings) -> None:
@@ -121,6 +144,8 @@ async def _check_topics(findings: Findings, settings: Settings) -> None:
                     status = await checked_description(each, topic)
                     detail = f"epoch {status.epoch}, {status.records:,} records, {status.lag:,} not replicated yet"
                     findings.add(f"topic {topic}", True, detail)
+                    for found in await check_topic(each, status, now_ms=time.time_ns() // 1_000_000):
+                        findings.add(found.check, found.ok, found.detail)
                 except TidebookError as error:
                     findings.add(f"topic {topic}", False, str(error))
     except TidebookError as error:

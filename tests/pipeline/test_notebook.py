@@ -1,0 +1,28 @@
+"""The notebook of the examples: its code cells run in their order, twice in the same folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook" / "orders.ipynb"
+
+
+def test_the_notebook_sums_up_what_was_paid(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if each["cell_type"] == "code"]
+    assert all(not each["outputs"] for each in cells)  # outputs of somebody's run are not kept
+    for _ in range(2):
+        inside: dict[str, Any] = {}
+        for cell in cells:
+            exec("".join(cell["source"]), inside)
+        assert inside["totals"] == {"lamp": 85}
