@@ -590,6 +590,25 @@ def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: R
     run(program())
 
 
+def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run: Run) -> None:
+    """The last topic was deleted, and the replication has noticed it by an error first."""
+
+    async def program() -> None:
+        memory = Memory()
+        await memory.put(value=newer_version())
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(0.5)
+        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+        memory.configs.clear()
+        memory.faults.fail("topics", AWAY)
+        await asyncio.sleep(5.0)
+        assert (replication.status().state, replication.status().stopped) == ("waiting", {})
+        await replication.close()
+
+    run(program())
+
+
 class LostLock(NoLock):
     """A lock that another process has for a while."""
 
