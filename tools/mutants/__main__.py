@@ -39,6 +39,8 @@ DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and n
 #: Slow tests are tried last, and by default no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
+#: How many modules of tests one process measures.
+MEASURED_AT_ONCE = 12
 #: Quicker tests of a mutant's own package are tried before all others.
 NEAR_SECONDS_MAX = 1.0
 #: A test that takes longer with a mutant than without it, by this factor and this time, is run again after a control
@@ -236,8 +238,9 @@ def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> Cov
     shared = _digest(path for path in every if not path.name.startswith("test_"))
     caches = {path: ROOT / ".mutants" / f"{shared}-{_digest([path])}.json" for path in _test_files(tests)}
     missing = [path for path, cache in caches.items() if refresh or not cache.exists()]
-    if missing:
-        _measure({path: caches[path] for path in missing})
+    for first in range(0, len(missing), MEASURED_AT_ONCE):  # so that a run that ends meanwhile has not lost all of them
+        _say(f"measuring which lines the tests run: {len(missing) - first:,} modules left (minutes)")
+        _measure({path: caches[path] for path in missing[first : first + MEASURED_AT_ONCE]})
     lines: dict[str, dict[str, list[str]]] = {}
     seconds: dict[str, float] = {}
     for cache in caches.values():
@@ -267,7 +270,6 @@ def _digest(paths: Iterable[Path]) -> str:
 
 
 def _measure(caches: Mapping[Path, Path]) -> None:
-    _say(f"measuring which lines the tests of {len(caches):,} modules run (minutes)")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "map.json"
         variables = {**os.environ, OUTPUT: str(output), SOURCE: str(PACKAGE), "PYTHONHASHSEED": "0"}

@@ -268,9 +268,9 @@ class InlineReplication:
                 await asyncio.sleep(LOOK_PAUSE_S)
                 since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
         finally:
-            following = [task for _, task in self._following.values()]
-            self._following.clear()
+            following, self._following = [task for _, task in self._following.values()], {}
             await cancel_and_wait(ticking, *following)
+            self._stopped = {}  # nothing is retried any more
 
     async def _follow_topics(self, configs: dict[str, TopicConfig]) -> None:
         """Start the new topics; stop those that were deleted; start those again whose configuration changed."""

@@ -195,7 +195,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[tuple[Book, Faults, InlineRepl
             await replication.close()
 
 
-@pytest.mark.parametrize("call", ["apply", "topics", "topic_config", "pointer", "read", "end", "wait"])
+@pytest.mark.parametrize("call", ["apply", "topic", "topics", "topic_config", "pointer", "read", "end", "wait"])
 async def test_replication_goes_on_after_a_failure(tmp_path: Path, call: str) -> None:
     async with faulty(tmp_path) as (book, faults, replication):
         faults.fail(call, Unavailable("it is down"), times=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidebook.core.action import Action, Append, Purge
@@ -155,6 +155,8 @@ TAGGED_ACTIONS = st.one_of(ACTIONS, st.builds(tagged, st.integers(1, 3), st.just
 
 
 @given(st.lists(TAGGED_ACTIONS, max_size=10), st.integers(0, 10), st.booleans())
+@example([tagged(3, "x", "y"), delete(2)], 1, True)
+@example([tagged(3, "x", "y"), purge()], 1, True)
 def test_a_journal_is_the_same_whether_it_comes_in_one_slice_or_in_two(
     actions: list[Action], cut: int, clear_tags: bool
 ) -> None:

@@ -6,7 +6,8 @@ Fractions are exact, so that times are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,14 +15,14 @@ import pytest
 
 from tests.simulation.virtual_time import VirtualTimeLoop
 from tidebook.core.action import Mark
-from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import Corrupt, Fenced, LogLost, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.log.port import Record, RecordPage
+from tidebook.log.port import Record, RecordPage, TopicState
 from tidebook.replication import inline, partition, tail, ticks
-from tidebook.replication.inline import InlineReplication
+from tidebook.replication.inline import InlineReplication, NoLock
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.replication.tail import ReplicationTail
 from tidebook.replication.ticks import LOOK_EVERY_S, Ticker, TickIntervals
@@ -44,11 +45,13 @@ class Memory:
 
     def __init__(self) -> None:
         self.records: dict[int, list[Record]] = {0: [], 1: []}
-        self.pointers: dict[int, Pointer] = {}
+        self.replicated: dict[int, Pointer] = {}
         #: The time of each slice, its partition and its last offset.
         self.applied: list[tuple[float, int, int]] = []
         #: The time of each read, and where it began.
         self.reads: list[tuple[float, int]] = []
+        self.configs = {TOPIC: CONFIG}
+        self.settings: dict[str, str] = {}
         self.faults = Faults()
         self._news = asyncio.Condition()
 
@@ -78,16 +81,49 @@ class Memory:
             return False
         return True
 
+    async def topic(self, topic: str) -> TopicState:
+        return TopicState(topic, CONFIG.topic_id, CONFIG.partitions)
+
+    async def start(self, topic: str, partition: int) -> int:
+        return 0
+
+    async def end(self, topic: str, partition: int) -> int:
+        return len(self.records[partition])
+
+    async def topics(self) -> list[str]:
+        return list(self.configs)
+
+    async def topic_config(self, topic: str) -> TopicConfig | None:
+        return self.configs.get(topic)
+
+    async def tags(self) -> AsyncIterator[str]:
+        for tag in list[str]():
+            yield tag
+
+    async def setting(self, name: str) -> str | None:
+        return self.settings.get(name)
+
+    async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
+        self.settings[name] = value
+        return True
+
+    async def wait_any(self, *, timeout_s: float, since: int) -> int:
+        await asyncio.sleep(timeout_s)
+        return since
+
+    async def pointers(self, topic: str) -> dict[int, Pointer]:
+        return self.replicated
+
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
-        return self.pointers.get(partition)
+        return self.replicated.get(partition)
 
     async def heads(self, topic: str, ids: list[str]) -> dict[str, Any]:
         return {}
 
     async def apply(self, writes: SliceWrites) -> None:
-        if self.pointers.get(writes.partition) != writes.began:
+        if self.replicated.get(writes.partition) != writes.began:
             raise Fenced("another replicator has moved the pointer")
-        self.pointers[writes.partition] = writes.pointer
+        self.replicated[writes.partition] = writes.pointer
         self.applied.append((now_s(), writes.partition, writes.pointer.position.offset))
 
 
@@ -97,7 +133,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, An
     loop = VirtualTimeLoop()
     for module in (partition, inline):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
-    for module in (partition, tail):
+    for module in (partition, tail, inline):
         monkeypatch.setattr(module, "RETRY_FIRST_S", 0.125)
     yield loop.run
     loop.close()
@@ -163,7 +199,7 @@ def test_a_tail_reads_on_from_where_another_replicator_has_brought_its_partition
         running = asyncio.ensure_future(tail_.run())
         await asyncio.sleep(1.0)
         memory.records[0] = [Record(offset, 0, None, MARK) for offset in range(5)]  # nothing wakes the tail
-        memory.pointers[0] = Pointer(Position(1, 3), 0)
+        memory.replicated[0] = Pointer(Position(1, 3), 0)
         await asyncio.sleep(tail.CHECK_EVERY_S)
         assert memory.reads == [(tail.CHECK_EVERY_S, 4)]
         assert memory.applied == [(tail.CHECK_EVERY_S, 0, 4)]
@@ -380,6 +416,226 @@ def test_a_rest_right_after_a_tick_or_without_followers_takes_its_whole_time(run
     run(program())
 
 
+# ---- the replication of a process
+
+
+def inline_of(memory: Memory, **how: Any) -> InlineReplication:
+    port: Any = memory.faults.around(memory)
+    return InlineReplication(port, port, clock=ManualClock(0), metrics=Metrics(), **how)
+
+
+class Times:
+    """A condition of a fault, which records when the call is made."""
+
+    def __init__(self, partition: int | None = None, *, until: int = 10_000) -> None:
+        self._partition = partition
+        self._until = until
+        self.at_s: list[float] = []
+
+    def __call__(self, *given: Any, **named: Any) -> bool:
+        if self._partition is not None and given[1] != self._partition:
+            return False
+        self.at_s.append(now_s())
+        return len(self.at_s) <= self._until
+
+
+AWAY = Unavailable("it is away")
+
+
+def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succeeds(run: Run) -> None:
+    async def program() -> None:
+        memory, tries = Memory(), Times(0, until=3)
+        memory.faults.fail("wait", AWAY, times=None, where=tries)
+        replication = inline_of(memory)
+        replication.start()
+        await memory.put()
+        await asyncio.sleep(10.0)
+        assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "it waits for the next record"
+        assert memory.applied == [(0.875, 0, 0)]
+        assert (replication.status().failures, replication.status().stopped) == (3, {})
+        tries.at_s.clear()
+        await memory.put()
+        await asyncio.sleep(10.0)
+        assert tries.at_s == [10.0, 10.125, 10.375, 10.875], "the pauses begin anew after a success"
+        await replication.close()
+
+    run(program())
+
+
+@pytest.mark.parametrize(
+    ("error", "stopped"), [(AWAY, {}), (Corrupt("lost"), {f"{TOPIC}/0": "lost", f"{TOPIC}/1": "lost"})]
+)
+def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
+    run: Run, error: TidebookError, stopped: dict[str, str]
+) -> None:
+    async def program() -> None:
+        memory, tries = Memory(), Times(until=3)
+        memory.faults.fail("topic", error, times=None, where=tries)
+        replication = inline_of(memory)
+        replication.start()
+        await memory.put()
+        await asyncio.sleep(0.75)
+        assert replication.status().stopped == stopped
+        assert replication.status().failures == 3 * max(1, len(stopped))
+        await asyncio.sleep(10.0)
+        assert tries.at_s == [0.0, 0.125, 0.375, 0.875]
+        assert memory.applied == [(0.875, 0, 0)]
+        assert replication.status().stopped == {}
+        await replication.close()
+
+    run(program())
+
+
+def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_begin_anew_after_a_success(run: Run) -> None:
+    async def program() -> None:
+        memory, tries = Memory(), Times(until=3)
+        memory.faults.fail("topics", AWAY, times=None, where=tries)
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(0.5)
+        assert (replication.status().state, replication.status().last_error) == ("waiting", f"replication: {AWAY}")
+        await asyncio.sleep(0.5)
+        assert tries.at_s[:4] == [0.0, 0.125, 0.375, 0.875]
+        assert replication.status().state == "active"
+        tries.at_s.clear()
+        await asyncio.sleep(2.0)
+        pauses_s = [later - earlier for earlier, later in pairwise(tries.at_s[:4])]
+        assert pauses_s == pytest.approx([0.125, 0.25, 0.5])
+        await replication.close()
+
+    run(program())
+
+
+def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        await memory.put(value=newer_version())
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(12.0)
+        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+        retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}  # others are of the status
+        assert retried_s == {0.0, 5.0, 10.0}
+        memory.records[0] = [Record(0, 0, None, MARK)]
+        await asyncio.sleep(4.0)
+        assert (replication.status().stopped, memory.applied) == ({}, [(15.0, 0, 0)])
+        await replication.close()
+
+    run(program())
+
+
+def test_topics_are_looked_for_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
+    async def program() -> None:
+        memory, looks = Memory(), Times(until=0)
+        memory.faults.fail("topics", AWAY, times=None, where=looks)
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(10.0)
+        assert len(looks.at_s) <= 30  # ten of the loop, and some of the ticker and of the status
+        await replication.close()
+
+    run(program())
+
+
+def test_the_status_is_stored_at_the_start_and_every_five_seconds(run: Run) -> None:
+    async def program() -> None:
+        memory, writes = Memory(), Times(until=0)
+        memory.faults.fail("set_setting", AWAY, times=None, where=writes)
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(16.5)
+        assert writes.at_s[0] == 0.0
+        assert [round(later - earlier) for earlier, later in pairwise(writes.at_s)] == [5, 5, 5]
+        await replication.close()
+
+    run(program())
+
+
+def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        memory.faults.fail("set_setting", AWAY, times=None)
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(20.0)
+        await memory.put()
+        await asyncio.sleep(0.0625)
+        assert memory.applied == [(20.0, 0, 0)]
+        assert (replication.status().state, replication.status().failures) == ("active", 0)
+        await replication.close()
+
+    run(program())
+
+
+def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        await memory.put(value=newer_version())
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(0.5)
+        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+        del memory.configs[TOPIC]
+        await asyncio.sleep(2.0)
+        assert replication.status().stopped == {}
+        await memory.put(1)
+        await asyncio.sleep(2.0)
+        assert memory.applied == []
+        memory.configs[TOPIC] = CONFIG
+        await asyncio.sleep(2.0)
+        assert [each[1:] for each in memory.applied] == [(1, 0)]
+        await replication.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(program())
+
+
+def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run: Run) -> None:
+    """The last topic was deleted, and the replication has noticed it by an error first."""
+
+    async def program() -> None:
+        memory = Memory()
+        await memory.put(value=newer_version())
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(0.5)
+        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+        memory.configs.clear()
+        memory.faults.fail("topics", AWAY)
+        await asyncio.sleep(5.0)
+        assert (replication.status().state, replication.status().stopped) == ("waiting", {})
+        await replication.close()
+
+    run(program())
+
+
+class LostLock(NoLock):
+    """A lock that another process has for a while."""
+
+    def take(self) -> bool:
+        return not 3.0 <= now_s() < 8.0
+
+
+def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_again(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        replication = inline_of(memory, lock=LostLock())
+        replication.start()
+        await memory.put()
+        await asyncio.sleep(5.0)
+        assert replication.status().state == "passive"
+        await memory.put()
+        await asyncio.sleep(2.5)
+        assert memory.applied == [(0.0, 0, 0)]
+        await asyncio.sleep(2.5)
+        assert replication.status().state == "active"
+        assert [offset for *_, offset in memory.applied] == [0, 1]
+        assert memory.applied[1][0] >= 8.0
+        await replication.close()
+
+    run(program())
+
+
 # ---- a process that waits for the lock
 
 
@@ -404,16 +660,8 @@ class HeldLock:
         self.released += 1
 
 
-class OneTopic:
-    """A store that knows a topic."""
-
-    async def topics(self) -> list[str]:
-        return [TOPIC]
-
-
 def waiting_for(lock: HeldLock) -> InlineReplication:
-    store: Any = OneTopic()
-    return InlineReplication(store, store, clock=ManualClock(0), metrics=Metrics(), lock=lock)
+    return inline_of(Memory(), lock=lock)
 
 
 def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
