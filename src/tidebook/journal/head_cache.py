@@ -156,9 +156,7 @@ class HeadCache:
     # ---- the tail
 
     async def begin(self) -> None:
-        """Begin the tail: at the log's end if the log is indexed by key, else after the store's pointer."""
-        if self.next_offset >= 0:
-            return
+        """Begin the tail, once: at the log's end if the log is indexed by key, else after the store's pointer."""
         async with self._begin_lock:
             if self.next_offset >= 0:
                 return
@@ -173,8 +171,7 @@ class HeadCache:
     async def reach(self, offset: int, *, follow: bool = True) -> None:
         """Take every record up to and including `offset`; with `follow`, keep following the log for a while."""
         self._used_at = time.monotonic()
-        if self.next_offset < 0:
-            await self.begin()
+        await self.begin()
         if self.next_offset > offset:
             return
         if self._closed:
@@ -442,8 +439,7 @@ class HeadCache:
         if id in self.heads:
             self.heads.move_to_end(id)
             return self.heads[id]
-        if self.next_offset < 0:
-            await self.begin()
+        await self.begin()
         if self._log.indexed_by_key:
             return await self._resolve(id)
         task = self._resolving.get(id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from typing import Protocol, TypeVar
@@ -311,7 +312,7 @@ class Reader:
         part, cache = ReadView(view.restart, self.cache.config), self.cache
         start, stop = view.restart.as_of + 1, view.as_of + 1
         while start < stop:
-            part = ReadView(ViewBase(part.head, start - 1), cache.config, bytes_max=1 << 62)
+            part = ReadView(ViewBase(part.head, start - 1), cache.config, bytes_max=sys.maxsize)
             page = await read_page(self._log, cache.topic, cache.partition, start=start, stop=stop, key=key.id.encode())
             for record in page.records:
                 part.take(record)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.action import Mark
 from tidebook.core.bounds import TICK_AHEAD_MS_MAX
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
@@ -18,10 +19,12 @@ from tidebook.core.record import PLAIN_BYTES_MAX, decode_record
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal import journal as journals
+from tidebook.journal import reader as readers
 from tidebook.journal.append import EncodedAppends, encode_append, retry_floor
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.topic import open_topic
+from tidebook.log.port import Outgoing
 from tidebook.runtime.clock import RandomIds
 
 OpenRig = Callable[..., Rig]
@@ -546,3 +549,101 @@ async def test_where_a_view_comes_from_is_counted(open_rig: OpenRig) -> None:
     fresh.store_faults.fail("head", Unavailable("the store is down"), times=None)
     assert await fresh.read("b") == [1]
     assert fresh.metrics.counted("read_without_store") == 1
+
+
+def is_mark(record: Outgoing, *_: object) -> bool:
+    return isinstance(decode_record(record.value), Mark)
+
+
+@kafka_only
+@pytest.mark.parametrize("given", [{}, {"start": 3}, {"end": 4}, {"start": 1, "end": 3}], ids=str)
+async def test_rows_of_a_known_journal_are_requested_while_the_mark_is_on_its_way(
+    open_rig: OpenRig, given: dict[str, int]
+) -> None:
+    rig = open_rig(page_events=10)
+    await rig.append("a", *range(1, 6))
+    await rig.journal.delete("a", to=1)
+    await rig.replicate()
+    expected = [number for number in range(2, 6) if given.get("start", 1) <= number <= given.get("end", 9)]
+    assert await rig.read("a", **given) == expected
+    rig.store_faults.calls.clear()
+    discarded = rig.metrics.counted("read_rows_discarded")
+    mark, rows = rig.log_faults.hold("send", where=is_mark), rig.store_faults.hold("events")
+    reading = asyncio.create_task(rig.read("a", **given))
+    await asyncio.wait_for(rows.reached(), 30)
+    rows.release()
+    await mark.reached()
+    mark.release()
+    assert await reading == expected
+    assert rig.metrics.counted("read_rows_discarded") == discarded
+    assert rig.store_faults.calls["events"] == 1
+
+
+@kafka_only
+@pytest.mark.parametrize("given", [{"start": 6}, {"end": 1}], ids=str)
+async def test_no_rows_are_requested_where_a_known_journal_has_none(open_rig: OpenRig, given: dict[str, int]) -> None:
+    rig = open_rig(page_events=10)
+    await rig.append("a", *range(1, 6))
+    await rig.journal.delete("a", to=1)
+    await rig.replicate()
+    for _ in range(2):
+        assert await rig.read("a", **given) == []
+    assert rig.store_faults.calls["events"] == 0
+
+
+@kafka_only
+async def test_rows_of_a_journal_with_gaps_are_not_requested_in_advance(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "SPARSE_IDS_MAX", 2)
+    rig = open_rig(page_events=4)
+    for id in "abc":
+        await rig.append(id, 1)
+        await rig.append(id, 9, at=9)
+    await rig.replicate()
+    assert rig.journal._open is not None
+    reader = rig.journal._open.partitions[0]
+    for id, sparse in (("a", {"a"}), ("b", {"a", "b"}), ("c", {"c"})):
+        assert await rig.read(id) == [1, 9]
+        assert reader._sparse_ids == sparse
+    mark = rig.log_faults.hold("send", where=is_mark)
+    rig.store_faults.calls.clear()
+    reading = asyncio.create_task(rig.read("c"))
+    await mark.reached()
+    await turns()
+    assert rig.store_faults.calls["events"] == 0
+    mark.release()
+    assert await reading == [1, 9]
+
+
+@kafka_only
+async def test_pages_after_the_first_are_requested_before_they_are_wanted(open_rig: OpenRig) -> None:
+    rig = open_rig(page_events=4, segment_size=1000)
+    await rig.append("a", *range(40))
+    await rig.replicate()
+    fresh = open_rig(page_events=4, segment_size=1000)
+    events = fresh.journal.read("a")
+    assert (await anext(events)).payload == 0
+    await turns()
+    assert fresh.store_faults.calls["events"] > 2
+    assert [event.payload async for event in events] == list(range(1, 40))
+    assert fresh.store_faults.calls["events"] <= 12
+
+
+async def test_other_tasks_run_between_the_pages_of_a_read(open_rig: OpenRig) -> None:
+    rig = open_rig(page_events=2)
+    await rig.append("a", *range(20))
+    await rig.replicate()
+    read: list[Any] = []
+    seen: set[int] = set()
+
+    async def watch() -> None:
+        while len(read) < 20:
+            seen.add(len(read))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    async for event in rig.journal.read("a"):
+        read.append(event.payload)
+    await watching
+    assert len(seen) > 5

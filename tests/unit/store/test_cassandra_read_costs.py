@@ -21,10 +21,11 @@ from tests.unit.store.test_cassandra_tag_views import DAY_MS, HOUR_MS, Server, v
 from tidebook.core.buckets import FIXED_AHEAD_MS, Buckets, encode_buckets
 from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
-from tidebook.core.replication_plan import EventRow, TagPosition
+from tidebook.core.replication_plan import EventRow, PutEvents, TagPosition
 from tidebook.store.cassandra import scan as scans
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra import tag_views
+from tidebook.store.cassandra.mutations import event_batches
 from tidebook.store.cassandra.scan import PAGE_ROWS_MIN, SCANS_AT_ONCE, EventPages, PageSizes, scan_segments
 from tidebook.store.cassandra.token_ranges import token_ranges
 
@@ -138,6 +139,20 @@ async def test_as_many_segments_are_read_at_once_as_a_page_may_fill() -> None:
     found = await pages.read(SMALL, small_head(200), after=10, to=200, limit=45)
     assert [row.seq_nr for row in found] == list(range(11, 51))
     assert table.rounds == [[1, 2, 3, 4]]
+
+
+async def test_the_last_event_of_a_page_is_found_in_the_fullest_row() -> None:
+    """A row has the number of its last event, which is up to fifteen after the first one."""
+    head = Head(True, 40, 0, HEAD.incarnation, HEAD.position, 100, None, 0, (), None, ())
+    rows = appended([40])
+    table = EventTable(rows)
+    batches = event_batches(PutEvents(SMALL, head, tuple(rows)))
+    table.cells = {(each.values[2], each.values[3]): each.values[4] for batch in batches for each in batch}
+    assert sorted(table.cells) == [(0, 16), (0, 32), (0, 40)]
+    pages = EventPages(table)  # type: ignore[arg-type]
+    for to in (1, 2, 16, 17, 32, 33):
+        found = await pages.read(SMALL, head, after=to - 1, to=to, limit=10)
+        assert [row.seq_nr for row in found] == [to]
 
 
 async def test_a_journal_without_jumps_has_no_list_to_read() -> None:
@@ -299,6 +314,8 @@ class CountedServer(Server):
         super().__init__(live, gone, bucket_ms)
         self.pages: list[list[Any]] = []
         self.lists = 0
+        #: The hours of the buckets that are read at the same time.
+        self.rounds: list[list[int]] = []
         #: Whether each of the next pages fails.
         self.fails: list[bool] = []
         self.sizes: list[int | None] = []
@@ -308,6 +325,9 @@ class CountedServer(Server):
             self.lists += 1
         if query == cql.TAG_ROWS:
             self.pages.append(values)
+            if not self.reading:
+                self.rounds.append([])
+            self.rounds[-1].append(values[1] // HOUR_MS)
             self.sizes.append(options.get("page_size"))
             if self.fails and self.fails.pop(0):
                 raise Unavailable("aborted") from self.given_up_as()
@@ -350,6 +370,15 @@ async def test_all_buckets_are_found_however_many_a_query_returns(
     found = await views(server).rows("paid", None, 0, 2**62, 100)
     assert [row.time_ms for row in found] == server.live
     assert server.lists == 5 // per_query + 1
+
+
+async def test_after_a_bucket_with_rows_the_next_one_is_read_alone() -> None:
+    server = CountedServer([n * HOUR_MS for n in range(20)], [])
+    assert len(await views(server).rows("paid", None, 0, 2**62, 16)) == 16
+    assert server.most_at_once == 1
+    server = CountedServer([0, 5 * HOUR_MS, 13 * HOUR_MS], [n * HOUR_MS for n in range(13)])
+    assert len(await views(server).rows("paid", None, 0, 2**62, 16)) == 3
+    assert server.rounds == [[0], [1], [2, 3], [4, 5, 6, 7], [8], [9, 10], [11, 12, 13]]
 
 
 async def test_no_bucket_is_read_that_begins_at_the_end_of_the_stream_or_later() -> None:

@@ -89,6 +89,68 @@ def test_nodes_that_do_not_agree_are_waited_for_as_long_as_the_lease_allows() ->
     assert keyspace.done == []
 
 
+def test_each_statement_waits_until_the_nodes_agree_on_the_one_before() -> None:
+    class Slow(Opened):
+        """Its nodes agree at the second look after each change."""
+
+        behind = False
+
+        async def define(self, ddl: str, *, address: str | None = None) -> None:
+            assert not self.behind
+            self.behind = True
+            await super().define(ddl, address=address)
+
+        async def query(self, text: str) -> list[tuple[str, ...]]:
+            rows = await super().query(text)
+            if text.endswith("system.peers") and "schema_version" in text and self.behind:
+                self.behind = False
+                return [(*rows[0][:3], "another version"), *rows[1:]]
+            return rows
+
+    keyspace = Slow(None)
+    run(lambda: migrate(keyspace, "k", SCHEMA))  # type: ignore[arg-type]
+    assert [each for each in keyspace.done if each in "ABC"] == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize("what", ["agreement", "lock", "visible"])
+def test_a_wait_that_reaches_its_limit_exactly_makes_one_more_attempt(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The limit is a time that may pass, not one that must be left."""
+    for name in ("AGREEMENT_S_MAX", "LOCK_WAIT_S_MAX", "VISIBLE_S_MAX"):
+        monkeypatch.setattr(migrations, name, 1.0)
+    monkeypatch.setattr(migrations, "LOCK_POLL_S", 0.25)
+    attempts: list[float] = []
+
+    def attempt() -> None:
+        attempts.append(asyncio.get_running_loop().time())
+
+    class Stuck(Opened):
+        async def query(self, text: str) -> list[tuple[str, ...]]:
+            if what == "agreement" and text.endswith("system.peers"):
+                attempt()
+            return await super().query(text)
+
+        async def compare_and_set(self, statement: str, values: Sequence[Any]) -> dict[str, Any]:
+            if statement == cql.LOCK:
+                attempt()
+                return {"[applied]": False, "holder": "another"}
+            return await super().compare_and_set(statement, values)
+
+    async def invisible() -> None:
+        attempt()
+        raise Corrupt("no such table")
+
+    keyspace = Stuck(1, versions=[["v", "v", "u"]] if what == "agreement" else ())
+    programs: dict[bool, Callable[[], Awaitable[Any]]] = {
+        True: lambda: _retry_until_visible(invisible),
+        False: lambda: migrate(keyspace, "k", SCHEMA),  # type: ignore[arg-type]
+    }
+    with pytest.raises((Corrupt, Unavailable)):
+        run(programs[what == "visible"])
+    assert attempts == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+
+
 def test_a_node_whose_version_is_not_known_is_no_disagreement() -> None:
     keyspace = Keyspace(*BOTH_TABLES, versions=[["v", None, "v"]])  # type: ignore[list-item]
     run(lambda: migrate(keyspace, "k", SCHEMA))  # type: ignore[arg-type]

@@ -105,9 +105,7 @@ async def rows_after_delete(
 
 def _of_slice(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
     """Return the rows of a slice after a delete that may share a packed row with what it deletes."""
-    if not puts:
-        return []
-    rows = [row for row in puts[-1].rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
+    rows = [row for put in puts[-1:] for row in put.rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
     return [row for row in rows if row.position == rows[0].position and _row_index(row) == _row_index(rows[0])]
 
 

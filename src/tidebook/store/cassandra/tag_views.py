@@ -160,11 +160,7 @@ class TagViews:
             while starts and len(found) < limit:
                 of_round = [starts.popleft() for _ in range(min(at_once, len(starts)))]
                 bucket = of_round[-1]
-                pages = (
-                    self._page(tag, each, after_key, until_ms, limit - len(found), decode)
-                    for each in of_round
-                    if each < until_ms
-                )
+                pages = (self._page(tag, each, after_key, until_ms, limit - len(found), decode) for each in of_round)
                 rows = [row for page in await asyncio.gather(*pages) for row in page]
                 found += rows[: limit - len(found)]
                 # A listed bucket without rows had all of them deleted, and many may follow: read more of them at once.
