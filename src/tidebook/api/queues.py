@@ -69,6 +69,8 @@ class ClaimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     lease_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
     wait_s: Annotated[float, Meta(ge=0, le=CLAIM_WAIT_S_MAX)] = 0.0
     together: bool = True
+    #: The id of the worker that claims.
+    worker: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")] = ""
     done: Annotated[tuple[str, ...], Meta(max_length=CLAIM_MAX)] = ()
 
 
@@ -171,6 +173,43 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tables: int
     #: Since when the queue is paused, and gives out no claim.
     paused_at: datetime | None = None
+
+
+class WorkersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many workers to list at most."""
+
+    limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
+
+
+class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a worker reports of itself."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    concurrency: Annotated[int, Meta(ge=0, lt=2**31)] = 1
+    running: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    done: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    failed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as its last report describes it; `gone` if it has been silent for too long."""
+
+    id: str
+    name: str
+    queue: str
+    started_at: datetime
+    heartbeat_at: datetime
+    gone: bool
+    concurrency: int
+    running: int
+    done: int
+    failed: int
+
+
+class WorkersAnswer(msgspec.Struct, frozen=True):
+    """The workers of a queue, the latest heartbeat first."""
+
+    workers: list[WorkerAnswer]
 
 
 class QueuesAnswer(msgspec.Struct, frozen=True):

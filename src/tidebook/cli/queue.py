@@ -1,4 +1,4 @@
-"""`tidebook queue`: put, feed, work, pause, resume, list, listen, status, flags."""
+"""`tidebook queue`: put, feed, work, workers, pause, resume, list, listen, status, flags."""
 
 from __future__ import annotations
 
@@ -124,6 +124,17 @@ async def status(book: Book, queue: AnyName = None) -> None:
 
 
 @app.command()
+async def workers(book: Book, queue: Name, limit: LimitOption = 100) -> None:
+    """Print the workers of a queue in all processes, with their last heartbeats."""
+    table = output.Table("worker", "state", "since", "heartbeat", "running", "done", "failed")
+    for one in await (await _existing(book, queue)).workers(limit):
+        state = "gone" if one.gone else "live"
+        numbers = one.running, one.done, one.failed
+        table.add(one, one.name, state, one.started_at, one.heartbeat_at, *numbers)
+    table.print()
+
+
+@app.command()
 async def pause(book: Book, queue: Name) -> None:
     """Give out no entry to any worker until the queue is resumed.
 
@@ -203,6 +214,7 @@ def work(
     retry_s: float = seconds("Wait this long after the first failure; each further failure doubles it.", default=1.0),
     retry_max_s: float = seconds("Wait at most this long after a failure.", default=3_600.0),
     grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=30.0),
+    label: str | None = option("NAME", "How `queue workers` and the console call this worker; by default HOST:PID."),
     once: OnceOption = False,
 ) -> None:
     """Run a handler on entries as they become due, with heartbeats.
@@ -222,7 +234,13 @@ def work(
                 raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
             queue = names[0]
             worker = Worker(
-                opened.queue(queue), handler, concurrency=concurrency, lease_s=lease_s, retry=retry, grace_s=grace_s
+                opened.queue(queue),
+                handler,
+                concurrency=concurrency,
+                lease_s=lease_s,
+                retry=retry,
+                grace_s=grace_s,
+                label=label,
             )
             loop = asyncio.get_running_loop()
             with stop_on_signals(lambda: loop.call_soon_threadsafe(worker.stop)):

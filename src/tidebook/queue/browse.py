@@ -12,7 +12,7 @@ import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.queue.entry import hash_key
-from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStore, WaitingEntry
+from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStore, WaitingEntry, WorkerRow
 
 #: Entries of one page, and dead letters that one page looks at for those that match.
 BROWSE_MAX: Final = 1_000
@@ -42,6 +42,8 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
     #: The process date, both ends included.
     from_ms: int = 0
     to_ms: int = DATE_MAX
+    #: The first bytes of a worker's id: the entries that it holds.
+    worker: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.priority is not None and not 0 <= self.priority <= PRIORITY_MAX:
@@ -62,10 +64,13 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
             case "processing":
                 return self.from_ms, self.to_ms
 
-    def selects(self, row: WaitingEntry, now_ms: int) -> bool:
-        """Return whether an entry that was found by its key matches the rest."""
-        low, high = self.dates(now_ms)
-        return low <= row.process_at <= high and self.priority in (None, row.priority) and self.key in (None, row.key)
+    def selects(self, found: BrowsedEntry, now_ms: int) -> bool:
+        """Return whether an entry that was found by its key or its lease matches the rest."""
+        row, (low, high) = found.row, self.dates(now_ms)
+        if not low <= row.process_at <= high or self.priority not in (None, row.priority):
+            return False
+        held = self.worker is None or (found.token is not None and found.token.startswith(self.worker))
+        return held and self.key in (None, row.key)
 
 
 class BrowsedEntry(msgspec.Struct, frozen=True):
@@ -154,7 +159,7 @@ class BrowsableStore(QueueStore, QueueBrowser, Protocol):
 class BoundBrowser:
     """The bounded reads of one queue, which is not created by them."""
 
-    def __init__(self, store: QueueBrowser, queue: QueueRef) -> None:
+    def __init__(self, store: BrowsableStore, queue: QueueRef) -> None:
         self._store = store
         self.queue = queue
 
@@ -187,6 +192,10 @@ class BoundBrowser:
     async def count_letters(self, *, limit: int) -> int:
         """Return how many dead letters there are, at most `limit`."""
         return await self._store.count_letters(self.queue, limit=limit)
+
+    async def workers(self, *, limit: int = 100) -> list[WorkerRow]:
+        """Return the workers of the queue, the latest report first."""
+        return await self._store.workers(self.queue, limit=check_browse_limit(limit))
 
     async def paused_at(self) -> int | None:
         """Return since when the queue is paused; None if it is not."""

@@ -12,7 +12,16 @@ import msgspec
 
 from tidebook.core.errors import InvalidInput, TooLarge
 from tidebook.core.payload import encode_payload, encode_text
-from tidebook.queue.port import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry, Step
+from tidebook.queue.port import (
+    ENTRIES_MAX,
+    LEASE_MS_MAX,
+    NEVER_MS,
+    PRIORITY_MAX,
+    PUT_BYTES_MAX,
+    NewEntry,
+    Step,
+    WorkerReport,
+)
 from tidebook.queue.priority import DEFAULT
 from tidebook.runtime.clock import Ids
 
@@ -146,6 +155,17 @@ def hash_key(key: object) -> bytes:
 def check_source_name(value: object) -> str:
     """Return the name of a source; raise InvalidInput if it is not one."""
     return _check_text(value, "a source's name", SOURCE_BYTES_MAX)
+
+
+def check_worker(report: WorkerReport) -> WorkerReport:
+    """Return a worker's report; raise InvalidInput if it is malformed."""
+    if type(report.id) is not bytes or len(report.id) != 16:
+        raise InvalidInput("a worker's id is 16 bytes")
+    _check_text(report.name, "a worker's name")
+    for number in (report.concurrency, report.running, report.done, report.failed):
+        if type(number) is not int or not 0 <= number < 2**31:
+            raise InvalidInput(f"the numbers of a worker are 0 to {2**31 - 1:,}, not {number!r}")
+    return report
 
 
 def check_steps(steps: Iterable[Step]) -> Sequence[Step]:

@@ -25,6 +25,11 @@ PUT_BYTES_MAX: Final = 16_000_000
 LEASE_MS_MAX: Final = 3_153_600_000_000
 #: Process dates that `due` reports for a queue.
 UPCOMING_MAX: Final = 200
+#: A worker that has not reported itself for this long counts as gone; later it is forgotten.
+WORKER_GONE_MS: Final = 35_000
+WORKER_FORGOTTEN_MS: Final = 3_600_000
+#: The tokens of a worker's claims begin with so many bytes of its id.
+HOLDER_BYTES: Final = 8
 
 Period = Literal["hour", "day", "month", "ever"]
 Drained = Literal["truncate", "reset", "drop"]
@@ -228,6 +233,36 @@ class MaintenanceResult(msgspec.Struct, frozen=True):
     now_ms: int = 0
 
 
+class WorkerReport(msgspec.Struct, frozen=True):
+    """What a worker reports of itself."""
+
+    id: bytes
+    name: str
+    concurrency: int
+    running: int
+    done: int
+    failed: int
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """A worker as its last report describes it."""
+
+    id: bytes
+    name: str
+    concurrency: int
+    running: int
+    done: int
+    failed: int
+    started_at: int
+    reported_at: int
+    now_ms: int
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has been silent for too long to be working."""
+        return self.now_ms - self.reported_at > WORKER_GONE_MS
+
+
 class WakeRequest(NamedTuple):
     """A notification that an entry becomes due at `at`; None: poll the queue."""
 
@@ -307,6 +342,15 @@ class QueueStore(Protocol):
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         """Return entries to the queue, merge them into a waiting one of their key, or make dead letters of them."""
+
+    async def report_worker(self, queue: QueueRef, report: WorkerReport) -> None:
+        """Record that a worker lives; forget those of the queue that have long been silent."""
+
+    async def remove_worker(self, queue: QueueRef, id: bytes) -> None:
+        """Forget a worker that has ended."""
+
+    async def workers(self, queue: QueueRef, *, limit: int = 100) -> list[WorkerRow]:
+        """Return the workers of a queue, the latest report first."""
 
     async def due(self, queues: Sequence[QueueRef]) -> list[Due]:
         """Return, for each queue, when it next has work."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -13,11 +14,20 @@ from typing import Any, Final, Generic, NamedTuple
 
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
 from tidebook.queue import port
-from tidebook.queue.entry import Date, Entry, check_source_name, check_steps, chunks, duration_ms, encode_data
+from tidebook.queue.entry import (
+    Date,
+    Entry,
+    check_source_name,
+    check_steps,
+    check_worker,
+    chunks,
+    duration_ms,
+    encode_data,
+)
 from tidebook.queue.job import D, Job
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.runtime import QueueRuntime
-from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, WorkerView, check_list_limit
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 CLAIM_MAX: Final = 10_000
@@ -35,6 +45,8 @@ class ClaimCall(NamedTuple):
     limit: int
     lease_ms: int
     together: bool
+    #: The first bytes of its token.
+    holder: bytes = b""
 
 
 class Queue(Generic[D]):
@@ -146,7 +158,7 @@ class Queue(Generic[D]):
         return self
 
     async def claim(
-        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True
+        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True, worker: bytes = b""
     ) -> list[Job[D]]:
         """Claim due entries, by priority, then process date. Each is yours until its lease ends.
 
@@ -154,12 +166,16 @@ class Queue(Generic[D]):
         (a claim returns about 64 MB); entries of priority SLOW and above are never claimed with others.
         `together` says that you intend to finish many of them in one call of `done`, which is then cheaper; pass False
         if you finish them one by one. Both are possible in either case.
+        `worker` is the id of the `Worker` that claims: a console then shows which entries it holds.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
+        if type(worker) is not bytes or len(worker) not in (0, 16):
+            raise InvalidInput(f"worker is the id of a worker, 16 bytes, not {worker!r:.60}")
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
-        claiming = self._claim(ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM))
+        call = ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES])
+        claiming = self._claim(call)
         try:
             return await claiming
         except asyncio.CancelledError:
@@ -221,6 +237,22 @@ class Queue(Generic[D]):
         if ref is None:
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
         return QueueStatus.of(ref, await (await self._runtime.store()).counts(ref))
+
+    async def workers(self, limit: int = 100) -> list[WorkerView]:
+        """Return the workers of this queue in all processes, the latest heartbeat first."""
+        limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
+        if ref is None:
+            return []
+        rows = await (await self._runtime.store()).workers(ref, limit=limit)
+        return [WorkerView.of(self.name, row) for row in rows]
+
+    async def report_worker(self, report: port.WorkerReport) -> None:
+        """Record that a worker lives; a `Worker` does it every few seconds."""
+        await (await self._runtime.store()).report_worker(await self._ref(), check_worker(report))
+
+    async def remove_worker(self, id: bytes) -> None:
+        """Forget a worker that has ended."""
+        await (await self._runtime.store()).remove_worker(await self._ref(), id)
 
     async def pause(self) -> None:
         """Give out no claim, to any process, until `resume`; the pause outlives restarts.
@@ -309,12 +341,16 @@ class Queue(Generic[D]):
         ref, store, decode = await self._ref(), await self._runtime.store(), self._runtime.decoder(self.name)
         shares: list[list[Job[D]]] = [[] for _ in calls]
         errors: dict[int, TidebookError] = {}
-        for lease_ms, together in dict.fromkeys(call[1:] for call in calls):
-            unserved = [index for index, call in enumerate(calls) if call[1:] == (lease_ms, together)]
+        for lease_ms, together in dict.fromkeys(call[1:3] for call in calls):
+            unserved = [index for index, call in enumerate(calls) if call[1:3] == (lease_ms, together)]
             while unserved:
-                tokens, limits = dict.fromkeys(unserved, self._runtime.ids.new()), dict[bytes, int]()
+                limits = dict[bytes, int]()
                 if together:  # only entries that are stored together need a token for each caller
-                    tokens = {index: self._runtime.ids.new() for index in unserved}
+                    tokens = {index: self._new_token(calls[index].holder) for index in unserved}
+                else:
+                    holders = {calls[index].holder for index in unserved}
+                    of_holder = {holder: self._new_token(holder) for holder in holders}
+                    tokens = {index: of_holder[calls[index].holder] for index in unserved}
                 for index, token in tokens.items():
                     limits[token] = limits.get(token, 0) + calls[index].limit
                 try:
@@ -331,6 +367,10 @@ class Queue(Generic[D]):
                     shares[index] = list(islice(dealt[token], calls[index].limit))
                 unserved = [index for index in unserved if not shares[index]] if claimed else []
         return [errors.get(index, share) for index, share in enumerate(shares)]
+
+    def _new_token(self, holder: bytes) -> bytes:
+        """Return a token that begins with what names its holder, if there is one."""
+        return holder + os.urandom(16 - len(holder)) if holder else self._runtime.ids.new()
 
     async def _finish_group(
         self, calls: Sequence[list[port.LeasedEntry]]

@@ -10,7 +10,7 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
 from tidebook.queue.job import utc_datetime
-from tidebook.queue.port import NEVER_MS, Counts, DeadLetterRow, QueueRef, WaitingEntry
+from tidebook.queue.port import NEVER_MS, Counts, DeadLetterRow, QueueRef, WaitingEntry, WorkerRow
 
 LIST_MAX: Final = 1_000_000
 
@@ -65,6 +65,40 @@ class QueueStatus(msgspec.Struct, frozen=True):
         due, later, processing, dead, oldest_due_ms, next_at, tables, paused_at = msgspec.structs.astuple(counts)
         dates = optional_datetime(next_at), tables, optional_datetime(paused_at)
         return cls(ref.name, due, later, processing, dead, oldest_due_ms / 1000, *dates)
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker of a queue, as its last report describes it."""
+
+    id: str
+    name: str
+    queue: str
+    started_at: datetime
+    #: When it last reported itself.
+    heartbeat_at: datetime
+    #: Whether it has been silent for so long that it has probably ended without saying so.
+    gone: bool
+    concurrency: int
+    #: Entries that it processed when it last reported itself, and those that it finished and failed so far.
+    running: int
+    done: int
+    failed: int
+
+    @classmethod
+    def of(cls, queue: str, row: WorkerRow) -> WorkerView:
+        """Build the view of a stored report."""
+        return cls(
+            id=row.id.hex(),
+            name=row.name,
+            queue=queue,
+            started_at=utc_datetime(row.started_at),
+            heartbeat_at=utc_datetime(row.reported_at),
+            gone=row.gone,
+            concurrency=row.concurrency,
+            running=row.running,
+            done=row.done,
+            failed=row.failed,
+        )
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
@@ -15,6 +17,7 @@ from typing import Any, Final, TypedDict
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
 from tidebook.queue.entry import duration_ms
 from tidebook.queue.job import Job
+from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
 from tidebook.runtime.futures import cancel_and_wait, resolve_future
@@ -25,6 +28,8 @@ CONCURRENCY_MAX: Final = 1_000
 LEASE_S: Final = 60.0
 #: How often a lease is extended within its duration.
 HEARTBEATS_PER_LEASE: Final = 3
+#: How often a worker reports itself; see `WORKER_GONE_MS`.
+REPORT_S: Final = 10.0
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
 #: How often `settle` looks whether the queue is empty.
@@ -41,6 +46,7 @@ class WorkerOptions(TypedDict, total=False):
     lease_s: float
     retry: Retry | None
     grace_s: float
+    label: str | None
 
 
 class HandlerThreads:
@@ -88,7 +94,10 @@ class HandlerThreads:
 
 
 class Worker:
-    """Processes the entries of one queue until it is stopped."""
+    """Processes the entries of one queue until it is stopped.
+
+    While it runs, it reports itself as `label`, by default the machine and the process: `queue.workers()` lists it.
+    """
 
     def __init__(
         self,
@@ -99,7 +108,10 @@ class Worker:
         lease_s: float = LEASE_S,
         retry: Retry | None = None,
         grace_s: float = 30.0,
+        label: str | None = None,
     ) -> None:
+        if label is not None and (type(label) is not str or not label.isprintable() or not 1 <= len(label) <= 200):
+            raise InvalidInput(f"a worker's label is printable text of 1 to 200 characters, not {label!r:.60}")
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
             raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
         if not callable(handler):
@@ -114,6 +126,8 @@ class Worker:
         self._lease_s = lease_s
         self._retry = retry or Retry()
         self._grace_s = grace_s
+        self._label = label
+        self._id = b""
         self._running: set[asyncio.Task[None]] = set()
         #: Jobs whose handler is running: their leases are extended.
         self._held: set[Job] = set()
@@ -141,7 +155,9 @@ class Worker:
         After an error it may be called again.
         """
         self._threads = HandlerThreads(f"queue {self._queue.name}", threads_max=self._concurrency)
+        self._id = os.urandom(16)
         heartbeats = asyncio.create_task(self._heartbeat_loop())
+        reports = asyncio.create_task(self._report_loop())
         listening = None if once else asyncio.create_task(self._listen())
         try:
             while not self._stopping:
@@ -154,8 +170,9 @@ class Worker:
             await self._drain()
         finally:
             await self._cancel_all(list(self._running))  # not empty only after a cancellation or a failed claim
-            await cancel_and_wait(heartbeats, listening)
+            await cancel_and_wait(heartbeats, listening, reports)
             self._threads.close()
+            await self._remove()
 
     async def settle(self) -> None:
         """Return once no entry of the queue is due or being processed, by any worker."""
@@ -169,7 +186,7 @@ class Worker:
         if free <= 0:
             return 0
         try:
-            jobs = await self._queue.claim(limit=free, lease=self._lease_s, together=False)
+            jobs = await self._queue.claim(limit=free, lease=self._lease_s, together=False, worker=self._id)
         except TidebookError as error:
             if raise_errors:
                 raise
@@ -252,6 +269,22 @@ class Worker:
                     log.warning("queue %s: %s", self._queue.name, error)
             except TidebookError as error:  # the next heartbeat may still be in time
                 log.warning("queue %s: the heartbeat failed: %s", self._queue.name, error)
+
+    async def _report_loop(self) -> None:
+        label = self._label or f"{socket.gethostname()}:{os.getpid()}"
+        while True:
+            numbers = (self._concurrency, len(self._running), self.done, self.failed)
+            try:
+                await self._queue.report_worker(WorkerReport(self._id, label, *numbers))
+            except TidebookError as error:  # the next report may still be in time
+                log.debug("queue %s: the worker could not report itself: %s", self._queue.name, error)
+            await asyncio.sleep(REPORT_S)
+
+    async def _remove(self) -> None:
+        try:
+            await self._queue.remove_worker(self._id)
+        except TidebookError:  # it counts as gone soon
+            pass
 
     async def _drain(self) -> None:
         if not self._running:

@@ -23,6 +23,7 @@ from tidebook.api.queues import (
     HeartbeatBody,
     JobAnswer,
     PutBody,
+    WorkerBody,
     decode_lease,
     encode_lease,
 )
@@ -30,14 +31,14 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.payload import encode_payload
 from tidebook.queue import port
 from tidebook.queue.browse import BrowsableStore
-from tidebook.queue.entry import Entry, chunks, duration_ms, encode_data
+from tidebook.queue.entry import Entry, check_worker, chunks, duration_ms, encode_data
 from tidebook.queue.fields import fields_of
 from tidebook.queue.job import D, Decode, Job
 from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues, queue_name
 from tidebook.queue.runtime import QueueRuntime
-from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, WorkerView, check_list_limit
 from tidebook.remote.connection import Connection
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
@@ -94,6 +95,7 @@ class RemoteQueue(Queue):
         lease: timedelta | float | None = None,
         *,
         together: bool = True,
+        worker: bytes = b"",
         wait_s: float = 0.0,
     ) -> list[Job]:
         """Claim due entries, by priority, then process date. See `Queue.claim`.
@@ -102,7 +104,7 @@ class RemoteQueue(Queue):
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        body = ClaimBody(limit, _lease_s(lease), wait_s, together)
+        body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex())
         answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
         decode = self._runtime.decoder(self.name)
         return [_job(self.name, each, decode) for each in answer.jobs]
@@ -150,6 +152,22 @@ class RemoteQueue(Queue):
         except NotFound:
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
         return QueueStatus(**msgspec.structs.asdict(answer))
+
+    async def workers(self, limit: int = 100) -> list[WorkerView]:
+        """Return the workers of this queue in all processes, the latest heartbeat first."""
+        if check_list_limit(limit) == 0:
+            return []
+        answer = await self._connection.call("queues.workers", self.name, query={"limit": min(limit, LISTED_MAX)})
+        return [WorkerView(**msgspec.structs.asdict(each)) for each in answer.workers]
+
+    async def report_worker(self, report: port.WorkerReport) -> None:
+        """Record that a worker lives."""
+        id, name, *numbers = msgspec.structs.astuple(check_worker(report))
+        await self._connection.call("queues.report_worker", self.name, id.hex(), body=WorkerBody(name, *numbers))
+
+    async def remove_worker(self, id: bytes) -> None:
+        """Forget a worker that has ended."""
+        await self._connection.call("queues.remove_worker", self.name, id.hex())
 
     async def pause(self) -> None:
         """Give out no claim, to any process, until `resume`. See `Queue.pause`."""

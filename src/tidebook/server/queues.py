@@ -25,9 +25,12 @@ from tidebook.api.queues import (
     PutAnswer,
     QueueAnswer,
     QueuesAnswer,
+    WorkerAnswer,
+    WorkersAnswer,
 )
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.queue.job import Job, utc_datetime
+from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
 from tidebook.server.answers import Chunk, Lines
@@ -58,7 +61,7 @@ async def claim(call: Call) -> ClaimAnswer:
     body, queue = call.body or _CLAIM, _queue(call)
     jobs = await _finish_and_claim(call, queue, body) if body.done else []
     if not jobs:  # what was finished may have been in the way
-        jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
+        jobs = await _claim(queue, body)
     if not jobs and body.wait_s:
         jobs = await _claim_when_due(call, queue, body)
     call.changed = bool(jobs or body.done)
@@ -68,7 +71,7 @@ async def claim(call: Call) -> ClaimAnswer:
 async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
     """Finish jobs and claim others at the same time, so that both share a commit; claim nothing if a lease is lost."""
     finished = _jobs(call, body.done)
-    claiming = asyncio.ensure_future(queue.claim(body.limit, body.lease_s, together=body.together))
+    claiming = asyncio.ensure_future(_claim(queue, body))
     try:
         await queue.done(finished)
     except BaseException:
@@ -99,9 +102,14 @@ async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job
 async def _claim_first(queue: Queue, body: ClaimBody) -> list[Job]:
     async with aclosing(queue.listen()) as dues:
         async for _ in dues:
-            if jobs := await queue.claim(body.limit, body.lease_s, together=body.together):
+            if jobs := await _claim(queue, body):
                 return jobs
     return []
+
+
+async def _claim(queue: Queue, body: ClaimBody) -> list[Job]:
+    worker = bytes.fromhex(body.worker)
+    return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker)
 
 
 async def heartbeat(call: Call) -> HeartbeatAnswer:
@@ -129,6 +137,31 @@ def _answer(status: QueueStatus) -> QueueAnswer:
 async def status(call: Call) -> QueueAnswer:
     """Return the numbers of entries of a queue."""
     return _answer(await _queue(call).status())
+
+
+def _worker_id(text: str) -> bytes:
+    if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
+        raise InvalidInput(f"a worker's id is 32 digits of 0-9 and a-f, not {text[:40]!r}")
+    return bytes.fromhex(text)
+
+
+async def workers(call: Call) -> WorkersAnswer:
+    """List the workers of a queue."""
+    found = await _queue(call).workers(call.query.limit)
+    return WorkersAnswer([WorkerAnswer(**msgspec.structs.asdict(each)) for each in found])
+
+
+async def report_worker(call: Call) -> None:
+    """Record that a worker lives; like a claim that finds nothing, it is not audited."""
+    call.changed = False
+    numbers = msgspec.structs.astuple(call.body)
+    await _queue(call).report_worker(WorkerReport(_worker_id(call.parameters[1]), *numbers))
+
+
+async def remove_worker(call: Call) -> None:
+    """Forget a worker that has ended."""
+    call.changed = False
+    await _queue(call).remove_worker(_worker_id(call.parameters[1]))
 
 
 async def pause(call: Call) -> None:
@@ -198,6 +231,9 @@ HANDLERS: dict[str, Handler] = {
     "queues.done": done,
     "queues.fail": fail,
     "queues.status": status,
+    "queues.workers": workers,
+    "queues.report_worker": report_worker,
+    "queues.remove_worker": remove_worker,
     "queues.pause": pause,
     "queues.resume": resume,
     "queues.list": list_queues,

@@ -306,3 +306,41 @@ async def test_who_cancels_a_worker_ends_its_handlers_and_gets_their_entries_bac
         await working
     assert not running
     assert (await queue.status()).due == 2
+
+
+async def test_a_running_worker_is_listed_with_what_it_holds_and_removed_when_it_ends(where: Path) -> None:
+    release = asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        await release.wait()
+
+    async with tidebook.open(where) as working, tidebook.open(where) as looking:
+        await working.queue("mail").put_many([1, 2, 3])
+        assert await looking.queue("mail").workers() == []
+        async with working_two(working, handle) as (first, second):
+            seen = looking.queue("mail")
+            async with asyncio.timeout(60):
+                while len(await seen.workers()) < 2 or (await seen.status()).processing < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            by_name = {each.name: each for each in await seen.workers()}
+            assert set(by_name) == {"first", "second"}
+            assert not any(each.gone for each in by_name.values())
+            browser = await looking.queues.browser("mail")
+            assert browser is not None
+            held = await browser.claims()
+            ids = {bytes.fromhex(each.id)[:8] for each in by_name.values()}
+            assert {each.token[:8] for each in held} <= ids
+            assert sum(each.entries for each in held) == 3
+            release.set()
+        assert (first.done + second.done) == 3
+        assert await looking.queue("mail").workers() == []
+
+
+@asynccontextmanager
+async def working_two(book: tidebook.Book, handler: Handler) -> AsyncIterator[tuple[Worker, Worker]]:
+    """Run two workers of one queue in one book: concurrent claims share a call of the store."""
+    async with (
+        working(book.queue("mail"), handler, concurrency=2, label="first") as first,
+        working(book.queue("mail"), handler, concurrency=2, label="second") as second,
+    ):
+        yield first, second

@@ -23,6 +23,7 @@ from tidebook.queue.port import (
     Put,
     QueueRef,
     WaitingEntry,
+    WorkerReport,
 )
 from tidebook.queue.queue import Queue
 from tidebook.queue.sqlite.store import SqliteQueues
@@ -106,6 +107,12 @@ class HttpQueues(SqliteQueues):
         oldest = round(found.oldest_due_s * 1000)
         paused_at = None if found.paused_at is None else _ms(found.paused_at)
         return Counts(found.due, found.later, found.processing, found.dead, oldest, next_at, found.tables, paused_at)
+
+    async def report_worker(self, queue: QueueRef, report: WorkerReport) -> None:
+        await self._remote(queue).report_worker(report)
+
+    async def remove_worker(self, queue: QueueRef, id: bytes) -> None:
+        await self._remote(queue).remove_worker(id)
 
     async def pause(self, queue: QueueRef) -> int:
         await self._remote(queue).pause()

@@ -81,7 +81,7 @@ class PostgresBrowser:
             while len(rows) < limit:
                 low = (queue.id, place.date_ms)
                 page = _entries(await self._rows(_HELD, queue, *low, *low, place.date_ms, place.id, limit))
-                rows += [each for each in page if wanted.selects(each.row, now_ms)]
+                rows += [each for each in page if wanted.selects(each, now_ms)]
                 if len(page) < limit:
                     break
                 place = page[-1].place
@@ -121,7 +121,7 @@ class PostgresBrowser:
             rows = await self._rows(_HELD, queue, queue.id, 0, queue.id, 0, 0, -1, _CLAIMED_MAX)
         else:
             rows = await self._rows(_WAITING_KEY, queue, queue.id, keyhash, now_ms)
-        return [each for each in _entries(rows) if wanted.selects(each.row, now_ms)]
+        return [each for each in _entries(rows) if wanted.selects(each, now_ms)]
 
     async def count_up_to(self, queue: QueueRef, wanted: EntryFilter, *, limit: int) -> int:
         ((now_ms,),) = await self._rows(_NOW, queue)

@@ -22,6 +22,7 @@ from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.puts import PutCall, put_in_transaction
 from tidebook.queue.postgres.statement_runner import StatementRunner
 from tidebook.queue.postgres.wakeups import PostgresWakeups
+from tidebook.queue.postgres.workers import PostgresWorkers
 
 CONNECTIONS_MAX = 4
 # Generic plans, because the statistics of these tables are outdated within a second. What a call has reported is on the
@@ -35,7 +36,7 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(port.QueueSettings).decode
 
 
-class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
+class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, PostgresWorkers):
     """All queues of one schema of a database. Open it with `PostgresQueues.open`."""
 
     takes_transactions = True

@@ -69,7 +69,7 @@ def browse(
         rows: list[BrowsedEntry] = []
         while len(rows) < limit:
             page = _entries(connection.execute(_HELD, (queue.id, place.date_ms, place.id, limit)))
-            rows += [each for each in page if wanted.selects(each.row, now_ms)]
+            rows += [each for each in page if wanted.selects(each, now_ms)]
             if len(page) < limit:
                 break
             place = page[-1].place
@@ -105,7 +105,7 @@ def _of_key(connection: apsw.Connection, queue: QueueRef, now_ms: int, wanted: E
         rows = connection.execute(_HELD_KEY, (queue.id, wanted.keyhash))
     else:
         rows = connection.execute(_WAITING_KEY, (queue.id, wanted.keyhash, now_ms))
-    return [each for each in _entries(rows) if wanted.selects(each.row, now_ms)]
+    return [each for each in _entries(rows) if wanted.selects(each, now_ms)]
 
 
 def _entries(rows: Any) -> list[BrowsedEntry]:

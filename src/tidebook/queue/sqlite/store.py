@@ -28,8 +28,10 @@ from tidebook.queue.port import (
     Step,
     WaitingEntry,
     WakeRequest,
+    WorkerReport,
+    WorkerRow,
 )
-from tidebook.queue.sqlite import browse, claims, dead_letters, expired_leases, puts, reads
+from tidebook.queue.sqlite import browse, claims, dead_letters, expired_leases, puts, reads, workers
 from tidebook.queue.sqlite.tables import FILE, SCHEMA, channel_of
 from tidebook.runtime.clock import Clock, SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -101,6 +103,15 @@ class SqliteQueues:
 
     async def paused_at(self, queue: QueueRef) -> int | None:
         return self._read(reads.paused_at, queue)
+
+    async def report_worker(self, queue: QueueRef, report: WorkerReport) -> None:
+        await self._writer.run(self._run_unsynced, (workers.report, (queue, report)))
+
+    async def remove_worker(self, queue: QueueRef, id: bytes) -> None:
+        await self._writer.run(self._run_unsynced, (workers.remove, (queue, id)))
+
+    async def workers(self, queue: QueueRef, *, limit: int = 100) -> list[WorkerRow]:
+        return self._read(workers.workers, queue, self._clock.now_ms(), limit)
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         call = (claims.heartbeat, (held, lease_ms))
@@ -209,7 +220,7 @@ class SqliteQueues:
     def _run(self, session: WriteTransaction, calls: Sequence[_Call]) -> list[Any]:
         return [function(session, self._clock.now_ms(), *arguments) for function, arguments in calls]
 
-    @unsynced  # safe for claims and heartbeats: a power cut that loses one also ends the process that made it
+    @unsynced  # safe for claims, heartbeats and reports: a power cut that loses one also ends the process that made it
     def _run_unsynced(self, session: WriteTransaction, calls: Sequence[_Call]) -> list[Any]:
         return self._run(session, calls)
 

@@ -72,6 +72,20 @@ CREATE TABLE dead (
 CREATE INDEX dead_by_queue ON dead (queue, id);
 CREATE INDEX dead_to_announce ON dead (id) WHERE announced_at IS NULL;
 
+-- The workers of all processes, as they last reported themselves.
+CREATE TABLE worker (
+    queue INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    name TEXT NOT NULL,
+    concurrency INTEGER NOT NULL,
+    running INTEGER NOT NULL,
+    done INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    reported_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, id)
+) STRICT, WITHOUT ROWID;
+
 -- How far each part of a source was put.
 CREATE TABLE mark (
     queue INTEGER NOT NULL,

@@ -19,7 +19,7 @@ from tidebook.queue.browse import (
     EntryPlace,
     LetterFilter,
 )
-from tidebook.queue.port import DeadLetterRow, QueueSettings
+from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, WorkerRow
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
 from tidebook.server.console.journal import parse_time
@@ -31,13 +31,17 @@ from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
 QUEUES_MAX: Final = 100
-CLAIMS_MAX: Final = 50
+WORKERS_MAX: Final = 100
+#: How many claims are read, and how many of those by other programs are shown.
+CLAIMS_MAX: Final = 1_000
+CLAIMS_SHOWN_MAX: Final = 20
 #: How many dead letters or entries one act takes; the rest is left for the next one.
 ACT_MAX: Final = 10_000
 SAMPLE_MAX: Final = 5
 
 Status = Literal["due", "later", "processing", "dead"]
 Priority = Annotated[int, Meta(ge=0, le=255)]
+WorkerId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class QueuesQuery(msgspec.Struct, frozen=True):
@@ -89,6 +93,8 @@ class QueueQuery(msgspec.Struct, frozen=True):
     until: str | None = None
     #: A part of the reason of a dead letter.
     reason: str = ""
+    #: The entries that this worker holds.
+    worker: WorkerId | None = None
     #: The place after which the page begins.
     place: str | None = None
     unmask: bool = False
@@ -107,12 +113,28 @@ class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
     #: The process date; of a dead letter, when it was raised.
     date_ms: int
     lease_until_ms: int | None = None
+    #: The token of the claim that holds it, and the name of the worker, if it is known.
     holder: str | None = None
+    worker: str | None = None
     reason: str | None = None
 
 
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, and how many entries it holds now."""
+
+    id: str
+    name: str
+    gone: bool
+    started_at_ms: int
+    reported_at_ms: int
+    entries: int
+    concurrency: int
+    done: int
+    failed: int
+
+
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries that one worker holds by one claim."""
+    """The entries of one claim by a program that is no reporting worker."""
 
     holder: str
     entries: int
@@ -128,6 +150,7 @@ class QueueData(msgspec.Struct, frozen=True, kw_only=True):
     settings: QueueSettings
     rows: list[EntryRow]
     next: str | None
+    workers: list[WorkerLine]
     claims: list[ClaimRow]
     #: The entries that become due next.
     soon: list[EntryRow]
@@ -139,14 +162,19 @@ async def queue(view: View) -> QueueData:
     """Show a queue."""
     query = view.fields
     browser = await find_queue(view, query.queue)
-    rows, next_place = await _rows(view, browser, query)
     now_ms = view.now_ms
+    known, claims = await browser.workers(limit=WORKERS_MAX), await browser.claims(limit=CLAIMS_MAX)
+    names = {_holder(each.id): each.name for each in known}
+    rows, next_place = await _rows(view, browser, query)
+    rows = [_named(each, names) for each in rows]
+    others = [each for each in claims if _holder(each.token) not in names]
     return QueueData(
         numbers=await count_queue(query.queue, browser),
         settings=browser.queue.settings,
         rows=rows,
         next=next_place,
-        claims=[_claim_row(each, now_ms) for each in await browser.claims(limit=CLAIMS_MAX)],
+        workers=[_worker_line(each, claims) for each in known],
+        claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
         soon=await _soon(view, browser),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
@@ -185,11 +213,19 @@ def entry_filter(query: Any) -> EntryFilter:
                 priority=query.priority,
                 from_ms=0 if query.after is None else parse_time(query.after),
                 to_ms=2**63 - 1 if query.until is None else parse_time(query.until),
+                worker=_worker_filter(query),
             )
         case "dead":
             raise InvalidInput("dead letters have no process date")
         case _:
             assert_never(query.status)
+
+
+def _worker_filter(query: Any) -> bytes | None:
+    worker = getattr(query, "worker", None)
+    if worker is not None and query.status != "processing":
+        raise InvalidInput("only entries in process have a worker: show those, or leave worker out")
+    return None if worker is None else bytes.fromhex(worker)
 
 
 def letter_filter(query: Any) -> LetterFilter:
@@ -252,6 +288,32 @@ def shown_data(view: View, kind: int, data: bytes) -> Any:
     return value if mask is None else mask(value)
 
 
+def _holder(id: bytes) -> str:
+    """Return what the id of a worker and the tokens of its claims have in common."""
+    return id[:HOLDER_BYTES].hex()
+
+
+def _named(row: EntryRow, names: dict[str, str]) -> EntryRow:
+    """Return a row with the name of the worker that holds it, if it is known."""
+    name = None if row.holder is None else names.get(row.holder[: 2 * HOLDER_BYTES])
+    return row if name is None else msgspec.structs.replace(row, worker=name)
+
+
+def _worker_line(worker: WorkerRow, claims: list[ClaimSummary]) -> WorkerLine:
+    id = _holder(worker.id)
+    return WorkerLine(
+        id=id,
+        name=worker.name,
+        gone=worker.gone,
+        started_at_ms=worker.started_at,
+        reported_at_ms=worker.reported_at,
+        entries=sum(each.entries for each in claims if _holder(each.token) == id),
+        concurrency=worker.concurrency,
+        done=worker.done,
+        failed=worker.failed,
+    )
+
+
 def _claim_row(claim: ClaimSummary, now_ms: int) -> ClaimRow:
     return ClaimRow(
         holder=claim.token.hex(),
@@ -303,7 +365,8 @@ async def entry(view: View) -> EntryData:
         row, kind, data, expires_at = _letter_row(view, letter), letter.kind, letter.data, letter.expires_at
     else:
         found = await _entry_at(browser, query)
-        row, kind, data = _entry_row(view, found), found.row.kind, found.row.data
+        names = {_holder(each.id): each.name for each in await browser.workers(limit=WORKERS_MAX)}
+        row, kind, data = _named(_entry_row(view, found), names), found.row.kind, found.row.data
         expires_at, started_at = found.row.expires_at, found.row.started_at
     value = shown_data(view, kind, data)
     document = payload_view.as_document(value)

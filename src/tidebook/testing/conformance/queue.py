@@ -21,6 +21,7 @@ from tidebook.testing.conformance.queue_leases import FailCases, LeaseCases
 from tidebook.testing.conformance.queue_pausing import PausingCases
 from tidebook.testing.conformance.queue_putting import PuttingCases
 from tidebook.testing.conformance.queue_reads import DeadLetterCases, QueueReadCases
+from tidebook.testing.conformance.queue_workers import WorkerCases
 
 __all__ = ["Advance", "OpenQueues", "QueueContract"]
 
@@ -31,6 +32,7 @@ class QueueContract(
     LeaseCases,
     FailCases,
     PausingCases,
+    WorkerCases,
     QueueReadCases,
     DeadLetterCases,
     BatchClaimCases,

@@ -75,6 +75,20 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.wake (
     PRIMARY KEY (queue, sleeper)
 ) WITH (fillfactor = 50);
 
+-- The workers of all processes, as they last reported themselves. Unlogged: after a crash they report themselves again.
+CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.worker (
+    queue integer NOT NULL,
+    id uuid NOT NULL,
+    name text NOT NULL,
+    concurrency integer NOT NULL,
+    running integer NOT NULL,
+    done integer NOT NULL,
+    failed integer NOT NULL,
+    started_at bigint NOT NULL,
+    reported_at bigint NOT NULL,
+    PRIMARY KEY (queue, id)
+) WITH (fillfactor = 50);
+
 -- Notify only if a process sleeps past the date: commits that notify are serialized by the server.
 CREATE OR REPLACE FUNCTION @schema@.notify_sleepers(p_queue integer, p_at bigint, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $notify$
