@@ -8,10 +8,13 @@ import random
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from faults.mutants import run_mutants
 from faults.report import summarize, write_report
-from faults.run import run_faults
+from faults.run import RunResult, run_faults
+from faults.servers import RunServers
+from tidebook.testing.histories.call import RecordedHistory
 
 
 def main(arguments: list[str]) -> int:
@@ -20,6 +23,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are done (default: 1)")
     parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
     parser.add_argument("--only", help="one kind of fault (kill, pause, delay, drop, …), one process or one role")
+    parser.add_argument(
+        "--servers", action="store_true", help="on Kafka, Cassandra and PostgreSQL with Spark, instead of embedded"
+    )
+    parser.add_argument(
+        "--cluster", action="store_true", help="on three brokers, three nodes and a primary with its standby"
+    )
     parser.add_argument("--out", type=Path, help="an empty folder for histories and report (default: a new one)")
     parser.add_argument(
         "--mutants",
@@ -36,13 +45,27 @@ def main(arguments: list[str]) -> int:
     command = f"./dev faults --minutes {given.minutes:g} --seed {seed}"
     if given.only is not None:
         command += f" --only {given.only}"
-    result, history = asyncio.run(
-        run_faults(folder.absolute(), seconds=given.minutes * 60, seed=seed, only=given.only, command=command, say=_say)
-    )
+    for option in ("servers", "cluster"):
+        if getattr(given, option):
+            command += f" --{option}"
+    result, history = asyncio.run(_run(given, folder.absolute(), seed, command))
     for line in summarize(result, history):
         _say(line)
     _say(f"report: {write_report(folder, result, history)}")
     return 0 if result.ok else 1
+
+
+async def _run(given: argparse.Namespace, folder: Path, seed: int, command: str) -> tuple[RunResult, RecordedHistory]:
+    options: dict[str, Any] = {"seconds": given.minutes * 60, "seed": seed, "only": given.only, "command": command}
+    if not (given.servers or given.cluster):
+        return await run_faults(folder, say=_say, **options)
+    servers = RunServers(folder / "servers", cluster=given.cluster)
+    try:
+        await servers.start()
+        _say(f"servers: {', '.join(servers.nodes)}")
+        return await run_faults(folder, say=_say, servers=servers, **options)
+    finally:
+        await servers.close()
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from faults.plan import Plan
-from faults.roles.play import play_role, serve_book
+from faults.roles.play import play_role, run_command
+from tidebook.testing.servers.process import Process, birth_of
 
 #: How many processes of each role there are.
 ROLES = {
@@ -27,8 +28,12 @@ ROLES = {
 #: They bring new data; the others only pass it on, and go on until they have caught up.
 SOURCES = ("writer", "producer", "wal", "remote")
 SERVER = "server"
+#: It replicates with Spark, if the book uses servers; embedded books have replicators.
+PIPELINE = "pipeline"
 INSPECTOR = "inspector"
 STOP_S_MAX = 30.0
+#: The exit code of a command that found a server unavailable: whoever runs it starts it again, as systemd does.
+UNAVAILABLE = 5
 #: A process forks from one that has imported everything and opened nothing, so that many start quickly on few cores.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["faults.roles.preload"])
@@ -43,18 +48,27 @@ class Crew:
         self._running: dict[str, BaseProcess] = {}
         self._lives: dict[str, int] = {}
         self.ended_badly: list[str] = []
+        #: How often a command ended because a server was unavailable, and was started again.
+        self.restarts: dict[str, int] = {}
 
     @property
     def names(self) -> list[str]:
         """The names of all processes."""
-        return [SERVER, *(f"{role}-{number}" for role, count in ROLES.items() for number in range(1, count + 1))]
+        roles = {role: count for role, count in ROLES.items() if not (self._on_servers and role == "replicator")}
+        names = [SERVER, *(f"{role}-{number}" for role, count in roles.items() for number in range(1, count + 1))]
+        return [*names, PIPELINE] if self._on_servers else names
+
+    @property
+    def _on_servers(self) -> bool:
+        return self._plan.brokers is not None
 
     def start(self, name: str) -> None:
         """Start a process, once more if it ran before."""
         life = self._lives[name] = self._lives.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
-        if name == SERVER:
-            process = _context.Process(target=serve_book, args=(self._plan.book, self._server_port, log))
+        if name in (SERVER, PIPELINE):
+            command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
+            process = _context.Process(target=run_command, args=([*command, "--book", self._plan.book], log))
         else:
             role, number = name.rsplit("-", 1)
             seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
@@ -64,28 +78,51 @@ class Crew:
         self._running[name] = process
 
     def kill(self, name: str) -> None:
-        """End a process with SIGKILL."""
+        """End a process with SIGKILL. Spark's Java process and its Python workers live a little longer."""
         process = self._running[name]
         self._note_end(name)
         process.kill()
         process.join()
 
     def pause(self, name: str) -> None:
-        """Stop a process with SIGSTOP."""
-        self._signal(name, signal.SIGSTOP)
+        """Stop a process, and those it has started, with SIGSTOP."""
+        self._signal_family(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         """Let a process go on."""
-        self._signal(name, signal.SIGCONT)
+        self._signal_family(name, signal.SIGCONT)
+
+    def jump(self, name: str) -> None:
+        """Put the wall clock of a process forward."""
+        self._signal(name, signal.SIGUSR1)
+
+    def jump_back(self, name: str) -> None:
+        """Put the wall clock of a process right again."""
+        self._signal(name, signal.SIGUSR2)
 
     def _signal(self, name: str, number: int) -> None:
         process = self._running[name]
         if process.exitcode is None and process.pid is not None:
             os.kill(process.pid, number)
 
+    def _signal_family(self, name: str, number: signal.Signals) -> None:
+        process = self._running[name]
+        if process.exitcode is None and process.pid is not None:
+            Process(process.pid, birth_of(process.pid) or "").signal_all(number)
+
+    async def watch(self) -> None:
+        """Start commands again that ended because a server was unavailable, until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            for name in (SERVER, PIPELINE):
+                process = self._running.get(name)
+                if process is not None and process.exitcode == UNAVAILABLE:
+                    self.restarts[name] = self.restarts.get(name, 0) + 1
+                    self.start(name)
+
     def _note_end(self, name: str) -> None:
         code = self._running[name].exitcode
-        if code not in (None, 0):
+        if code not in (None, 0) and (name not in (SERVER, PIPELINE) or code != UNAVAILABLE):
             self.ended_badly.append(f"{name}.{self._lives[name]} ended with {code}")
 
     def revive(self) -> None:
@@ -98,7 +135,7 @@ class Crew:
     async def stop(self, names: list[str]) -> None:
         """Ask processes to stop, and wait for them; kill those that do not."""
         for name in names:
-            self._signal(name, signal.SIGCONT)
+            self._signal_family(name, signal.SIGCONT)
             self._signal(name, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S_MAX
         for name in names:
@@ -125,7 +162,7 @@ class Crew:
 
     def kill_all(self) -> None:
         """End everything that still runs."""
-        for process in self._running.values():
+        for name, process in self._running.items():
             if process.exitcode is None:
-                process.kill()
+                self._signal_family(name, signal.SIGKILL)
                 process.join()

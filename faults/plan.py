@@ -13,8 +13,9 @@ QUEUE = "work"
 TAGS = ("red", "blue")
 GROUP, GROUP_TAG = "readers", "red"
 NAMESPACE, REGION = "faults", 1
-#: Leases of the queue, of the group and of the relay: a pause outlasts them.
+#: Leases of the queue, of the group and of the relay: a pause outlasts them. Servers answer later than files do.
 LEASE_S = 1.0
+SERVER_LEASE_S = 3.0
 #: A journal is written to for this long; then others are, so that the history of each stays short enough to decide.
 GENERATION_S = 5.0
 KEYS = 6
@@ -29,6 +30,10 @@ class Plan(msgspec.Struct, frozen=True):
     began_ns: int
     #: The address of the server, through its proxy.
     url: str
+    lease_s: float = LEASE_S
+    #: The database and the brokers, if the book uses servers.
+    sql_url: str | None = None
+    brokers: str | None = None
 
     @property
     def histories(self) -> Path:

@@ -32,9 +32,9 @@ class TcpProxy:
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
-    async def start(self) -> None:
-        """Listen on a free port of the loopback address."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen on a loopback address, by default on a free port."""
+        self._server = await asyncio.start_server(self._serve, host, port)
 
     async def close(self) -> None:
         """Stop listening and reset every connection."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from faults.run import DoneFault, RunResult
+from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
 #: Errors that are answers: the book was available.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound"}
+#: After this time with one broker and one node down, calls succeed again.
+AVAILABLE_AFTER_S = 8.0
 #: How many calls of one operation the timeline shows.
 POINTS_MAX = 4_000
 
@@ -52,6 +55,18 @@ def _recovery_s(fault: DoneFault, history: RecordedHistory) -> float | None:
     return round((min(ends) - fault.end_ns) / 1e9, 3) if ends else None
 
 
+def _availability(calls: Mapping[str, Sequence[RecordedCall]]) -> dict[str, list[int]]:
+    return {op: [sum(map(_answered, found)), len(found)] for op, found in sorted(calls.items()) if found}
+
+
+def _after_pause(fault: DoneFault, calls: Mapping[str, Sequence[RecordedCall]]) -> dict[str, list[RecordedCall]]:
+    """Return the calls that began while servers were down, after the pause in which the others take over."""
+    if fault.kind != ONE_DOWN or fault.down_ns is None:
+        return {}
+    start_ns = fault.start_ns + int(AVAILABLE_AFTER_S * 1e9)
+    return {op: [call for call in found if start_ns <= call.start_ns < fault.down_ns] for op, found in calls.items()}
+
+
 def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
     """Return the report as data."""
     calls = _calls(history, result)
@@ -78,9 +93,8 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
                 "start_s": round((fault.start_ns - result.began_ns) / 1e9, 2),
                 "end_s": round((fault.end_ns - result.began_ns) / 1e9, 2),
                 "recovery_s": _recovery_s(fault, history),
-                "availability": {
-                    op: [sum(map(_answered, found)), len(found)] for op, found in sorted(during.items()) if found
-                },
+                "availability": _availability(during),
+                "available_after": _availability(_after_pause(fault, calls)),
             }
         )
     recoveries = sorted(fault["recovery_s"] for fault in faults if fault["recovery_s"] is not None)
@@ -93,6 +107,8 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
         "faults": faults,
         "recovery_s": {"p50": recoveries[len(recoveries) // 2], "worst": recoveries[-1]} if recoveries else None,
         "recovered_s": result.recovered_s,
+        "recovery_s_max": result.recovery_s_max,
+        "restarts": result.restarts,
         "caught_up_s": result.caught_up_s,
         "lacking": result.lacking,
         "ended_badly": result.ended_badly,
@@ -122,6 +138,13 @@ def summarize(result: RunResult, history: RecordedHistory) -> Iterator[str]:
         yield "recovery after a fault: p50 {p50:.2f} s, worst {worst:.2f} s".format(**found["recovery_s"])
     if found["caught_up_s"] is not None:
         yield f"caught up {found['caught_up_s']:.1f} s after the last write"
+    for fault in found["faults"]:
+        for op, (answered, calls) in fault["available_after"].items():
+            if op in ("append", "read"):
+                share = 100 * answered / calls
+                yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
+    for name, count in found["restarts"].items():
+        yield f"{name} ended {count} times because a server was unavailable, and was started again"
     for lacking in found["lacking"]:
         yield f"NOT CAUGHT UP: {lacking}"
     for ended in found["ended_badly"]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from confluent_kafka import KafkaException
 
-from faults.crew import SOURCES, Crew
-from faults.plan import LEASE_S, TOPIC, Plan, write_plan
+from faults.crew import PIPELINE, SERVER, SOURCES, Crew
+from faults.plan import GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
-from faults.roles.inspector import CATCH_UP_S_MAX
+from faults.roles.inspector import catch_up_s_max
 from faults.roles.streams import create_effects
-from faults.schedule import PlannedFault, make_schedule
+from faults.schedule import FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.servers import RunServers
+from faults.topics import add_partition, key_of, send_foreign
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
@@ -26,7 +31,11 @@ from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault every process must have done something again.
 RECOVERY_S_MAX = 30.0
+#: The same with servers: Spark, Kafka and Cassandra start in many seconds, more on busy cores.
+SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
+SERVER_START_S_MAX = 240.0
+HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
 partitions = 2
@@ -44,6 +53,8 @@ class DoneFault(msgspec.Struct, frozen=True):
     target: str
     start_ns: int
     end_ns: int
+    #: When servers that were down were started again, which takes until `end_ns`.
+    down_ns: int | None = None
 
 
 class RunResult(msgspec.Struct):
@@ -62,6 +73,10 @@ class RunResult(msgspec.Struct):
     ended_badly: list[str]
     verdicts: list[RuleVerdict]
     checked_s: float
+    #: The bound of `recovered_s`.
+    recovery_s_max: float = RECOVERY_S_MAX
+    #: How often a command was started again that ended because a server was unavailable.
+    restarts: dict[str, int] = {}
 
     @property
     def ok(self) -> bool:
@@ -71,41 +86,64 @@ class RunResult(msgspec.Struct):
 
 
 async def run_faults(
-    folder: Path, *, seconds: float, seed: int, only: str | None, command: str, say: Callable[[str], None]
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    only: str | None,
+    command: str,
+    say: Callable[[str], None],
+    servers: RunServers | None = None,
 ) -> tuple[RunResult, RecordedHistory]:
     """Run the workload for some time under faults, then let it settle, and check its history."""
     (folder / "history").mkdir(parents=True)
     book = folder / "tidebook.toml"
-    book.write_text(SETTINGS)
     port = _free_port()
-    proxy = TcpProxy(("127.0.0.1", port))
-    await proxy.start()
-    host, proxied = proxy.address
+    proxies = {HTTP: TcpProxy(("127.0.0.1", port))}
+    await proxies[HTTP].start()
+    host, proxied = proxies[HTTP].address
     plan = Plan(str(folder), str(book), seed, time.monotonic_ns(), f"http://{host}:{proxied}")
+    recovery_s_max, start_s_max = RECOVERY_S_MAX, START_S_MAX
+    if servers is None:
+        book.write_text(SETTINGS)
+    else:
+        recovery_s_max, start_s_max = SERVER_RECOVERY_S_MAX, SERVER_START_S_MAX
+        proxies |= servers.proxies
+        book.write_text(servers.settings(lock_limit_s=2 * SERVER_LEASE_S))
+        plan = msgspec.structs.replace(plan, lease_s=SERVER_LEASE_S, sql_url=servers.sql_url, brokers=servers.brokers)
     async with open_book(book, create=True) as opened:  # so that no process has to create the topic
         await opened.journal(TOPIC).create()
-    create_effects(Context(plan, "setup", seed))
+        if servers is not None:
+            await opened.outbox.create_tables()
+    await asyncio.to_thread(create_effects, Context(plan, "setup", seed))
     plan = msgspec.structs.replace(plan, began_ns=time.monotonic_ns())
     write_plan(plan)
     crew = Crew(plan, port)
+    watch = asyncio.create_task(crew.watch())
     try:
         for name in crew.names:
             crew.start(name)
-        if await _recovered(crew, plan, plan.began_ns, START_S_MAX) is None:
-            raise RuntimeError(f"the processes did not start within {START_S_MAX:g} s: see the logs in {folder}")
+        if await _recovered(crew, plan, plan.began_ns, start_s_max) is None:
+            raise RuntimeError(f"the processes did not start within {start_s_max:g} s: see the logs in {folder}")
+        say(f"all processes work {(time.monotonic_ns() - plan.began_ns) / 1e9:.1f} s after their start")
         began_ns = time.monotonic_ns()
-        schedule = make_schedule(seed, seconds, crew.names, ["http"], only=only)
+        targets = Targets(
+            crew.names, [*proxies], {} if servers is None else servers.kinds, plan.lease_s, [SERVER, PIPELINE]
+        )
+        schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
-        done = await _disturb(crew, proxy, schedule, began_ns, seconds)
+        done = await FaultInjector(plan, crew, proxies, servers, began_ns, say).disturb(schedule, seconds)
         quiet_ns = time.monotonic_ns()
-        recovered_s = await _recovered(crew, plan, quiet_ns, RECOVERY_S_MAX)
+        recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
-        await crew.inspect(CATCH_UP_S_MAX + RECOVERY_S_MAX)
+        await crew.inspect(catch_up_s_max(plan) + recovery_s_max)
+        watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
     finally:
+        watch.cancel()
         crew.kill_all()
-        await proxy.close()
+        await proxies[HTTP].close()
     history = pair_lines(read_lines(sorted(plan.histories.glob("*.ndjson"))))
     began = time.monotonic()
     verdicts = check_history(history)
@@ -113,7 +151,7 @@ async def run_faults(
     found: dict[str, Any] = caught[-1].result if caught else {"took_s": 0.0, "lacking": ["the inspector ended early"]}
     result = RunResult(
         seed, command, began_ns, done, quiet_ns, recovered_s, None if found["lacking"] else found["took_s"],
-        found["lacking"], crew.ended_badly, verdicts, time.monotonic() - began,
+        found["lacking"], crew.ended_badly, verdicts, time.monotonic() - began, recovery_s_max, crew.restarts,
     )  # fmt: skip
     return result, history
 
@@ -125,35 +163,110 @@ def _free_port() -> int:
         return port
 
 
-async def _disturb(
-    crew: Crew, proxy: TcpProxy, schedule: list[PlannedFault], began_ns: int, seconds: float
-) -> list[DoneFault]:
-    """Do every fault at its time; return when all have ended and the time is over."""
-    done: list[DoneFault] = []
+class FaultInjector:
+    """Does the faults of a schedule, each at its time."""
 
-    async def do(fault: PlannedFault) -> None:
-        await asyncio.sleep(max(0.0, fault.at_s - (time.monotonic_ns() - began_ns) / 1e9))
+    def __init__(
+        self,
+        plan: Plan,
+        crew: Crew,
+        proxies: Mapping[str, TcpProxy],
+        servers: RunServers | None,
+        began_ns: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._crew, self._proxies, self._servers = plan, crew, proxies, servers
+        self._began_ns = began_ns
+        self._say = say
+        #: Targets that a fault is being done to: a server may start for longer than the schedule assumes.
+        self._busy: set[str] = set()
+        self.done: list[DoneFault] = []
+
+    async def disturb(self, schedule: Sequence[PlannedFault], seconds: float) -> list[DoneFault]:
+        """Do every fault at its time; return when all have ended and the time is over."""
+        async with asyncio.TaskGroup() as group:
+            for fault in schedule:
+                group.create_task(self._do(fault))
+            group.create_task(asyncio.sleep(seconds))
+        self._crew.revive()
+        return sorted(self.done, key=lambda fault: fault.start_ns)
+
+    async def _do(self, fault: PlannedFault) -> None:
+        await asyncio.sleep(max(0.0, fault.at_s - (time.monotonic_ns() - self._began_ns) / 1e9))
+        held = self._held(fault)
+        if self._busy & held:
+            return
+        self._busy |= held
         start_ns = time.monotonic_ns()
+        down_ns = None
         if fault.is_network:
+            proxy = self._proxies[fault.target]
             proxy.set_mode(_mode(fault.kind))
             await asyncio.sleep(fault.duration_s)
             proxy.set_mode("pass")
-        elif fault.kind == "kill":
-            crew.kill(fault.target)
-            await asyncio.sleep(fault.duration_s)
-            crew.start(fault.target)
+        elif self._servers is not None and (
+            fault.target in self._servers.nodes or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS)
+        ):
+            down_ns = await self._do_to_servers(self._servers, fault)
         else:
-            crew.pause(fault.target)
-            await asyncio.sleep(fault.duration_s)
-            crew.resume(fault.target)
-        done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns()))
+            await self._do_to_process(fault)
+        self._busy -= held
+        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
+        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
 
-    async with asyncio.TaskGroup() as group:
-        for fault in schedule:
-            group.create_task(do(fault))
-        group.create_task(asyncio.sleep(seconds))
-    crew.revive()
-    return sorted(done, key=lambda fault: fault.start_ns)
+    def _held(self, fault: PlannedFault) -> set[str]:
+        kinds = {} if self._servers is None else self._servers.kinds
+        if fault.kind == ONE_DOWN:
+            return {*kinds}
+        return {next((kind for kind, names in kinds.items() if fault.target in names), fault.target)}
+
+    async def _do_to_process(self, fault: PlannedFault) -> None:
+        begin, end = {
+            "kill": (self._crew.kill, self._crew.start),
+            "pause": (self._crew.pause, self._crew.resume),
+            "clock": (self._crew.jump, self._crew.jump_back),
+        }[fault.kind]
+        begin(fault.target)
+        await asyncio.sleep(fault.duration_s)
+        end(fault.target)
+
+    async def _do_to_servers(self, servers: RunServers, fault: PlannedFault) -> int | None:
+        """Do the fault; return when servers that were down were started again, or None."""
+        brokers, chance = servers.brokers, random.Random(f"{self._plan.seed} {fault.at_s}")
+        match fault.kind:
+            case "kill":
+                await servers.kill(fault.target)
+                await asyncio.sleep(fault.duration_s)
+                return await self._restart(servers, fault.target)
+            case "pause":
+                await servers.pause(fault.target)
+                await asyncio.sleep(fault.duration_s)
+                await servers.resume(fault.target)
+            case _ if fault.kind == ROLLING:
+                for name in servers.kinds[fault.target]:
+                    await servers.restart(name)
+            case _ if fault.kind == ONE_DOWN:
+                down = [chance.choice(servers.kinds[kind]) for kind in ("kafka", "cassandra")]
+                for name in down:
+                    await servers.kill(name)
+                await asyncio.sleep(fault.duration_s)
+                return await self._restart(servers, *down)
+            case _ if fault.kind == FOREIGN:
+                generation = int(fault.at_s / GENERATION_S)
+                await asyncio.to_thread(send_foreign, brokers, chance, key_of(chance, generation))
+            case _ if fault.kind == MORE_PARTITIONS:
+                with contextlib.suppress(KafkaException):  # the broker is down: another time
+                    await asyncio.to_thread(add_partition, brokers)
+            case _:
+                raise ValueError(f"{fault.kind} is no fault of servers")
+        return None
+
+    async def _restart(self, servers: RunServers, *names: str) -> int:
+        down_ns = time.monotonic_ns()
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(servers.restart(name))
+        return down_ns
 
 
 def _mode(kind: str) -> Mode:
@@ -171,8 +284,13 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
         await asyncio.sleep(0.2)
         for name in recording:
             if name not in first:
-                lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"))
-                moments = [line.ns for line in lines if line.type == "ok" and line.ns > since_ns]
-                if moments:
-                    first[name] = min(moments)
+                # In a thread: the proxies of this process must go on meanwhile.
+                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns)
+                if moment is not None:
+                    first[name] = moment
     return (max(first.values()) - since_ns) / 1e9
+
+
+def _first_success_ns(plan: Plan, name: str, since_ns: int) -> int | None:
+    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"))
+    return min((line.ns for line in lines if line.type == "ok" and line.ns > since_ns), default=None)

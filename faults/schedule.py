@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,18 +16,27 @@ GAP_S = (0.5, 2.5)
 #: The chance that a fault begins together with the one before.
 TOGETHER = 0.25
 RESTART_S = (0.0, 1.5)
-#: Past every lease.
-PAUSE_S = (1.5 * LEASE_S, 4.0 * LEASE_S)
 NETWORK_S = (0.5, 2.5)
+#: A pause outlasts every lease: it takes this many of them.
+PAUSE_LEASES = (1.5, 4.0)
+CLOCK_S = (2.0, 6.0)
+#: How long a server is down before it is started again, and about how long its start takes.
+DOWN_S, START_S = (1.0, 6.0), 12.0
+#: How long one broker and one node are down together, to measure what is available meanwhile.
+ONE_DOWN_S = (20.0, 25.0)
+#: Kinds that are done to one kind of server, or to the topics of the book, and not to one node.
+ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS = "rolling", "one_down", "foreign", "more_partitions"
+#: The topics as a target.
+TOPICS = "topics"
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
     """One fault: it begins `at_s` after the workload, and ends `duration_s` later."""
 
     at_s: float
-    #: kill, pause, or a mode of the proxy
+    #: kill, pause, clock, a mode of the proxy, or a fault of servers
     kind: str
-    #: The process or the proxy that it is done to.
+    #: The process, the server or the proxy that it is done to.
     target: str
     duration_s: float
 
@@ -37,30 +46,83 @@ class PlannedFault(msgspec.Struct, frozen=True):
         return self.kind in MODES
 
 
-def make_schedule(
-    seed: int, seconds: float, processes: Sequence[str], proxies: Sequence[str], *, only: str | None = None
-) -> list[PlannedFault]:
+class Targets(msgspec.Struct, frozen=True):
+    """What faults can be done to."""
+
+    processes: Sequence[str]
+    #: Proxies; the proxy of a server has the name of the server.
+    proxies: Sequence[str]
+    #: The names of servers by their kind.
+    servers: Mapping[str, Sequence[str]] = {}
+    lease_s: float = LEASE_S
+    #: Commands have the clock of the machine.
+    clockless: Sequence[str] = ()
+
+    def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
+        """Return the choices of kind and target, in families that are chosen by weight, however large they are."""
+        nodes = [name for names in self.servers.values() for name in names]
+        found = [(4, [(kind, target) for target in self.processes]) for kind in ("kill", "pause")]
+        found.append((2, [("clock", target) for target in self.processes if target not in self.clockless]))
+        found += [(1, [(mode, target) for target in self.proxies]) for mode in MODES]
+        if nodes:
+            found += [(3, [(kind, target) for target in nodes]) for kind in ("kill", "pause")]
+            found.append((1, [(ROLLING, kind) for kind in self.servers]))
+            found += [(1, [(FOREIGN, TOPICS)]), (1, [(MORE_PARTITIONS, TOPICS)])]
+        if len(nodes) > len(self.servers):
+            found.append((2, [(ONE_DOWN, "servers")]))
+        return found
+
+
+def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | None = None) -> list[PlannedFault]:
     """Return the faults of a run; `only` restricts them to one kind, or to one target or role."""
     chance = random.Random(seed)
-    choices = [(kind, target) for kind in ("kill", "pause") for target in processes]
-    choices += [(mode, target) for mode in MODES for target in proxies]
+    families = targets.families()
     if only is not None:
-        choices = [each for each in choices if only in (each[0], each[1], each[1].rsplit("-", 1)[0])]
-        if not choices:
-            raise ValueError(f"there is no fault or target {only!r}")
-    # Each family of faults is equally likely, however many targets it has.
-    families = [[each for each in choices if each[0] == kind] for kind in dict.fromkeys(kind for kind, _ in choices)]
-    weights = [4 if family[0][0] in ("kill", "pause") else 1 for family in families]
+        families = [
+            (weight, [each for each in family if only in (each[0], each[1], each[1].rsplit("-", 1)[0])])
+            for weight, family in families
+        ]
+    families = [(weight, family) for weight, family in families if family]
+    if not families:
+        raise ValueError(f"there is no fault or target {only!r}")
     planned: list[PlannedFault] = []
     at_s, busy_until = FIRST_S, dict[str, float]()
     while at_s < seconds:
-        [family] = chance.choices(families, weights)
+        [(_, family)] = chance.choices(families, [weight for weight, _ in families])
         kind, target = chance.choice(family)
-        bounds = {"kill": RESTART_S, "pause": PAUSE_S}.get(kind, NETWORK_S)
-        duration_s = round(chance.uniform(*bounds), 2)
-        if busy_until.get(target, 0.0) <= at_s:
+        duration_s = round(chance.uniform(*_bounds(kind, target, targets)), 2)
+        held, start_s = _held(kind, target, targets)
+        if all(busy_until.get(each, 0.0) <= at_s for each in held):
             planned.append(PlannedFault(round(at_s, 2), kind, target, duration_s))
-            busy_until[target] = at_s + duration_s + 1.0
+            busy_until |= dict.fromkeys(held, at_s + duration_s + start_s + 1.0)
         if chance.random() >= TOGETHER:
             at_s += chance.uniform(*GAP_S)
     return planned
+
+
+def _kind_of_server(target: str, targets: Targets) -> str | None:
+    return next((kind for kind, names in targets.servers.items() if target in names), None)
+
+
+def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
+    least, most = PAUSE_LEASES
+    pause = (least * targets.lease_s, most * targets.lease_s)
+    if kind == "kill" and _kind_of_server(target, targets) is not None:
+        return DOWN_S
+    known = {"kill": RESTART_S, "pause": pause, "clock": CLOCK_S, ONE_DOWN: ONE_DOWN_S}
+    return known.get(kind, NETWORK_S)
+
+
+def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
+    """Return what no other fault may be done to meanwhile, and how long the target takes to start again.
+
+    Of the servers of one kind one is faulty at a time: more than that is an outage, which no promise covers.
+    """
+    if kind == ONE_DOWN:
+        return [*targets.servers], START_S
+    if kind == ROLLING:
+        return [target], START_S * len(targets.servers[target])
+    server = _kind_of_server(target, targets)
+    if server is not None:
+        return [server], START_S if kind == "kill" else 0.0
+    return [target], 0.0

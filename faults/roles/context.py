@@ -7,13 +7,28 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from faults.plan import Plan
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.runtime.clock import SystemClock
 from tidebook.testing.histories.line import HistoryFile
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import read_settings
 
 #: Errors that say that nothing was changed.
 WITHOUT_EFFECT: tuple[type[TidebookError], ...] = (Unavailable, InvalidInput)
 PAUSE_S = 0.05
+
+
+class JumpingClock(SystemClock):
+    """The clock of the machine, and how far the wall clock of this process is off."""
+
+    def __init__(self) -> None:
+        self.off_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.off_ms
 
 
 class Context:
@@ -25,7 +40,12 @@ class Context:
         self.chance = random.Random(seed)
         self.history = HistoryFile(plan.histories / f"{name}.ndjson", name)
         self.stopping = asyncio.Event()
+        self.clock = JumpingClock()
         self._values = 0
+
+    def open_book(self, *, replicate: bool = False) -> Book:
+        """Return the book of the run, to be used with `async with`; its clock is that of this process."""
+        return Book(read_settings(self.plan.book), clock=self.clock, replicate=replicate)
 
     def value(self) -> str:
         """Return a value that is unique in the run."""
@@ -57,7 +77,7 @@ class Context:
             facts = {"found": error.found} if hasattr(error, "found") else None
             pending.fail(error, facts)
             return error
-        except (TidebookError, OSError) as error:
+        except (TidebookError, OSError, DBAPIError) as error:
             pending.unknown(error)
             return error
         pending.ok(result(found))

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
-import tidebook
-from faults.plan import GROUP, GROUP_TAG, MAIL, NAMESPACE, QUEUE, REGION, TAGS, TOPIC
+from faults.plan import GROUP, GROUP_TAG, MAIL, NAMESPACE, QUEUE, REGION, TAGS, TOPIC, Plan
 from faults.roles import journals, streams, wal
 from faults.roles.context import Context
 from tidebook.core.action import Append, Delete, Purge
@@ -21,17 +20,20 @@ from tidebook.log.port import Record, read_all
 from tidebook.testing.histories.line import read_lines
 
 CATCH_UP_S_MAX = 60.0
+SERVER_CATCH_UP_S_MAX = 150.0
 
 
 async def inspect(context: Context) -> None:
     """Wait for all consumers within the bound, then observe log, store, effects, messages, queue and region."""
-    async with tidebook.open(context.plan.book) as book:
-        began = time.monotonic()
-        lacking = await _wait(lambda: _lacking(context, book))
+    async with context.open_book() as book:
+        began, bound_s = time.monotonic(), catch_up_s_max(context.plan)
+        lacking = await _wait(lambda: _lacking(context, book), bound_s)
         context.history.observe(
-            "caught_up", {"took_s": time.monotonic() - began, "bound_s": CATCH_UP_S_MAX, "lacking": lacking}
+            "caught_up", {"took_s": time.monotonic() - began, "bound_s": bound_s, "lacking": lacking}
         )
         await _dump_journals(context, book)
+        for tag in TAGS:
+            context.history.observe("dump_tag", [event.payload async for event in book.tags.read(tag)], tag=tag)
         _dump_effects(context)
         await _dump_messages(context, book)
         await _dump_queue(context, book)
@@ -39,12 +41,17 @@ async def inspect(context: Context) -> None:
         await wal.replay(context, region)
 
 
-async def _wait(lacking: Callable[[], Awaitable[list[str]]]) -> list[str]:
-    deadline = time.monotonic() + CATCH_UP_S_MAX
+def catch_up_s_max(plan: Plan) -> float:
+    """Return within which time all consumers must have caught up."""
+    return CATCH_UP_S_MAX if plan.brokers is None else SERVER_CATCH_UP_S_MAX
+
+
+async def _wait(lacking: Callable[[], Awaitable[list[str]]], bound_s: float) -> list[str]:
+    deadline = time.monotonic() + bound_s
     while found := await lacking():
         if time.monotonic() > deadline:
             return found
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(bound_s / 200)
     return []
 
 
@@ -165,6 +172,10 @@ def _dump_effects(context: Context) -> None:
 
 
 async def _dump_messages(context: Context, book: Any) -> None:
+    if context.plan.brokers is not None:
+        rows = await asyncio.to_thread(_consume, context.plan.brokers)
+        context.history.observe("dump_messages", rows, topic=MAIL)
+        return
     rows = [
         {
             "key": (each.key or b"").decode(),
@@ -175,6 +186,32 @@ async def _dump_messages(context: Context, book: Any) -> None:
         async for each in book.log_topic(MAIL).read()
     ]
     context.history.observe("dump_messages", rows, topic=MAIL)
+
+
+def _consume(brokers: str) -> list[dict[str, Any]]:
+    """Read the messages of a Kafka topic from its start to its present end."""
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "inspector", "enable.auto.commit": False})
+    rows: list[dict[str, Any]] = []
+    try:
+        topics = consumer.list_topics(MAIL, timeout=30).topics
+        for partition in topics[MAIL].partitions:
+            start, end = consumer.get_watermark_offsets(TopicPartition(MAIL, partition), timeout=30)
+            consumer.assign([TopicPartition(MAIL, partition, start)])
+            while consumer.position([TopicPartition(MAIL, partition)])[0].offset < end and start < end:
+                message = consumer.poll(10)
+                if message is None:
+                    raise RuntimeError(f"partition {partition} of {MAIL} gives nothing before its end {end}")
+                if message.error():
+                    raise KafkaException(message.error())
+                value, key = message.value() or b"", message.key() or b""
+                rows.append(
+                    {"key": key.decode(), "value": value.decode(), "partition": partition, "offset": message.offset()}
+                )
+    finally:
+        consumer.close()
+    return rows
 
 
 async def _dump_queue(context: Context, book: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import tidebook
@@ -21,9 +19,7 @@ SNAPSHOT_FAILURES = (*WITHOUT_EFFECT, NotFound)
 
 async def write(context: Context, *, remote: bool = False) -> None:
     """Append, read, delete, purge and snapshot, in several tasks, until stopped."""
-    where = context.plan.url if remote else context.plan.book
-    open_book: Callable[[], AbstractAsyncContextManager[Any]] = lambda: tidebook.open(where)  # noqa: E731
-    async with open_book() as book:
+    async with tidebook.open(context.plan.url) if remote else context.open_book() as book:
         journal = book.journal(TOPIC)
         async with asyncio.TaskGroup() as group:
             for _ in range(TASKS):

@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-import tidebook
-from faults.plan import LEASE_S, MAIL, QUEUE
+from faults.plan import MAIL, QUEUE
 from faults.roles.context import WITHOUT_EFFECT, Context
 from tidebook.core.errors import LeaseLost, TidebookError
 from tidebook.queue.job import Job
@@ -18,7 +17,12 @@ from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 
 KEYS = 4
-QUEUE_SETTINGS = QueueSettings(lease_ms=int(LEASE_S * 1000), max_timeouts=255)
+
+
+def _queue(context: Context, book: Any) -> Queue:
+    lease_ms = int(context.plan.lease_s * 1000)
+    found: Queue = book.queue(QUEUE, settings=QueueSettings(lease_ms=lease_ms, max_timeouts=255))
+    return found
 
 
 class RolledBack(TidebookError):
@@ -27,9 +31,9 @@ class RolledBack(TidebookError):
 
 async def produce(context: Context) -> None:
     """Publish in transactions and put entries, until stopped."""
-    async with tidebook.open(context.plan.book) as book, asyncio.TaskGroup() as group:
+    async with context.open_book() as book, asyncio.TaskGroup() as group:
         group.create_task(_publish(context, book))
-        group.create_task(_put(context, book.queue(QUEUE, settings=QUEUE_SETTINGS)))
+        group.create_task(_put(context, _queue(context, book)))
 
 
 async def _publish(context: Context, book: Any) -> None:
@@ -74,14 +78,14 @@ async def _put(context: Context, queue: Queue) -> None:
 
 async def relay(context: Context) -> None:
     """Relay the outbox until stopped."""
-    async with tidebook.open(context.plan.book) as book, book.outbox.relaying():
+    async with context.open_book() as book, book.outbox.relaying():
         await context.stopping.wait()
 
 
 async def work(context: Context) -> None:
     """Claim entries and finish most of them, some too late, until stopped."""
-    async with tidebook.open(context.plan.book) as book:
-        queue = book.queue(QUEUE, settings=QUEUE_SETTINGS)
+    async with context.open_book() as book:
+        queue = _queue(context, book)
         holds = itertools.count(1)
         async with asyncio.TaskGroup() as group:
             while not context.stopping.is_set():
@@ -107,24 +111,26 @@ async def _claim(context: Context, queue: Queue, holds: Any) -> list[tuple[Job, 
             for job, hold in taken
         ]  # fmt: skip
 
-    await context.record("claim", lambda: queue.claim(context.chance.choice((1, 3)), lease=LEASE_S), claimed)
+    await context.record(
+        "claim", lambda: queue.claim(context.chance.choice((1, 3)), lease=context.plan.lease_s), claimed
+    )
     return taken
 
 
 async def _handle(context: Context, queue: Queue, job: Job, hold: str) -> None:
     fate = context.chance.random()
     if fate < 0.1:
-        await asyncio.sleep(LEASE_S * 0.6)
+        await asyncio.sleep(context.plan.lease_s * 0.6)
         await context.record(
             "heartbeat",
-            lambda: queue.heartbeat(job, lease=LEASE_S),
+            lambda: queue.heartbeat(job, lease=context.plan.lease_s),
             lambda found: {"lease_until_ms": _ms(job.lease_until)},
             failures=(*WITHOUT_EFFECT, LeaseLost),
             hold=hold,
         )
-        await asyncio.sleep(LEASE_S * 0.6)
+        await asyncio.sleep(context.plan.lease_s * 0.6)
     elif fate < 0.15:
-        await asyncio.sleep(LEASE_S * 1.3)
+        await asyncio.sleep(context.plan.lease_s * 1.3)
     else:
         await asyncio.sleep(context.chance.random() * 0.02)
     failures = (*WITHOUT_EFFECT, LeaseLost)

@@ -6,11 +6,15 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from faults.plan import read_plan
 from faults.roles.context import Context
+from tidebook.core.errors import Unavailable
+
+CLOCK_JUMP_MS = 3_600_000
 
 
 def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
@@ -43,16 +47,29 @@ def play_role(role: str, name: str, folder: str, seed: int, log: str) -> None:
 
     async def play() -> None:
         context = Context(read_plan(Path(folder)), name, seed)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
-        await _roles()[role](context)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, context.stopping.set)
+        loop.add_signal_handler(signal.SIGUSR1, _jump, context, CLOCK_JUMP_MS)
+        loop.add_signal_handler(signal.SIGUSR2, _jump, context, 0)
+        while not context.stopping.is_set():
+            try:
+                await _roles()[role](context)
+                return
+            except* Unavailable:  # a server was down when the book was opened
+                traceback.print_exc()
+            await context.pause(2.0)
 
     asyncio.run(play())
 
 
-def serve_book(book: str, port: int, log: str) -> None:
-    """Run `tidebook serve` until SIGTERM."""
+def _jump(context: Context, off_ms: int) -> None:
+    context.clock.off_ms = off_ms
+
+
+def run_command(arguments: list[str], log: str) -> None:
+    """Run a command of `tidebook` until SIGTERM."""
     _log_to(log)
     from tidebook.cli.__main__ import main
 
-    sys.argv = ["tidebook", "serve", "--port", str(port), "--book", book]
+    sys.argv = ["tidebook", *arguments]
     main()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tidebook
 from faults.roles.context import Context
 
 
 async def replicate(context: Context) -> None:
     """Replicate the log to the store until stopped."""
-    async with tidebook.open(context.plan.book, replicate=True):
+    async with context.open_book(replicate=True):
         await context.stopping.wait()

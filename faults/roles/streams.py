@@ -6,10 +6,13 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
-import tidebook
-from faults.plan import GROUP, GROUP_TAG, LEASE_S, TAGS, TOPIC
+import psycopg
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from faults.plan import GROUP, GROUP_TAG, TAGS, TOPIC
 from faults.roles.context import Context
 from tidebook.core.errors import Fenced, TidebookError
 from tidebook.tags.event import TaggedEvent
@@ -17,27 +20,33 @@ from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.testing.histories.line import read_lines
 
 EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL)"""
+    id {}, consumer TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL)"""
 PROJECTION = "rows"
 
 
-def connect(context: Context) -> sqlite3.Connection:
-    """Open the database of the application."""
-    return sqlite3.connect(context.plan.effects, timeout=30)
+def connect(context: Context) -> Any:
+    """Open the database of the application: PostgreSQL if the book uses servers, else a file."""
+    if context.plan.sql_url is not None:
+        return psycopg.connect(context.plan.sql_url, connect_timeout=5)
+    return sqlite3.connect(context.plan.effects, timeout=30, check_same_thread=False)
 
 
 def create_effects(context: Context) -> None:
-    """Create the database of the application; once, for a file in use cannot change its mode."""
+    """Create the tables of the application; once, for a file in use cannot change its mode."""
     with closing(connect(context)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(EFFECTS)
+        serial = "INTEGER PRIMARY KEY AUTOINCREMENT"
+        if context.plan.sql_url is None:
+            connection.execute("PRAGMA journal_mode=WAL")
+        else:
+            serial = "BIGSERIAL PRIMARY KEY"
+        connection.execute(EFFECTS.format(serial))
         connection.execute(TABLE)
         connection.commit()
 
 
 async def consume(context: Context) -> None:
     """Follow each tag, be a member of the group, and run the projection, until stopped."""
-    async with tidebook.open(context.plan.book) as book:
+    async with context.open_book() as book:
         await _until_stopped(
             context,
             *(lambda tag=tag: follow(context, book, tag) for tag in TAGS),
@@ -53,7 +62,7 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
         while True:
             try:
                 await part()
-            except (TidebookError, sqlite3.OperationalError):
+            except (TidebookError, sqlite3.OperationalError, psycopg.OperationalError, DBAPIError):
                 await context.pause(0.5)
 
     tasks = [asyncio.create_task(run(part)) for part in parts]
@@ -95,31 +104,35 @@ async def follow(context: Context, book: Any, tag: str) -> None:
 
 async def join(context: Context, book: Any) -> None:
     """Handle the group's events, each in one transaction with its offset."""
-    offsets = SqlOffsets(GROUP_TAG, GROUP, lambda: connect(context))
-    async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=LEASE_S) as events:
-        async for event in events:
-            if await asyncio.to_thread(_handle, context, offsets, event):
-                await events.commit(event)
+    style: Literal["qmark", "format"] = "qmark" if context.plan.sql_url is None else "format"
+    offsets = SqlOffsets(GROUP_TAG, GROUP, lambda: connect(context), paramstyle=style)
+    async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=context.plan.lease_s) as events:
+        with closing(connect(context)) as connection:
+            async for event in events:
+                if await asyncio.to_thread(_handle, context, connection, offsets, event):
+                    await events.commit(event)
 
 
-def _handle(context: Context, offsets: SqlOffsets, event: TaggedEvent) -> bool:
-    with closing(connect(context)) as connection:
-        try:
-            if offsets.advance(connection, event):
-                values = (GROUP, f"{event.topic}/{event.id}", event.payload)
-                connection.execute("INSERT INTO effects (consumer, key, value) VALUES (?, ?, ?)", values)
-            connection.commit()
-        except (Fenced, sqlite3.IntegrityError):
-            connection.rollback()
-            return False
+def _handle(context: Context, connection: Any, offsets: SqlOffsets, event: TaggedEvent) -> bool:
+    try:
+        if offsets.advance(connection, event):
+            values = (GROUP, f"{event.topic}/{event.id}", event.payload)
+            marks = "?, ?, ?" if context.plan.sql_url is None else "%s, %s, %s"
+            connection.execute(f"INSERT INTO effects (consumer, key, value) VALUES ({marks})", values)
+        connection.commit()
+    except (Fenced, sqlite3.IntegrityError, psycopg.IntegrityError):
+        connection.rollback()
+        return False
     return True
 
 
 async def project(context: Context, book: Any) -> None:
     """Run a projection of the topic into the same database."""
-    from sqlalchemy import create_engine, text
-
-    engine = create_engine(f"sqlite:///{context.plan.effects}", connect_args={"timeout": 30})
+    if context.plan.sql_url is None:
+        engine = create_engine(f"sqlite:///{context.plan.effects}", connect_args={"timeout": 30})
+    else:
+        url = context.plan.sql_url.replace("postgresql://", "postgresql+psycopg://")
+        engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 5})
     projection = book.projection(PROJECTION, topics=[TOPIC], into=engine)
 
     @projection  # type: ignore[untyped-decorator]

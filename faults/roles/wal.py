@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tidebook
 from faults.plan import NAMESPACE, REGION
 from faults.roles.context import WITHOUT_EFFECT, Context
 from tidebook.core.errors import Fenced, NotFound, TidebookError, Truncated
@@ -17,7 +16,7 @@ REGION_NAME = f"{NAMESPACE}/{REGION}"
 
 async def own(context: Context) -> None:
     """Claim the region, write, mark and replay until another owner claims it; then wait, and claim it again."""
-    async with tidebook.open(context.plan.book) as book:
+    async with context.open_book() as book:
         while not context.stopping.is_set():
             try:
                 region = await book.wal(NAMESPACE).open_region(REGION, create=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -90,6 +91,7 @@ def finished(history: RecordedHistory) -> RuleVerdict:
         return run.verdict()
     left = {entry["value"] for dump in dumps for entry in dump.result}
     begun: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
+    #: The puts whose entries were finished, under their own data.
     done: dict[str, list[RecordedCall]] = defaultdict(list)
     held: set[str] = set()
     for hold in _holds(history):
@@ -98,23 +100,44 @@ def finished(history: RecordedHistory) -> RuleVerdict:
             run.violated(hold.subject, f"{hold.value} was put by nobody")
         elif hold.released_by == "finish" and hold.outcome != "fail":
             done[hold.key or hold.value].append(begun[hold.value])
+    lost_claim_ns = max((call.start_ns for call in history.of("claim") if call.outcome == "unknown"), default=0)
+    puts: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("put"):
-        if call.outcome != "ok":
-            continue
-        run.check()
-        if call.args["value"] in left:
-            run.violated(call.args["value"], "is left in the queue")
-        elif not any(_covers(put, call, held) for put in done[call.args.get("key") or call.args["value"]]):
-            run.violated(call.args["value"], f"was put by {call.name}, and never finished")
+        puts[call.args.get("key") or call.args["value"]].append(call)
+    for key, calls in puts.items():
+        covered = _covered(calls, done[key], lambda put: put.args["value"] in held or put.start_ns < lost_claim_ns)
+        for call in calls:
+            if call.outcome != "ok":
+                continue
+            run.check()
+            if call.args["value"] in left:
+                run.violated(call.args["value"], "is left in the queue")
+            elif call not in covered:
+                run.violated(call.args["value"], f"was put by {call.name}, and never finished")
     return run.verdict()
 
 
-def _covers(finished: RecordedCall, put: RecordedCall, held: set[str]) -> bool:
-    """Return whether the finished put may have been merged with this one, whose data the later one replaces.
+def _covered(
+    puts: Sequence[RecordedCall], done: Sequence[RecordedCall], may_be_held: Callable[[RecordedCall], bool]
+) -> set[RecordedCall]:
+    """Return the puts of one key that are finished: themselves, or merged into one that is.
 
-    A put that reports no merge found none waiting; but an entry that a worker gave back is merged into a newer one.
+    A put replaces the data of a waiting one and says that it merged; an entry that was held, and given back or left
+    until its lease ended, is merged into a newer one, which does not say so. Both may follow one another.
     """
-    if finished is put:
-        return True
-    merged = finished.outcome != "ok" or finished.result["merged"] > 0 or put.args["value"] in held
-    return merged and not finished.precedes(put)
+    covered = set(done)
+    while True:
+        # A put is merged into a later one, so going backwards finds chains at once.
+        found = {
+            put
+            for put in reversed(puts)
+            if put not in covered and any(_may_merge(put, into, may_be_held) for into in covered)
+        }
+        if not found:
+            return covered
+        covered |= found
+
+
+def _may_merge(put: RecordedCall, into: RecordedCall, may_be_held: Callable[[RecordedCall], bool]) -> bool:
+    merged = into.outcome != "ok" or into.result["merged"] > 0 or may_be_held(put)
+    return merged and not into.precedes(put)

@@ -34,7 +34,31 @@ def tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent] | No
                 run.violated(subject, f"{each} was delivered elsewhere at position {known}")
         if events is not None:
             _compare(run, subject, delivered, {v: e for v, e in events.items() if tag in e.tags})
+    for dump in history.of("dump_tag"):
+        if dump.outcome == "ok" and events is not None:
+            _check_rest(
+                run, dump, events, {value: at for (tag, value), at in positions.items() if tag == dump.args["tag"]}
+            )
     return run.verdict()
+
+
+def _check_rest(
+    run: RuleRun, dump: RecordedCall, events: Mapping[str, FoldedEvent], positions: Mapping[str, Any]
+) -> None:
+    """Check that a whole stream, read when all was quiet, has the events that are left, and no removed one."""
+    tag, found = dump.args["tag"], dump.result
+    run.check(len(found))
+    left = {value for value, event in events.items() if tag in event.tags and not event.removed}
+    subject = f"tag {tag} in the end"
+    if missing := [value for value in left if value not in set(found)]:
+        run.violated(subject, f"lacks {first_few(missing)}")
+    if removed := [value for value in found if value not in left]:
+        run.violated(subject, f"has {first_few(removed)}, which were removed or never were")
+    if twice := list(repeated(found)):
+        run.violated(subject, f"has twice: {first_few(twice)}")
+    places = [positions[value] for value in found if value in positions]
+    if places != sorted(places):
+        run.violated(subject, "is in another order than it was delivered in")
 
 
 def _compare(

@@ -134,9 +134,18 @@ class KafkaCluster(ServerCluster):
 
 
 class CassandraCluster(ServerCluster):
-    """Three nodes on 127.0.0.1 to 127.0.0.3; the keyspace has three replicas."""
+    """Three nodes on 127.0.0.1 to 127.0.0.3; the keyspace has three replicas.
+
+    `client_hosts` are the addresses that clients must use instead, such as those of proxies on the same port.
+    """
 
     name: ClassVar[str] = "cassandra"
+
+    def __init__(
+        self, folder: Path, *, profile: Profile = "test", client_hosts: Sequence[str | None] = (None,) * NODES
+    ) -> None:
+        self._client_hosts = client_hosts
+        super().__init__(folder, profile=profile)
 
     def make_nodes(self) -> Sequence[Server]:
         folders = [self.folder / f"node-{number}" for number in range(1, NODES + 1)]
@@ -156,12 +165,18 @@ class CassandraCluster(ServerCluster):
             Cassandra(
                 folder,
                 profile=self.profile,
-                settings={**common, "initial_token": f'"{token}"'},
+                settings={
+                    **common,
+                    "initial_token": f'"{token}"',
+                    **({} if client_host is None else {"broadcast_rpc_address": client_host}),
+                },
                 host=f"127.0.0.{number}",
                 replication=NODES,
                 java_options=CASSANDRA_JAVA,
             )
-            for number, (folder, token) in enumerate(zip(folders, TOKENS, strict=True), 1)
+            for number, (folder, token, client_host) in enumerate(
+                zip(folders, TOKENS, self._client_hosts, strict=True), 1
+            )
         ]
 
     @property

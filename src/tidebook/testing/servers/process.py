@@ -45,7 +45,8 @@ class Process:
     def freeze(self, timeout_s: float) -> bool:
         """Stop the process and all its descendants; return False if a thread is still running after the timeout.
 
-        One thread handles the signal for its whole process; on a busy machine the others run until then.
+        One thread handles the signal for its whole process; on a busy machine the others run until then, and may start
+        processes that the signal has not reached.
         """
         self.signal_all(signal.SIGSTOP)
         deadline = time.monotonic() + timeout_s
@@ -53,6 +54,7 @@ class Process:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
+            self.signal_all(signal.SIGSTOP)
         return True
 
     def signal(self, number: signal.Signals) -> None:

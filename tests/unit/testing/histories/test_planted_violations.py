@@ -284,6 +284,19 @@ def test_a_stream_out_of_order_is_found(spoiled: Spoiled) -> None:
     assert STREAMS in spoiled.broken()
 
 
+def test_a_removed_event_that_stays_in_its_stream_is_found(spoiled: Spoiled) -> None:
+    left = survivors(spoiled)
+    removed = next(call.result["value"] for call in stream(spoiled) if call.result["value"] not in left)
+    spoiled.results("dump_tag")[0].insert(0, removed)
+    assert spoiled.broken() == {STREAMS}
+
+
+@pytest.mark.parametrize("spoil", [lambda values: values.pop(), lambda values: values.reverse()])
+def test_a_stream_that_lacks_or_reorders_events_in_the_end_is_found(spoiled: Spoiled, spoil: Any) -> None:
+    spoil(spoiled.results("dump_tag")[0])
+    assert spoiled.broken() == {STREAMS}
+
+
 def test_a_stream_with_an_event_of_another_tag_is_found(spoiled: Spoiled) -> None:
     call = next(call for call in spoiled.calls if call.op == "deliver" and call.args["tag"] == "blue")
     spoiled.calls.append(
@@ -480,3 +493,30 @@ def test_random_damage_to_reads_is_found() -> None:
                 history = RecordedHistory(calls)
                 assert not linearizable(history, Evidence(history)).ok, (seed, spoiled)
             read.result["events"] = intact
+
+
+def test_a_put_is_finished_at_the_end_of_a_chain_of_merges() -> None:
+    def history(*, dies: bool) -> Script:
+        made = script()("put", {"inserted": 1, "merged": 0}, value="u", key="k")
+        made("put", {"inserted": 0, "merged": 1}, value="v", key="k")
+        if dies:  # the worker that holds it; when the lease has ended, it is merged into the newer entry
+            made("claim", claimed("h1", 0, key="k"))
+        made("put", {"inserted": 1, "merged": 0}, value="w", key="k")
+        made("claim", [{**claimed("h2", 500, key="k")[0], "value": "w"}])("finish", hold="h2")
+        return made("dump_queue", [], queue="q")
+
+    assert history(dies=True).broken() == set()
+    assert history(dies=False).broken() == {FINISHED}
+
+
+def test_a_claim_without_an_answer_may_hold_what_is_merged_later() -> None:
+    def history(*, lost: bool) -> Script:
+        made = script()("put", {"inserted": 1, "merged": 0}, value="u", key="k")
+        if lost:
+            made("claim", unknown=True)
+        made("put", {"inserted": 1, "merged": 0}, value="v", key="k")
+        made("claim", claimed("h", 500, key="k"))("finish", hold="h")
+        return made("dump_queue", [], queue="q")
+
+    assert history(lost=True).broken() == set()
+    assert history(lost=False).broken() == {FINISHED}

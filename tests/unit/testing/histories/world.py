@@ -222,6 +222,8 @@ class World:
             events = [each for each in self.delivered if each["tag"] == tag]
             for each in events:
                 self.observe("deliver", {k: v for k, v in each.items() if k != "tag"}, {"stream": "s", "tag": tag})
+            left = {value for journal in self.journals.values() for _, value in journal.events}
+            self.observe("dump_tag", [each["value"] for each in events if each["value"] in left], {"tag": tag})
             self.observe("dump_effects", events, {"consumer": f"group of {tag}", "tag": tag})
         self.observe("dump_effects", self.delivered, {"consumer": "projection", "topic": "t"})
 

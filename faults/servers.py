@@ -1,0 +1,165 @@
+"""The servers of a run: Kafka, Cassandra and PostgreSQL, single or as clusters, each node behind a proxy of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from faults.proxy import TcpProxy
+from tidebook.testing.servers.cassandra import KEYSPACE, Cassandra
+from tidebook.testing.servers.cluster import CassandraCluster, KafkaCluster, PostgresPair
+from tidebook.testing.servers.kafka import Kafka
+from tidebook.testing.servers.postgres import DATABASE, USER, Postgres
+from tidebook.testing.servers.server import Server
+
+#: Clients find a Cassandra node by its address and the common port, so each proxy has an address of its own.
+PROXY_HOST = "127.0.1.{}"
+KAFKA_HEAP_MB = 256
+CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")
+MEMTABLES = {"memtable_heap_space": "64MiB", "memtable_offheap_space": "64MiB"}
+SETTINGS = """folder = "data"
+[log]
+url = "kafka://{kafka}"
+send_timeout_ms = 6000
+request_timeout_ms = 4000
+[store]
+url = "cassandra://{cassandra}/{keyspace}"
+[sql]
+url = "{sql}"
+[journal]
+partitions = 2
+[outbox]
+lock_limit_s = {lock_limit_s}
+rest_s = 0.5
+poll_s = 0.2
+[pipeline]
+master = "local[2]"
+lease_s = 10
+wait_s = 10
+spark = {{ "spark.driver.memory" = "512m", "spark.ui.enabled" = "false" }}
+"""
+
+
+class RunServers:
+    """All servers of a run by name (`kafka-1`), and their proxies by the same name."""
+
+    def __init__(self, folder: Path, *, cluster: bool) -> None:
+        self._folder = folder
+        self._cluster = cluster
+        self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
+        self.nodes: dict[str, Server] = {}
+        self.proxies: dict[str, TcpProxy] = {}
+
+    @property
+    def kinds(self) -> Mapping[str, list[str]]:
+        """The names of the nodes by kind of server."""
+        found: dict[str, list[str]] = {}
+        for name in self.nodes:
+            found.setdefault(name.rsplit("-", 1)[0], []).append(name)
+        return found
+
+    async def start(self) -> None:
+        """Start all proxies, then all servers, which direct their clients to the proxies."""
+        if self._cluster:
+            await self._make_cluster()
+        else:
+            await self._make_single()
+        async with asyncio.TaskGroup() as group:
+            for each in (self._groups or self.nodes).values():
+                group.create_task(asyncio.to_thread(each.start))
+
+    async def _make_single(self) -> None:
+        broker = Kafka(self._folder / "kafka", heap_mb=KAFKA_HEAP_MB)
+        await self._put("kafka-1", broker)
+        broker.advertised = self.address("kafka-1")
+        node = Cassandra(
+            self._folder / "cassandra",
+            settings={**MEMTABLES, "broadcast_rpc_address": PROXY_HOST.format(1)},
+            java_options=CASSANDRA_JAVA,
+        )
+        await self._put("cassandra-1", node, PROXY_HOST.format(1))
+        await self._put("postgres-1", Postgres(self._folder / "postgres"))
+
+    async def _make_cluster(self) -> None:
+        brokers = KafkaCluster(self._folder / "kafka")
+        for number, broker in enumerate(brokers.nodes, 1):
+            await self._put(f"kafka-{number}", broker)
+            assert isinstance(broker, Kafka)
+            broker.advertised = self.address(f"kafka-{number}")
+        hosts = [PROXY_HOST.format(number) for number in (1, 2, 3)]
+        ring = CassandraCluster(self._folder / "cassandra", client_hosts=hosts)
+        for number, (node, host) in enumerate(zip(ring.nodes, hosts, strict=True), 1):
+            await self._put(f"cassandra-{number}", node, host)
+        pair = PostgresPair(self._folder / "postgres")
+        await self._put("postgres-1", pair.nodes[0])
+        self.nodes["postgres-2"] = pair.nodes[1]  # the standby has no clients, hence no proxy
+        self._groups = {"kafka": brokers, "cassandra": ring, "postgres": pair}
+
+    async def _put(self, name: str, node: Server, host: str = "127.0.0.1") -> None:
+        port = node.ports["client"]
+        proxy = TcpProxy((node.host, port))
+        await proxy.start(host, port if host != "127.0.0.1" else 0)
+        self.nodes[name], self.proxies[name] = node, proxy
+
+    def address(self, name: str) -> str:
+        """The address of a server as its clients know it: that of its proxy."""
+        host, port = self.proxies[name].address
+        return f"{host}:{port}"
+
+    @property
+    def sql_url(self) -> str:
+        """The URL of the database, through its proxy."""
+        return f"postgresql://{USER}@{self.address('postgres-1')}/{DATABASE}"
+
+    @property
+    def brokers(self) -> str:
+        """The addresses of the brokers, through their proxies."""
+        return ",".join(map(self.address, self.kinds["kafka"]))
+
+    def settings(self, lock_limit_s: float) -> str:
+        """The settings of a book that uses these servers through their proxies."""
+        hosts = [self.proxies[name].address for name in self.kinds["cassandra"]]
+        return SETTINGS.format(
+            kafka=self.brokers,
+            cassandra=f"{','.join(host for host, _ in hosts)}:{hosts[0][1]}",
+            keyspace=KEYSPACE,
+            sql=self.sql_url,
+            lock_limit_s=lock_limit_s,
+        )
+
+    async def kill(self, name: str) -> None:
+        """Kill a server with SIGKILL."""
+        await asyncio.to_thread(self.nodes[name].kill9)
+
+    async def restart(self, name: str) -> None:
+        """Start a server that was killed, or stop a running one and start it again; return when it is ready."""
+        node = self.nodes[name]
+        await asyncio.to_thread(node.stop)
+        if name == "postgres-1" and self._cluster:  # nothing commits until the standby follows again
+            await asyncio.to_thread(_start_without_commit, node)
+        else:
+            await asyncio.to_thread(node.start)
+
+    async def pause(self, name: str) -> None:
+        """Stop a server with SIGSTOP."""
+        await asyncio.to_thread(self.nodes[name].pause)
+
+    async def resume(self, name: str) -> None:
+        """Let a server go on."""
+        await asyncio.to_thread(self.nodes[name].resume)
+
+    async def close(self) -> None:
+        """Kill all servers, delete their data, and close the proxies."""
+        for node in self.nodes.values():
+            await asyncio.to_thread(node.kill9)
+        for each in (self._groups or self.nodes).values():
+            await asyncio.to_thread(each.remove)
+        for proxy in self.proxies.values():
+            await proxy.close()
+
+
+def _start_without_commit(node: Server) -> None:
+    node.prepare()
+    node.spawn()
+    node.wait_ready()

@@ -1,0 +1,46 @@
+"""Faults of topics: records that no Tidebook wrote, and partitions that nobody asked it about."""
+
+from __future__ import annotations
+
+import random
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+
+from faults.plan import KEYS, TOPIC
+from tidebook.core.record import encode_plain_append
+
+TIMEOUT_S = 10.0
+#: Between the topic's limit for a record and the broker's for a batch.
+OVERSIZED_BYTES = 1_001_000
+RECORDS = 6
+#: No word of brokers that are down: they are meant to be.
+LOG_LEVEL = 0
+
+
+def send_foreign(brokers: str, chance: random.Random, key: str) -> int:
+    """Send random, empty, truncated and oversized records to both partitions, some under the key of a journal."""
+    settings = {"message.max.bytes": 2_000_000, "message.timeout.ms": 8_000}
+    producer = Producer({"bootstrap.servers": brokers, "log_level": LOG_LEVEL, **settings})
+    whole = encode_plain_append(1, chance.randbytes(16), 0, b"foreign" * 10)
+    values = [None, b"", chance.randbytes(40), whole[: len(whole) // 2], b"{}", bytes(OVERSIZED_BYTES)]
+    keys = [None, b"\xff\xfe", key.encode()]
+    for value in chance.sample(values, RECORDS):
+        producer.produce(TOPIC, value, chance.choice(keys), partition=chance.randrange(2))
+    return int(producer.flush(TIMEOUT_S))
+
+
+def add_partition(brokers: str) -> None:
+    """Add a partition to the topic of the journals and to no other."""
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": LOG_LEVEL})
+    count = len(admin.list_topics(TOPIC, timeout=TIMEOUT_S).topics[TOPIC].partitions)
+    for future in admin.create_partitions([NewPartitions(TOPIC, count + 1)], request_timeout=TIMEOUT_S).values():
+        try:
+            future.result(TIMEOUT_S)
+        except KafkaException:  # a broker is down meanwhile: another time
+            return
+
+
+def key_of(chance: random.Random, generation: int) -> str:
+    """Return the id of one of the journals of a generation."""
+    return f"k{generation * KEYS + chance.randrange(KEYS)}"
