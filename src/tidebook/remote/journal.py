@@ -249,20 +249,12 @@ class RemoteJournal(Journal):
         return self._follow(journal_id(id), decode, start)
 
     async def _follow(self, id: str, decode: DecodeRows[E], start: int) -> AsyncIterator[E]:
-        last = start - 1
-        while True:
-            query: dict[str, object] = {"start": last + 1, "follow": True}
-            opened = self._connection.events("journals.read", self.topic, id, query=query)
-            async with aclosing(opened) as events:
-                async for event in events:
-                    if event is not None:
-                        line = _decode_event(event.data)
-                        last = line.seq_nr
-                        for each in _decode_page([line], decode):
-                            yield each
-                    elif last >= start and (await self.pointer(id) or last) < last:  # purged while disconnected
-                        last = 0
-                        break
+        query: dict[str, object] = {"start": start, "follow": True}
+        async with aclosing(self._connection.events("journals.read", self.topic, id, query=query)) as events:
+            async for event in events:
+                if event is not None:
+                    for each in _decode_page([_decode_event(event.data)], decode):
+                        yield each
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
         """Return the last seq_nr, or None if there is no journal."""

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -15,11 +16,13 @@ from tidebook.api.journals import AppendAnswer, AppendBody, EventLine, IdLine, P
 from tidebook.api.payload import needs_no_check, payload_from, payload_to
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, Truncated
 from tidebook.core.event import ReadEvent
 from tidebook.core.key import Key, journal_id
+from tidebook.core.seq_nr import FIRST
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
+from tidebook.journal.view import read_events
 from tidebook.server.answers import Chunk, Lines
 from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
@@ -171,17 +174,17 @@ async def read(call: Call) -> Lines:
     topic, id = call.parameters
     query, journal = call.query, call.book.journal(topic)
     if query.follow:
-        start = query.start
+        start, after = query.start, None
         if call.headers.last_event_id is not None:
-            start = _after_event_id(call.headers.last_event_id)
-        return Lines(lambda _: _follow(call, journal, id, start), live=True, events=True)
+            start, after = _after_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
+        return Lines(lambda _: _follow(call, journal, id, start, after), live=True, events=True)
     events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
     return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic), with_ids=call.wants_events))
 
 
-def _follow(call: Call, journal: Journal, id: str, start: int) -> AsyncGenerator[Chunk, None]:
-    """Follow a journal together with all that follow it."""
-    journal_id(id)
+def _follow(call: Call, journal: Journal, id: str, start: int, after: Place | None) -> AsyncGenerator[Chunk, None]:
+    """Follow a journal together with all that follow it, from number `start`, or from the event after a place."""
+    key = Key(journal.topic, journal_id(id))
     mask = call.mask(journal.topic)
 
     async def begin() -> AsyncIterator[ReadEvent]:
@@ -190,21 +193,41 @@ def _follow(call: Call, journal: Journal, id: str, start: int) -> AsyncGenerator
     def line(event: ReadEvent) -> Line:
         # All records of a journal are in one partition, so offsets grow also over a purge.
         encoded = _encode(_event_line(event, mask))
-        return Line((event.offset, event.seq_nr), journal.topic, str(event.seq_nr), encoded)
-
-    def catch_up(last: Place | None) -> AsyncIterator[ReadEvent]:
-        return journal.read(id, start=start if last is None else max(start, last[1] + 1))
+        return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encoded)
 
     is_begun = False
 
     def wanted(each: Line) -> bool:
+        if after is not None:
+            return each.place > after
         # Events before `start` are left out until the first one is delivered: after a purge numbers start again.
         nonlocal is_begun
         is_begun = is_begun or each.place[1] >= start
         return is_begun
 
-    key = ("journal", journal.topic, id, mask is None)
-    return call.state.broadcasts.follow(key, begin, line, catch_up, wanted)
+    return call.state.broadcasts.follow(
+        ("journal", *key, mask is None),
+        begin,
+        line,
+        lambda last: _read_after(journal, id, start, last or after),
+        wanted,
+    )
+
+
+async def _read_after(journal: Journal, id: str, start: int, after: Place | None) -> AsyncIterator[ReadEvent]:
+    """Read what comes after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
+    while (head := await journal.head(id)) is not None:
+        if after is not None:
+            start = FIRST if head.incarnation.offset > after[0] else after[1] + 1
+        try:
+            read = journal.read_decoded(id, read_events, start=start, incarnation=head.incarnation)
+            async with aclosing(read) as events:  # type: ignore[type-var]
+                async for event in events:
+                    after = (event.offset, event.seq_nr)
+                    yield event
+            return
+        except Truncated:
+            continue  # deleted or purged during the read: continue with what is left
 
 
 def _event_line(event: ReadEvent, mask: Mask | None) -> EventLine:
@@ -217,10 +240,26 @@ def _event_line(event: ReadEvent, mask: Mask | None) -> EventLine:
     return msgspec.structs.replace(line, payload=payload, payload_base64=encoded, metadata=metadata)
 
 
-def _after_event_id(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 17):
-        raise InvalidInput(f"Last-Event-ID is the number of an event, not {text[:40]!r}")
-    return int(text) + 1
+def _event_id(event: ReadEvent, key: Key) -> str:
+    """Return the id of a server-sent event: number and offset, which shows a purge, and a checksum of the journal."""
+    return f"{event.seq_nr}-{event.offset}-{_checksum(key)}"
+
+
+def _after_event_id(text: str, key: Key) -> tuple[int, Place | None]:
+    """Return the number that follows an event, and its place; a number alone is taken too, and has no place."""
+    seq_nr, *more = text.split("-")
+    numbers = [seq_nr, *more[:1]]
+    if len(more) not in (0, 2) or not all(each.isascii() and each.isdecimal() and len(each) < 17 for each in numbers):
+        raise InvalidInput(f"Last-Event-ID is the id of an event of this stream, not {text[:40]!r}")
+    if not more:
+        return int(seq_nr) + 1, None
+    if more[1] != _checksum(key):
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is of another journal: leave it out to start at the beginning")
+    return int(seq_nr) + 1, (int(more[0]), int(seq_nr))
+
+
+def _checksum(key: Key) -> str:
+    return f"{crc32(f'{key.topic}/{key.id}'.encode()):08x}"
 
 
 async def _chunks(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +14,7 @@ import httpx
 import pytest
 
 import tidebook
-from tests.integration.server.running import client, lines, served
+from tests.integration.server.running import client, lines, served, served_book
 from tidebook import Event
 from tidebook.core.errors import NotFound
 
@@ -119,7 +121,7 @@ async def _data(received: AsyncIterator[str]) -> AsyncIterator[tuple[str, object
         if name == "id":
             id = value
         elif name == "data":
-            yield id, json.loads(value)["payload"]
+            yield id.partition("-")[0], json.loads(value)["payload"]
 
 
 async def test_delete_purge_and_pointer(http: httpx.AsyncClient) -> None:
@@ -187,3 +189,61 @@ async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx
     *others, last = answer.json()["results"]
     assert [each["first"] for each in others] == [1] * 299
     assert last["problem"]["type"] == "urn:tidebook:error:invalid-input"
+
+
+async def _ids_and_payloads(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, object]]:
+    """Follow journal o-1, after the event of an id; return the ids and payloads of so many events."""
+    headers = {} if after is None else {"last-event-id": after}
+    found: list[tuple[str, object]] = []
+    async with http.stream("GET", "/v1/journals/orders/o-1/events?follow=true", headers=headers) as stream:
+        assert stream.status_code == 200, await stream.aread()
+        id = ""
+        async for line in stream.aiter_lines():
+            name, _, value = line.partition(": ")
+            id = value if name == "id" else id
+            if name == "data":
+                found.append((id, json.loads(value)["payload"]))
+            if len(found) == count:
+                break
+    return found
+
+
+@pytest.mark.parametrize("regrown", [1, 2, 3, 5])
+async def test_a_follower_that_was_away_gets_all_of_the_next_incarnation(tmp_path: Path, regrown: int) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(n) for n in range(3)])
+        id, _ = (await _ids_and_payloads(http, None, 3))[-1]
+        await orders.purge("o-1")
+        await orders.append("o-1", [Event(f"new {n}") for n in range(regrown)])
+        found = await asyncio.wait_for(_ids_and_payloads(http, id, regrown), 30)
+        assert [payload for _, payload in found] == [f"new {n}" for n in range(regrown)]
+        await orders.append("o-1", [Event("last")])
+        assert [each for _, each in await asyncio.wait_for(_ids_and_payloads(http, found[-1][0], 1), 30)] == ["last"]
+
+
+async def test_an_id_of_another_stream_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.journal("orders").append("o-1", [Event(1)])
+        await book.journal("orders").append("o-2", [Event(1)])
+        [(id, _)] = await _ids_and_payloads(http, None, 1)
+        for wrong in (id, "1-2", "1-x-0", "-1", "x", "1-2-3-4", "99999999999999999999"):
+            refused = await http.get("/v1/journals/orders/o-2/events?follow=true", headers={"last-event-id": wrong})
+            assert (refused.status_code, refused.json()["type"]) == (400, "urn:tidebook:error:invalid-input"), wrong
+        tagged = await http.get("/v1/tags/paid/events?follow=true", headers={"last-event-id": id})
+        assert tagged.status_code == 400
+
+
+async def test_a_remote_tail_gets_all_of_the_next_incarnation_after_a_restart(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book", create=True) as book, AsyncExitStack() as stack:
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(n) for n in range(3)])
+        async with served_book(book) as url:
+            remote = await stack.enter_async_context(tidebook.open(url))
+            tail = await stack.enter_async_context(aclosing(remote.journal("orders").tail("o-1")))  # type: ignore[type-var]
+            assert [(await anext(tail)).payload for _ in range(3)] == [0, 1, 2]
+        await orders.purge("o-1")
+        await orders.append("o-1", [Event(f"new {n}") for n in range(5)])
+        async with served_book(book, port=httpx.URL(url).port):
+            async with asyncio.timeout(60):
+                assert [(await anext(tail)).payload for _ in range(5)] == [f"new {n}" for n in range(5)]
