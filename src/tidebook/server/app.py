@@ -305,7 +305,8 @@ class ServerApp:
             raise
         state.book.metrics.gauge("server_open_streams", state.slots.open)
         try:
-            sender = StreamSender(receive, send, state.live, send_s=state.settings.send_s, deadline_s=call.deadline_s)
+            send_s = state.settings.send_s
+            sender = StreamSender(receive, send, state.live, token=token, send_s=send_s, deadline_s=call.deadline_s)
             await sender.run(lines, events=events, headers=[_NO_SNIFF])
         finally:
             state.slots.release(token)

@@ -87,6 +87,10 @@ class Gate:
                 return principal
         return LOCAL if self.is_open else ANONYMOUS
 
+    def is_current(self, token_id: str) -> bool:
+        """Return whether what a token has opened may stay open; the id is empty for an open server."""
+        return self._tokens.holder(token_id) is not None if token_id else self.is_open
+
     @property
     def is_open(self) -> bool:
         """Whether requests need no token: on loopback, as long as there are no tokens."""

@@ -84,6 +84,7 @@ class ServerState:
         while True:
             await asyncio.sleep(MAINTAIN_S)
             self.live.keep_alive()
+            self.live.end_unless(self.gate.is_current)
             self.deadlines.expire()
             try:
                 await self.regions.close_idle()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -64,9 +65,9 @@ class LiveStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, send: Send, *, events: bool) -> LiveStream:
-        """Register a stream of the running task."""
-        stream = LiveStream(send, self._send_s, events=events)
+    def open(self, send: Send, *, token: str, events: bool) -> LiveStream:
+        """Register a stream of the running task, which the token of this id has opened."""
+        stream = LiveStream(send, self._send_s, token=token, events=events)
         self._streams.add(stream)
         return stream
 
@@ -81,6 +82,12 @@ class LiveStreams:
             if stream.sent_s < before_s:
                 stream.send_comment()
 
+    def end_unless(self, is_current: Callable[[str], bool]) -> None:
+        """End the streams of tokens that are no longer valid; call this about every second."""
+        ended = {token for token in {stream.token for stream in self._streams} if not is_current(token)}
+        for stream in [stream for stream in self._streams if stream.token in ended]:
+            stream.end()
+
     def end_all(self) -> None:
         """End all streams with a retry hint."""
         for stream in list(self._streams):
@@ -90,7 +97,8 @@ class LiveStreams:
 class LiveStream:
     """Sends the chunks of one live stream; a comment may be sent between any two of them."""
 
-    def __init__(self, send: Send, send_s: float, *, events: bool) -> None:
+    def __init__(self, send: Send, send_s: float, *, token: str, events: bool) -> None:
+        self.token = token
         self._send_raw = send
         self._send_s = send_s
         self._events = events
@@ -147,7 +155,10 @@ class LiveStream:
 class StreamSender:
     """Sends one streamed answer."""
 
-    def __init__(self, receive: Receive, send: Send, live: LiveStreams, *, send_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, live: LiveStreams, *, token: str, send_s: float, deadline_s: float
+    ) -> None:
+        self._token = token
         self._receive = receive
         self._send_raw = send
         self._live = live
@@ -216,7 +227,7 @@ class StreamSender:
         await self._send(last, more=False)
 
     async def _pump_live(self, lines: Lines, *, events: bool) -> None:
-        stream = self._live.open(self._send_raw, events=events)
+        stream = self._live.open(self._send_raw, token=self._token, events=events)
         try:
             await stream.pump(lines)
         finally:

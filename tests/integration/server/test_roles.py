@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
+
+import pytest
 
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.examples import prepare, request_of
 from tests.integration.server.running import client, served
+from tidebook import Event
 from tidebook.api.access import Role
 from tidebook.api.routes import ROUTES
 
@@ -79,3 +84,40 @@ async def test_only_the_server_writes_the_audit_and_only_an_admin_reads_it(
         assert (await http.post(path, json={"events": [{"payload": 1}]})).status_code == 403
         assert (await http.get(path)).status_code == 200
         assert (await http.get(path, headers={"authorization": f"Bearer {operator}"})).status_code == 403
+
+
+@pytest.mark.parametrize("ends", ["revoked", "expired"])
+async def test_a_stream_ends_with_its_token(tmp_path: Path, create_token: CreateToken, ends: str) -> None:
+    admin = await create_token("admin")
+    other = await create_token("viewer", expires_s=3.0 if ends == "expired" else None)
+    path = "/v1/journals/orders/o-1/events?follow=true"
+    async with (
+        served(tmp_path / "book") as (url, book),
+        client(url, other.token) as http,
+        client(url, admin.token) as boss,
+    ):
+        await book.journal("orders").append("o-1", [Event(1)])
+        async with http.stream("GET", path) as stream, boss.stream("GET", path) as unaffected:
+            lines = stream.aiter_lines()
+            while (await anext(lines)) != "retry: 2000":
+                pass
+            if ends == "revoked":
+                assert (await boss.delete(f"/v1/tokens/{other.id}")).status_code == 204
+            async with asyncio.timeout(30):
+                assert "event: end" in [line async for line in lines]
+            await book.journal("orders").append("o-1", [Event(2)])
+            async with asyncio.timeout(30):
+                async for line in unaffected.aiter_lines():
+                    if line.startswith("data: ") and json.loads(line[6:])["payload"] == 2:
+                        break
+        assert (await http.get(path)).status_code == 401
+
+
+async def test_an_open_stream_ends_when_the_server_needs_tokens(tmp_path: Path) -> None:
+    path = "/v1/journals/orders/o-1/events?follow=true"
+    async with served(tmp_path / "book") as (url, _), client(url) as http, http.stream("GET", path) as stream:
+        assert stream.status_code == 200
+        created = await http.post("/v1/tokens", json={"name": "first", "role": "admin"})
+        assert created.status_code == 201
+        async with asyncio.timeout(30):
+            assert "event: end" in [line async for line in stream.aiter_lines()]

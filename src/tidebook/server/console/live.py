@@ -41,7 +41,8 @@ async def send_rows(
     state.slots.take(token)
     try:
         lines = Lines(lambda _: rows, live=True, events=True)
-        sender = StreamSender(receive, send, state.live, send_s=settings.send_s, deadline_s=settings.request_s)
+        limits = {"send_s": settings.send_s, "deadline_s": settings.request_s}
+        sender = StreamSender(receive, send, state.live, token=token, **limits)
         await sender.run(
             lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()]
         )
