@@ -63,13 +63,10 @@ class IdempotencyKeys:
         """
         hashed = _hash(who.encode(), check_key(key).encode())
         digest = _hash(request)
-        running = self._running.get(hashed)
-        if running is not None:
+        while (running := self._running.get(hashed)) is not None:
             await asyncio.wait((running,))
         if (kept := self._kept(hashed, digest)) is not None:
             return kept
-        if hashed in self._running:  # another repeat was first
-            raise OutcomeUnknown("a request with the same Idempotency-Key is running: repeat it later")
         future = self._running[hashed] = asyncio.get_running_loop().create_future()
         try:
             await self._begin(hashed, digest)

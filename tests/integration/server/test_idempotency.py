@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tests.integration.server.conftest import CreateToken
 from tests.integration.server.running import client, served
 from tidebook.server.database import ServerDatabase
 
@@ -79,6 +80,36 @@ async def test_a_refused_request_may_be_repeated(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         assert (await http.post(path, headers=KEY)).status_code == 404
         assert (await http.post(path, headers=KEY)).status_code == 404
+
+
+async def test_concurrent_repeats_of_a_refused_request_are_all_refused_alike(tmp_path: Path) -> None:
+    path = "/v1/queues/mail/dead-letters/1/retry"
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        answers = await asyncio.gather(*(http.post(path, headers=KEY) for _ in range(10)))
+        assert {each.status_code for each in answers} == {404}
+
+
+async def test_keys_of_two_tokens_do_not_meet(tmp_path: Path, create_token: CreateToken) -> None:
+    tokens = [(await create_token("operator")).token for _ in range(2)]
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        for path, body in (
+            ("/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}),
+            ("/v1/queues/mail/entries", {"entries": [{"data": 1}]}),
+        ):
+            for token in tokens:
+                headers = {**KEY, "authorization": f"Bearer {token}"}
+                answer = await http.post(path, json=body, headers=headers)
+                assert (answer.status_code, "idempotency-replayed" in answer.headers) == (200, False)
+        assert await book.journal("orders").pointer("o-1") == 2
+        assert (await book.queue("mail").status()).due == 2
+
+
+async def test_an_append_with_one_key_many_times_at_once_happens_once(tmp_path: Path) -> None:
+    path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        answers = await asyncio.gather(*(http.post(path, json=body, headers=KEY) for _ in range(20)))
+        assert [each.json()["first"] for each in answers] == [1] * 20
+        assert await book.journal("orders").pointer("o-1") == 1
 
 
 async def test_an_interrupted_request_is_never_run_again(tmp_path: Path) -> None:
