@@ -59,17 +59,26 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
-    jobs = await _finish_and_claim(call, queue, body) if body.done else []
-    if not jobs:  # what was finished may have been in the way
-        jobs = await _claim(queue, body)
-    if not jobs and body.wait_s:
-        jobs = await _claim_when_due(call, queue, body)
+    claiming = await _finish_and_claim(call, queue, body) if body.done else None
+    try:
+        jobs = [] if claiming is None else await claiming
+        if not jobs:  # what was finished may have been in the way
+            jobs = await _claim(queue, body)
+        if not jobs and body.wait_s:
+            jobs = await _claim_when_due(call, queue, body)
+    except TidebookError:
+        if not body.done:
+            raise
+        jobs = []  # the jobs are finished: a repeat of the request would be told that their leases are lost
     call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
 
-async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
-    """Finish jobs and claim others at the same time, so that both share a commit; claim nothing if a lease is lost."""
+async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> asyncio.Future[list[Job]]:
+    """Finish jobs, and return the claim of others, which began at the same time, so that both share a commit.
+
+    If a lease is lost nothing is claimed.
+    """
     finished = _jobs(call, body.done)
     claiming = asyncio.ensure_future(_claim(queue, body))
     try:
@@ -81,7 +90,7 @@ async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> list[J
             with suppress(TidebookError):  # they are due again when their lease expires
                 await queue.fail(claiming.result(), reason="its claim was cancelled")
         raise
-    return await claiming
+    return claiming
 
 
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:

@@ -7,13 +7,14 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
 
 import tidebook
 from tests.integration.server.running import client, served, served_by_command
-from tidebook import Event
+from tidebook import Event, Unavailable
 from tidebook.queue.port import QueueSettings
 from tidebook.replication.ticks import tick
 from tidebook.server import broadcast
@@ -186,6 +187,25 @@ async def test_a_claim_that_finishes_a_lost_job_claims_nothing(tmp_path: Path) -
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
         [other] = (await http.post("/v1/queues/mail/claims", json={"wait_s": 20})).json()["jobs"]  # it was returned
         assert other["data"] == 2
+
+
+async def test_a_claim_that_fails_does_not_hide_that_jobs_were_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("mail")
+        await queue.put_many([1, 2])
+        [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
+
+        async def fail(*_: object, **__: object) -> NoReturn:
+            raise Unavailable("the queue store does not answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "claim", fail)
+            assert (await http.post("/v1/queues/mail/claims", json={})).status_code == 503
+            answer = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
+            assert (answer.status_code, answer.json()) == (200, {"jobs": []})
+        assert [each.data for each in await queue.claim(10)] == [2]
 
 
 async def test_a_claim_gets_the_entry_that_a_finished_one_of_its_key_kept_waiting(tmp_path: Path) -> None:
