@@ -71,6 +71,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "outbox.drop": {"topic": "mails"},
     "wal.snapshot": {"namespace": "metrics", "region": 7},
     "wal.clean": {"namespace": "metrics", "region": 7},
+    "wal.request_flush": {"namespace": "metrics", "region": 7},
     "wal.mark_deleted": {"namespace": "metrics", "region": 7, "table": 1, "seq": 2},
     "wal.drop_table": {"namespace": "metrics", "region": 7, "table": 1},
     "wal.delete_region": {"namespace": "metrics", "region": 7},
