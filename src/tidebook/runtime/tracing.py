@@ -91,7 +91,7 @@ def span(name: str, **attributes: Any) -> Iterator[TraceSpan | None]:
 
 
 @contextmanager
-def continuing(name: str, parent: object, **attributes: str | int) -> Iterator[None]:
+def continuing(name: str, parent: object, **attributes: Any) -> Iterator[None]:
     """Trace the block as a span below `parent`, a trace context, and as the current span of what the block calls."""
     begun = begin(name, parent=parent, **attributes)
     if begun is None:

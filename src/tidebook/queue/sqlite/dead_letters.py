@@ -54,6 +54,16 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> b
     return True
 
 
+def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
+    """Put dead letters back in this order; return how many there still were."""
+    return sum(retry(session, now_ms, queue, id) for id in ids)
+
+
+def drop_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
+    """Delete dead letters; return how many there still were."""
+    return sum(drop(session, now_ms, queue, id) for id in ids)
+
+
 def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
     """Replace the data of a dead letter."""
     sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
