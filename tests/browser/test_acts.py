@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,14 @@ from sqlalchemy import create_engine
 
 from tests.browser.served_console import ServedConsole, served_console
 from tidebook import Book, Event
+from tidebook.core.key import partition_of
+from tidebook.log.port import Outgoing
 from tidebook.queue.entry import Entry
+from tidebook.queue.job import Job
 from tidebook.queue.port import QueueSettings
+from tidebook.queue.worker import Worker
+from tidebook.wal.meta import Pinned
+from tidebook.wal.region import Region
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +158,7 @@ def test_dead_letters_are_edited_retried_in_order_and_dropped(console: ServedCon
     assert console.call(claimed) == [{"to": 4}, {"to": 5}, {"to": "corrected"}, {"to": 1}, {"to": 2}]
     page.goto(f"{console.url}/queue?queue=mail&status=processing")
     expect(rows).to_have_count(5)
-    expect(page.get_by_role("heading", name="Claims of workers")).to_be_visible()
+    expect(page.get_by_role("heading", name="Claims of other programs")).to_be_visible()
 
 
 def test_entries_are_put_by_hand_found_by_key_and_purged_by_filter(console: ServedConsole, page: Page) -> None:
@@ -171,6 +178,113 @@ def test_entries_are_put_by_hand_found_by_key_and_purged_by_filter(console: Serv
     confirm(page, "jobs", "Delete entries")
     expect(page.get_by_text("5 entries deleted.")).to_be_visible()
     expect(page.locator(".rows tbody tr")).to_have_count(6)
+
+
+def test_a_queue_is_paused_and_resumed_and_its_workers_are_seen(console: ServedConsole, page: Page) -> None:
+    queue, release = console.book.queue("orders"), asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        await release.wait()
+
+    async def start(book: Book) -> tuple[Worker, asyncio.Task[None]]:
+        await queue.put_many([1, 2])
+        worker = Worker(queue, handle, concurrency=1, label="<b>worker</b> one")
+        running = asyncio.create_task(worker.run())
+        while not await queue.workers() or not (await queue.status()).processing:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return worker, running
+
+    worker, running = console.call(start)
+    page.goto(f"{console.url}/queue?queue=orders")
+    row = page.get_by_role("row", name="<b>worker</b> one")
+    expect(row).to_contain_text("live")
+    row.get_by_role("link", name="1", exact=True).click()
+    expect(page.locator("table.events tbody tr")).to_have_count(1)
+    expect(page.locator("table.events tbody tr")).to_contain_text("<b>worker</b> one")
+    page.locator("table.events tbody tr").get_by_role("link").first.click()
+    expect(page.get_by_text("<b>worker</b> one")).to_be_visible()
+    page.goto(f"{console.url}/queue?queue=orders")
+    page.get_by_role("button", name="Pause queue").click()
+    expect(page.get_by_role("status").first).to_contain_text("is paused")
+    expect(page.get_by_text("Paused since")).to_be_visible()
+    page.goto(f"{console.url}/queues?prefix=orders")
+    expect(page.get_by_role("row", name="orders")).to_contain_text("paused")
+    console.run(_set(release))
+    page.goto(f"{console.url}/queue?queue=orders")
+    expect(page.get_by_role("link", name="Due 1")).to_be_visible()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("is resumed")).to_be_visible()
+
+    async def end(book: Book) -> None:
+        async with asyncio.timeout(60):
+            while (await queue.status()).waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+
+    console.call(end)
+    page.reload()
+    expect(page.get_by_text("No worker works on this queue")).to_be_visible()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+def test_all_that_match_are_purged_in_the_background_with_progress(console: ServedConsole, page: Page) -> None:
+    queue = console.book.queue("bulk")
+    console.run(queue.put_many([Entry(data=n, priority=n % 2) for n in range(3_000)]))
+    page.goto(f"{console.url}/queue?queue=bulk&priority=1")
+    page.get_by_role("link", name="Delete entries all that match").click()
+    expect(page.get_by_text("This deletes 1,500 waiting entries of queue bulk")).to_be_visible()
+    confirm(page, "bulk", "Delete entries")
+    expect(page.get_by_text("1,500 of 1,500")).to_be_visible()
+    expect(page.locator("main .badge")).to_have_text("done")
+    assert console.run(queue.status()).waiting == 1_500
+
+
+def test_a_forced_flush_reaches_the_owner_of_a_region(console: ServedConsole, page: Page) -> None:
+    async def own(book: Book) -> Region:
+        async def flush(pinned: Pinned) -> None:
+            await region.mark_deleted(pinned.table, region.meta.tables[pinned.table].next_seq_num)
+
+        region = await book.wal("owned").open_region(1, create=True, on_pinned=flush)
+        await region.write(5, [b"a"] * 3)
+        return region
+
+    region = console.call(own)
+    page.goto(f"{console.url}/region?namespace=owned&region=1")
+    page.get_by_role("row", name="5 3").get_by_role("button", name="Force flush").click()
+    expect(page.get_by_text("The owner is asked to flush table 5")).to_be_visible()
+    expect(page.get_by_role("row", name="5 flush requested")).to_be_visible()
+    console.run(region.clean())
+    page.reload()
+    expect(page.get_by_text("flush requested")).to_have_count(0)
+    expect(page.get_by_role("row", name="5 0")).to_be_visible()
+
+
+def test_a_parked_record_is_replayed_as_a_new_append(console: ServedConsole, page: Page) -> None:
+    async def park(book: Book) -> None:
+        await book.journal("notes").append("parked-1", [Event({"n": 1})])
+        config = await book.journal("notes").topic_config()
+        partition = partition_of("parked-1", config.partitions)
+        await book.log.append(Outgoing("notes", partition, b"parked-1", b'{"from": "elsewhere"}'))
+        await book.settle()
+
+    console.call(park)
+    page.goto(f"{console.url}/pipeline")
+    row = page.get_by_role("row", name="parked-1")
+    row.get_by_role("button", name="Replay").click()
+    confirm(page, "notes", "Replay")
+    expect(page.get_by_text("it can be replayed only as raw bytes")).to_be_visible()
+    page.goto(f"{console.url}/pipeline")
+    row.get_by_label("raw bytes").check()
+    row.get_by_role("button", name="Replay").click()
+    expect(page.get_by_text("to the end of journal parked-1")).to_be_visible()
+    confirm(page, "notes", "Replay")
+    expect(page.get_by_text("The record is replayed as events 2 to 2.")).to_be_visible()
+    page.goto(f"{console.url}/pipeline")
+    expect(page.get_by_text("No record is parked.")).to_be_visible()
 
 
 def test_a_region_is_snapshotted_cleaned_released_and_deleted(console: ServedConsole, page: Page) -> None:

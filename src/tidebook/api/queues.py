@@ -34,15 +34,18 @@ class EntryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     priority: Annotated[int, Meta(ge=0, le=255)] = DEFAULT
     process_at: datetime | None = None
     expires_at: datetime | None = None
+    #: The trace that its processing continues; by default the `traceparent` header of the request.
+    traceparent: str | None = None
 
-    def entry(self) -> Entry:
-        """Return the entry that a queue puts."""
+    def entry(self, traceparent: str | None = None) -> Entry:
+        """Return the entry that a queue puts; it continues the trace of its request, unless it names another."""
         return Entry(
             data=payload_from(self.data, self.data_base64, "data"),
             key=self.key,
             priority=self.priority,
             process_at=self.process_at,
             expires_at=self.expires_at,
+            traceparent=self.traceparent or traceparent,
         )
 
 
@@ -89,6 +92,7 @@ class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     key: str | None = None
     data: Any = UNSET
     data_base64: bytes | UnsetType = UNSET
+    traceparent: str | None = None
 
     @classmethod
     def of(cls, job: Job) -> JobAnswer:
@@ -97,6 +101,7 @@ class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return cls(
             encode_lease(job.held, job.id, job.key), job.id, job.priority, job.timeouts, job.inserted_at,
             job.process_at, job.started_at, job.lease_until, job.expires_at, job.key, data, encoded,
+            job.traceparent,
         )  # fmt: skip
 
 

@@ -142,6 +142,8 @@ ROUTES: Final[tuple[Route, ...]] = (
           query=wal.RegionReadQuery, answer=wal.WalEntryLine, form="lines"),
     _write("wal.mark_deleted", "POST", _REGION + "/marks", "Mark a table's older entries as deleted.",
            scope="namespace", body=wal.MarkBody, form="none", status=204),
+    _write("wal.request_flush", "POST", _REGION + "/flush-requests", "Ask the owner to flush a table, or all.",
+           scope="namespace", body=wal.FlushBody, answer=wal.FlushAnswer, body_optional=True),
     _destroy("wal.drop_table", "DELETE", _REGION + "/tables/{table}", "Drop a table.", scope="namespace", form="none",
              status=204),
     _write("wal.clean", "POST", _REGION + "/clean", "Remove the entries that no table needs.", scope="namespace",

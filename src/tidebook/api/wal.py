@@ -142,6 +142,18 @@ class MarkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: Sequence | None = None
 
 
+class FlushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The table to flush; without it all tables with entries."""
+
+    table: Table | None = None
+
+
+class FlushAnswer(msgspec.Struct, frozen=True):
+    """The tables whose flush the owner was asked for."""
+
+    tables: list[int]
+
+
 class CleanAnswer(msgspec.Struct, frozen=True):
     """The result of a cleaning."""
 

@@ -1,4 +1,4 @@
-"""`tidebook wal`: write, read, regions, recover, mark, drop, snapshot, clean, delete."""
+"""`tidebook wal`: write, read, regions, recover, mark, flush, drop, snapshot, clean, delete."""
 
 from __future__ import annotations
 
@@ -133,6 +133,23 @@ async def mark(
     async with open_region(book, namespace, region) as opened:
         await opened.mark_deleted(table, seq)
     output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked before {seq}")
+
+
+@app.command()
+async def flush(
+    book: BookOption,
+    namespace: Namespace,
+    region: RegionId,
+    table: int | None = number("Flush only this table.", 0, ID_MAX, metavar="TABLE"),
+) -> None:
+    """Ask the owner of a region to flush its tables.
+
+    The owner passes them to its `on_pinned` callback in its next round of cleaning, which then frees the log.
+    """
+    async with open_region(book, namespace, region) as opened:
+        asked = await opened.request_flush(table)
+    which = ", ".join(map(str, asked)) or "none has entries"
+    output.emit({"region": region, "tables": asked}, f"asked the owner to flush tables: {which}")
 
 
 @app.command()

@@ -139,6 +139,23 @@ class QueueBrowser(Protocol):
         """Return dead letters with an id below `before`; a page looks at a bounded number and may be empty."""
         ...
 
+    async def letter_ids(
+        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None
+    ) -> tuple[list[int], int | None]:
+        """Return the ids of matching dead letters below `before`, newest first, and where to continue; None: the end.
+
+        A call looks at a bounded number of dead letters.
+        """
+        ...
+
+    async def retry_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
+        """Put dead letters back in this order, in one transaction; return how many there still were."""
+        ...
+
+    async def drop_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
+        """Delete dead letters; return how many there still were."""
+        ...
+
     async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
         """Return one dead letter; None if the queue has none of this id."""
         ...
@@ -184,6 +201,18 @@ class BoundBrowser:
     async def letters(self, wanted: LetterFilter, *, before: int | None = None, limit: int = 100) -> LetterPage:
         """Return a page of dead letters."""
         return await self._store.letters(self.queue, wanted, before=before, limit=check_browse_limit(limit))
+
+    async def letter_ids(self, wanted: LetterFilter, *, before: int | None = None) -> tuple[list[int], int | None]:
+        """Return ids of matching dead letters, newest first, and where to continue; see `QueueBrowser.letter_ids`."""
+        return await self._store.letter_ids(self.queue, wanted, before=before)
+
+    async def retry_all(self, ids: Sequence[int]) -> int:
+        """Put dead letters back in this order; return how many there still were."""
+        return await self._store.retry_all(self.queue, ids)
+
+    async def drop_all(self, ids: Sequence[int]) -> int:
+        """Delete dead letters; return how many there still were."""
+        return await self._store.drop_all(self.queue, ids)
 
     async def letter(self, id: int) -> DeadLetterRow | None:
         """Return one dead letter, or None."""

@@ -24,6 +24,7 @@ from tidebook.queue.port import (
 )
 from tidebook.queue.priority import DEFAULT
 from tidebook.runtime.clock import Ids
+from tidebook.runtime.tracing import valid_context
 
 KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
@@ -45,6 +46,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = DEFAULT
     process_at: Date = None
     expires_at: Date = None
+    #: The trace that its processing continues, as `traceparent` of W3C; by default that of the put.
+    traceparent: str | None = None
 
 
 def encode_data(data: Any) -> tuple[int, bytes]:
@@ -66,9 +69,19 @@ def new_entry(entry: Entry, data: Any, ids: Ids) -> NewEntry:
     kind, encoded = encode_data(data)
     process_at = None if entry.process_at is None else milliseconds(entry.process_at, "process_at")
     expires_at = NEVER_MS if entry.expires_at is None else milliseconds(entry.expires_at, "expires_at")
+    trace = entry.traceparent
+    if trace is not None and valid_context(trace) is None:
+        raise InvalidInput(f"traceparent is a trace context of W3C, such as 00-…-…-01, not {trace!r:.80}")
     if entry.key is None:
-        return NewEntry(ids.new(), kind, encoded, None, priority, process_at, expires_at)
-    return NewEntry(hash_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at)
+        return NewEntry(ids.new(), kind, encoded, None, priority, process_at, expires_at, trace)
+    return NewEntry(hash_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at, trace)
+
+
+def with_trace(entries: list[NewEntry], carried: str | None) -> list[NewEntry]:
+    """Return the entries with the trace context of their put; one that an entry has is kept."""
+    if carried is None:
+        return entries
+    return [each if each.trace is not None else msgspec.structs.replace(each, trace=carried) for each in entries]
 
 
 def merge_same_keys(entries: Iterable[NewEntry]) -> list[NewEntry]:
@@ -103,6 +116,7 @@ def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
         min(old.priority, new.priority),
         max(dates) if dates else None,
         max(old.expires_at, new.expires_at),
+        new.trace,
     )
 
 

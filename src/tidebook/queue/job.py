@@ -79,6 +79,11 @@ class Job(msgspec.Struct, Generic[D], eq=False, gc=False):
         return None if self._claimed.expires_at == NEVER_MS else utc_datetime(self._claimed.expires_at)
 
     @property
+    def traceparent(self) -> str | None:
+        """Return the trace context of the put, as W3C writes it; None if the put was not traced."""
+        return self._claimed.trace
+
+    @property
     def started_at(self) -> datetime:
         return utc_datetime(self._claimed.started_at)
 

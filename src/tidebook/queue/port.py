@@ -94,6 +94,8 @@ class NewEntry(msgspec.Struct, frozen=True, gc=False):
     #: None means now.
     process_at: int | None = None
     expires_at: int = NEVER_MS
+    #: The trace context of the put, as `traceparent` of W3C.
+    trace: str | None = None
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -143,6 +145,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     #: The token of its claim.
     token: bytes
     together: int = 0
+    trace: str | None = None
 
     @property
     def held(self) -> LeasedEntry:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
@@ -23,11 +23,13 @@ from tidebook.queue.entry import (
     chunks,
     duration_ms,
     encode_data,
+    with_trace,
 )
 from tidebook.queue.job import D, Job
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, WorkerView, check_list_limit
+from tidebook.runtime import tracing
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 CLAIM_MAX: Final = 10_000
@@ -91,9 +93,21 @@ class Queue(Generic[D]):
 
         An item that is not an `Entry` is the data of an entry without a key.
         """
+        new = self._runtime.new_entries(self.name, entries)
+        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
+            return await self._put(with_trace(new, _carried(begun)), transaction)
+
+    def _put_attributes(self, new: list[port.NewEntry]) -> dict[str, Any]:
+        """Return the attributes of the span of a put, which links to the traces that entries already carry."""
+        if not tracing.is_on():
+            return {}
+        carried = dict.fromkeys(each.trace for each in new if each.trace is not None)
+        return {"carried": carried, "queue": self.name, "entries": len(new)}
+
+    async def _put(self, new: list[port.NewEntry], transaction: object) -> port.Put:
         ref, store = await self._ref(), await self._runtime.store()
         inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
-        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
+        for chunk in chunks(new):
             if transaction is not None:
                 put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
                 total = _add(total, put if isinstance(put, port.Put) else await put)
@@ -124,7 +138,9 @@ class Queue(Generic[D]):
             raise TooLarge("the data of one transaction", size_bytes=size_bytes, limit_bytes=port.PUT_BYTES_MAX)
         asked_at, inserted_at = time.monotonic(), self._runtime.clock.now_ms()
         store = await self._runtime.store()
-        put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
+        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
+            new = with_trace(new, _carried(begun))
+            put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
             self._runtime.entries_put(ref, new, put.now_ms, asked_at)
             self._runtime.metrics.count("queue_put", len(new), queue=self.name)
@@ -143,13 +159,17 @@ class Queue(Generic[D]):
         """Add entries inside your sync transaction, without await; open the queue first."""
         ref, store = self._runtime.opened(self.name)
         inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
-        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
-            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
-            if not isinstance(put, port.Put):
-                if isinstance(put, Coroutine):
-                    put.close()  # it has not started
-                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
-            total = _add(total, put)
+        new = self._runtime.new_entries(self.name, entries)
+        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
+            for chunk in chunks(with_trace(new, _carried(begun))):
+                put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+                if not isinstance(put, port.Put):
+                    if isinstance(put, Coroutine):
+                        put.close()  # it has not started
+                    raise InvalidInput(
+                        "this transaction's driver is async: use 'await queue.put(..., transaction=...)'"
+                    )
+                total = _add(total, put)
         return total
 
     async def open(self) -> Queue[D]:
@@ -175,9 +195,13 @@ class Queue(Generic[D]):
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         call = ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES])
+        start_ns = time.time_ns() if tracing.is_on() else None
         claiming = self._claim(call)
         try:
-            return await claiming
+            jobs = await claiming
+            if start_ns is not None and jobs:  # an empty claim is no step of any trace
+                _trace_claim(self.name, jobs, start_ns)
+            return jobs
         except asyncio.CancelledError:
             if not claiming.cancelled() and claiming.exception() is None:  # it ended just before
                 self._release(claiming.result())
@@ -199,9 +223,10 @@ class Queue(Generic[D]):
     async def done(self, jobs: Job[D] | Sequence[Job[D]]) -> None:
         """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
         own_jobs = self._own_jobs(jobs)
-        lost = await self._finish([job.held for job in own_jobs])
-        if lost:
-            _raise_if_lost([job for job in own_jobs if job.held in lost])
+        with self._ending("queue.done", own_jobs):
+            lost = await self._finish([job.held for job in own_jobs])
+            if lost:
+                _raise_if_lost([job for job in own_jobs if job.held in lost])
 
     async def fail(
         self, jobs: Job[D] | Sequence[Job[D]], *, delay: timedelta | float = 0, reason: str = "it failed"
@@ -211,10 +236,19 @@ class Queue(Generic[D]):
         own_jobs = self._own_jobs(jobs)
         delay_ms = duration_ms(delay, "delay")
         failures = [port.Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
-        outcomes = await (await self._runtime.store()).fail(ref, failures)
-        self._runtime.failed(ref, outcomes, delay_ms)
-        _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
+        with self._ending("queue.fail", own_jobs):
+            outcomes = await (await self._runtime.store()).fail(ref, failures)
+            self._runtime.failed(ref, outcomes, delay_ms)
+            _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
         return outcomes
+
+    def _ending(self, name: str, jobs: list[Job[D]]) -> AbstractContextManager[object]:
+        """Trace the end of jobs: below the put of a single one, with links to the puts of several."""
+        if not tracing.is_on():
+            return nullcontext()
+        carried = [getattr(job, "traceparent", None) for job in jobs]  # a lease over HTTP carries none
+        parent, links = (carried[0], ()) if len(jobs) == 1 else (None, carried)
+        return tracing.span(name, parent=parent, carried=links, queue=self.name, entries=len(jobs))
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
         """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
@@ -401,6 +435,17 @@ class Queue(Generic[D]):
             if getattr(job, "queue", None) != self.name:
                 raise InvalidInput(f"{job!r} is not a job of queue {self.name!r}")
         return given
+
+
+def _carried(begun: tracing.TraceSpan | None) -> str | None:
+    return None if begun is None else begun.carried
+
+
+def _trace_claim(queue: str, jobs: Sequence[Job[Any]], start_ns: int) -> None:
+    carried = [job.traceparent for job in jobs]
+    span = tracing.begin("queue.claim", carried=carried, start_ns=start_ns, queue=queue, entries=len(jobs))
+    if span is not None:
+        span.end()
 
 
 def _raise_if_lost(lost: Sequence[Job[Any]]) -> None:

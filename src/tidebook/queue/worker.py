@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypedDict
@@ -20,6 +21,7 @@ from tidebook.queue.job import Job
 from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
+from tidebook.runtime import tracing
 from tidebook.runtime.futures import cancel_and_wait, resolve_future
 
 log = logging.getLogger("tidebook.queue")
@@ -210,7 +212,9 @@ class Worker:
     async def _process(self, job: Job) -> None:
         try:
             try:
-                await self._call_handler(job)
+                attributes = {"queue": self._queue.name, "attempt": job.timeouts + 1}
+                with tracing.continuing("queue.process", job.traceparent, **attributes):
+                    await self._call_handler(job)
             finally:
                 self._held.discard(job)
         except asyncio.CancelledError:
@@ -233,7 +237,8 @@ class Worker:
         if self._is_async:
             await self._handler(job)
             return
-        result = await self._threads.run(partial(self._handler, job))
+        # with the context variables of this task, such as the current span
+        result = await self._threads.run(partial(copy_context().run, self._handler, job))
         if inspect.isawaitable(result):
             await result
 

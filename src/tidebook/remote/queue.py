@@ -31,7 +31,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.payload import encode_payload
 from tidebook.queue import port
 from tidebook.queue.browse import BrowsableStore
-from tidebook.queue.entry import Entry, check_worker, chunks, duration_ms, encode_data
+from tidebook.queue.entry import Entry, check_worker, chunks, duration_ms, encode_data, with_trace
 from tidebook.queue.fields import fields_of
 from tidebook.queue.job import D, Decode, Job
 from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings
@@ -40,6 +40,7 @@ from tidebook.queue.queues import Queues, queue_name
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, WorkerView, check_list_limit
 from tidebook.remote.connection import Connection
+from tidebook.runtime import tracing
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 
@@ -67,10 +68,12 @@ class RemoteQueue(Queue):
         if transaction is not None:
             raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
         inserted = merged = 0
-        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
-            body = PutBody(tuple(map(_entry_body, chunk)))
-            answer = await self._connection.call("queues.put", self.name, body=body)
-            inserted, merged = inserted + answer.inserted, merged + answer.merged
+        new = self._runtime.new_entries(self.name, entries)
+        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
+            for chunk in chunks(with_trace(new, None if begun is None else begun.carried)):
+                body = PutBody(tuple(map(_entry_body, chunk)))
+                answer = await self._connection.call("queues.put", self.name, body=body)
+                inserted, merged = inserted + answer.inserted, merged + answer.merged
         return Put(inserted, merged, self._runtime.clock.now_ms())
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]) -> Put | None:
@@ -254,6 +257,7 @@ def _entry_body(entry: NewEntry) -> EntryBody:
         entry.priority,
         _date(entry.process_at),
         _date(entry.expires_at),
+        entry.trace,
     )
 
 
@@ -285,7 +289,7 @@ def _job(queue: str, answer: JobAnswer, decode: Decode) -> Job:
         format=0, inserted_at=_ms(answer.inserted_at), process_at=_ms(answer.process_at),
         expires_at=NEVER_MS if answer.expires_at is None else _ms(answer.expires_at),
         started_at=_ms(answer.started_at), lease_until=_ms(answer.lease_until), kind=kind, data=data,
-        token=held.token, together=held.together,
+        token=held.token, together=held.together, trace=answer.traceparent,
     )  # fmt: skip
     return Job(queue, claimed, decode)
 

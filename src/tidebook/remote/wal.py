@@ -10,6 +10,7 @@ import msgspec
 
 from tidebook.api.payload import payload_from
 from tidebook.api.wal import (
+    FlushBody,
     MarkBody,
     PayloadBody,
     RegionAnswer,
@@ -104,6 +105,12 @@ class RemoteRegion:
         """Mark the table's entries below `seq` as deleted."""
         body = MarkBody(table_id(table), whole_number(seq, "seq"), incarnation)
         await self._connection.call("wal.mark_deleted", *self._at, body=body)
+
+    async def request_flush(self, table: int | None = None) -> list[int]:
+        """Ask the region's owner to flush a table, or all tables with entries; return the tables."""
+        body = FlushBody(None if table is None else table_id(table))
+        tables: list[int] = (await self._connection.call("wal.request_flush", *self._at, body=body)).tables
+        return tables
 
     async def drop_table(self, table: int) -> None:
         """Drop a table with all its entries."""

@@ -1,11 +1,12 @@
 """Spans by the OpenTelemetry API, in programs that have set a tracer provider; nothing otherwise.
 
 This package never imports the API: a program that traces has imported it. The trace context is carried as `traceparent`
-of W3C Trace Context, in the metadata of events and the headers of messages.
+of W3C Trace Context, in the metadata of events, the headers of messages, and a column of queue entries.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ KEY: Final = "traceparent"
 #: How many traces a span of a batch links to.
 LINKS_MAX: Final = 128
 _API: Final = "opentelemetry.trace"
+_CONTEXT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def is_on() -> bool:
@@ -45,10 +47,18 @@ class TraceSpan:
         self._span.end()
 
 
-def begin(name: str, *, carried: Iterable[object] = (), **attributes: str | int) -> TraceSpan | None:
-    """Begin a span below the current one; return None if the program does not trace.
+def begin(
+    name: str,
+    *,
+    carried: Iterable[object] = (),
+    parent: object = None,
+    start_ns: int | None = None,
+    **attributes: str | int,
+) -> TraceSpan | None:
+    """Begin a span below the current one, or below `parent`, a trace context.
 
-    It links to the trace contexts that `carried` holds, as text or bytes; what is none is left out.
+    Return None if the program does not trace. It links to the trace contexts that `carried` holds, as text or bytes;
+    what is none is left out.
     """
     if not is_on():
         return None
@@ -60,7 +70,10 @@ def begin(name: str, *, carried: Iterable[object] = (), **attributes: str | int)
         if (context := _parse(each)) is not None:
             links.append(api.Link(context))
     named = {f"tidebook.{key}": value for key, value in attributes.items()}
-    return TraceSpan(api.get_tracer("tidebook").start_span(name, links=links, attributes=named))
+    continued = _parse(parent)
+    context = None if continued is None else api.set_span_in_context(api.NonRecordingSpan(continued))
+    tracer = api.get_tracer("tidebook")
+    return TraceSpan(tracer.start_span(name, context=context, links=links, attributes=named, start_time=start_ns))
 
 
 @contextmanager
@@ -75,6 +88,28 @@ def span(name: str, **attributes: Any) -> Iterator[TraceSpan | None]:
         raise
     if begun is not None:
         begun.end()
+
+
+@contextmanager
+def continuing(name: str, parent: object, **attributes: Any) -> Iterator[None]:
+    """Trace the block as a span below `parent`, a trace context, and as the current span of what the block calls."""
+    begun = begin(name, parent=parent, **attributes)
+    if begun is None:
+        yield
+        return
+    api: Any = sys.modules[_API]
+    with api.use_span(begun._span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        try:
+            yield
+        except BaseException as error:
+            begun.end(error)
+            raise
+        begun.end()
+
+
+def valid_context(carried: object) -> str | None:
+    """Return a trace context as it may be stored; None if it is none. It needs no tracer."""
+    return carried if isinstance(carried, str) and _CONTEXT.fullmatch(carried) else None
 
 
 def delivered(name: str, metadata: Mapping[str, Any] | None, **attributes: str | int) -> None:

@@ -33,6 +33,7 @@ from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
+from tidebook.runtime.tracing import valid_context
 from tidebook.server.answers import Chunk, Lines
 from tidebook.server.call import Call, Handler
 from tidebook.server.streams import disconnected
@@ -52,7 +53,8 @@ def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
 
 async def put(call: Call) -> PutAnswer:
     """Put entries."""
-    done = await _queue(call).put_many([each.entry() for each in call.body.entries])
+    trace = valid_context(call.headers.traceparent)
+    done = await _queue(call).put_many([each.entry(trace) for each in call.body.entries])
     return PutAnswer(done.inserted, done.merged)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from tidebook.api.wal import (
     CleanAnswer,
+    FlushAnswer,
     RegionAnswer,
     RegionOpenBody,
     RegionsAnswer,
@@ -131,6 +132,11 @@ async def mark_deleted(call: Call) -> None:
     await region.mark_deleted(body.table, body.seq, incarnation=body.incarnation)
 
 
+async def request_flush(call: Call) -> FlushAnswer:
+    """Ask the owner to flush."""
+    return FlushAnswer(await (await _reader(call)).request_flush(None if call.body is None else call.body.table))
+
+
 async def drop_table(call: Call) -> None:
     """Drop a table."""
     region = await _reader(call)
@@ -159,6 +165,7 @@ HANDLERS: dict[str, Handler] = {
     "wal.write": write,
     "wal.read": read,
     "wal.mark_deleted": mark_deleted,
+    "wal.request_flush": request_flush,
     "wal.drop_table": drop_table,
     "wal.clean": clean,
     "wal.snapshot": snapshot,

@@ -21,10 +21,10 @@ from tidebook.runtime.futures import resolve_future
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.wal.meta import RegionMeta, TableMeta, Verdict, fold
 from tidebook.wal.record import (
+    Control,
     DamagedWalRecord,
     DataRecord,
     DropTable,
-    MarkDeleted,
     OwnerClaim,
     Payloads,
     Write,
@@ -42,7 +42,7 @@ class PendingWrite(msgspec.Struct, eq=False):
 
     #: Concurrent writes share a record, but one write is never split over records.
     payloads: Sequence[Payloads]
-    control: MarkDeleted | DropTable | None
+    control: Control | None
     future: asyncio.Future[list[Written]]
     size_bytes: int
     #: The sequence number of the first payload of each table, assigned when it is sent.
@@ -53,7 +53,7 @@ class PendingWrite(msgspec.Struct, eq=False):
 class InFlightRecord(msgspec.Struct, eq=False):
     """A record that was sent, with the writes in it; `outcome` is None until the log responds."""
 
-    record: Write | MarkDeleted | DropTable
+    record: Write | Control
     size_bytes: int
     calls: Sequence[PendingWrite]
     outcome: Acknowledged | TidebookError | None = None
@@ -202,9 +202,7 @@ class GroupCommit:
         self._repairing: asyncio.Task[TidebookError | None] | None = None
         self._changed = asyncio.Event()
 
-    async def write(
-        self, payloads: Sequence[Payloads] = (), *, control: MarkDeleted | DropTable | None = None
-    ) -> list[Written]:
+    async def write(self, payloads: Sequence[Payloads] = (), *, control: Control | None = None) -> list[Written]:
         """Write payloads to their tables in one record, or a mark or drop; return when the record is valid.
 
         Wait first while more than `pending_bytes_max` are pending. The order of the calls is the order in the log.
@@ -295,7 +293,7 @@ class GroupCommit:
         if not calls:
             return
         control = calls[0].control
-        record: Write | MarkDeleted | DropTable
+        record: Write | Control
         if control is None:
             record, value = encode_write(self._term, self._writer, self._number_parts(calls))
         else:

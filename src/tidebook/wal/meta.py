@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tidebook.core.bounds import Counter, PositiveCounter
 from tidebook.wal.mapping import SeqOffsets
-from tidebook.wal.record import DamagedWalRecord, DataRecord, DropTable, MarkDeleted, OwnerClaim, Write
+from tidebook.wal.record import DamagedWalRecord, DataRecord, DropTable, FlushRequest, MarkDeleted, OwnerClaim, Write
 
 NO_WRITER: Final = bytes(16)
 SAMPLES_MAX: Final = 128
@@ -68,6 +68,13 @@ class TableMeta(msgspec.Struct):
     latest_marked_deleted: int = 0
     #: The offset after the table's last write.
     current_high_watermark: int = 0
+    #: Somebody asked that the entries below this sequence number are flushed; 0 if nobody did.
+    flush_requested: int = 0
+
+    @property
+    def awaits_flush(self) -> bool:
+        """Whether a requested flush is still to be done."""
+        return self.flush_requested > self.latest_marked_deleted
 
     @property
     def next_seq_num(self) -> int:
@@ -140,7 +147,7 @@ class Verdict(Enum):
     FENCED = "fenced"
     #: A write whose numbers do not continue the table's: an earlier write is missing, or this is a duplicate.
     OUT_OF_SEQUENCE = "out of sequence"
-    #: A mark or drop that changes nothing: it names another incarnation of the table, or is a duplicate.
+    #: A mark, drop or request that changes nothing: it names another incarnation of the table, or is a duplicate.
     NO_EFFECT = "no effect"
     DAMAGED = "damaged"
 
@@ -159,7 +166,7 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
                 return Verdict.FENCED
             meta.term, meta.writer = record.term, record.writer
             return Verdict.VALID
-        case MarkDeleted() | DropTable():
+        case MarkDeleted() | DropTable() | FlushRequest():
             table = meta.tables.get(record.table)
             if table is None or table.incarnation != record.incarnation:
                 return Verdict.NO_EFFECT
@@ -167,6 +174,11 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
                 del meta.tables[record.table]
                 return Verdict.VALID
             seq = min(record.seq, table.next_seq_num)  # a mark never covers entries that are not written yet
+            if isinstance(record, FlushRequest):
+                if seq <= max(table.latest_marked_deleted, table.flush_requested):
+                    return Verdict.NO_EFFECT
+                table.flush_requested = seq
+                return Verdict.VALID
             if seq <= table.latest_marked_deleted:
                 return Verdict.NO_EFFECT
             table.latest_marked_deleted = seq

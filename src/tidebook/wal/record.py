@@ -103,13 +103,23 @@ class DropTable(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, f
     incarnation: Counter
 
 
+class FlushRequest(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
+    """Ask the owner to flush this incarnation of a table up to `seq`. It needs no claim and removes nothing."""
+
+    table: Number
+    incarnation: Counter
+    seq: Counter
+
+
 class DamagedWalRecord(msgspec.Struct, frozen=True, gc=False):
     """A record that cannot be decoded. Every fold ignores it in the same way."""
 
     reason: str
 
 
-DataRecord = OwnerClaim | Write | MarkDeleted | DropTable
+#: Records that need no claim.
+Control = MarkDeleted | DropTable | FlushRequest
+DataRecord = OwnerClaim | Write | Control
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(DataRecord).decode
@@ -190,7 +200,7 @@ def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]
     return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
 
 
-def encode_control(record: OwnerClaim | MarkDeleted | DropTable) -> bytes:
+def encode_control(record: OwnerClaim | Control) -> bytes:
     """Encode a record without payloads; raise `InvalidInput` for values that `decode_record` would reject."""
     try:
         _decode(_encode(record))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -18,7 +19,9 @@ from tidebook.wal.group_commit import GroupCommit
 from tidebook.wal.meta import Pinned, RegionMeta, TableMeta
 from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay, Run, read_region, read_table
 from tidebook.wal.record import (
+    Control,
     DropTable,
+    FlushRequest,
     MarkDeleted,
     WalEntry,
     Writes,
@@ -294,6 +297,23 @@ class Region:
         if seq > current.latest_marked_deleted:
             await self._append_control(MarkDeleted(table, current.incarnation, seq))
 
+    async def request_flush(self, table: int | None = None) -> list[int]:
+        """Ask the region's owner to flush a table, or all tables with entries; return the tables that were asked for.
+
+        The request is a record of the log. The owner finds it in its next round of cleaning and passes the table to its
+        `on_pinned` callback, whatever the table retains; the mark that the flush sets fulfils the request, and the same
+        round truncates the log. If no owner is there, the request stays until a flush marks the entries.
+        """
+        if table is not None:
+            await self._current_table(table_id(table))
+        else:
+            await self._catch_up()
+        asked = [each.table for each in self.pinned() if table in (None, each.table)]
+        for id in asked:
+            current = self._meta.tables[id]
+            await self._append_control(FlushRequest(id, current.incarnation, current.next_seq_num))
+        return asked
+
     async def drop_table(self, table: int) -> None:
         """Drop a table; its next write starts again at sequence number 1. Raise `NotFound` if there is no such table.
 
@@ -324,8 +344,8 @@ class Region:
             raise NotFound(f"region {self.id} has no table {table}")
         return found
 
-    async def _append_control(self, record: MarkDeleted | DropTable) -> None:
-        """Append a mark or drop. It names the table's incarnation, so an unknown outcome is safe to retry."""
+    async def _append_control(self, record: Control) -> None:
+        """Append a mark, drop or request. It names the table's incarnation, so an unknown outcome is safe to retry."""
         if self._group_commit is not None:
             owner = self._group_commit
             await self._topics.retry(lambda: owner.write(control=record), OutcomeUnknown)
@@ -354,9 +374,9 @@ class Region:
     async def clean(self) -> Cleaned:
         """Truncate the part of the log that no table needs, after writing snapshots that replace it.
 
-        Tables that retain more than `force_flush_bytes` are passed to the `on_pinned` callback first. A crash between
-        any two steps leaves a region that recovers to the same state: the data topic is truncated only below what two
-        snapshots, read back from the meta topic, still need.
+        Tables that retain more than `force_flush_bytes`, or whose flush was requested, are passed to `on_pinned` first.
+        A crash between any two steps leaves a region that recovers to the same state: the data topic is truncated only
+        below what two snapshots, read back from the meta topic, still need.
         """
         await self.refresh()
         await self._call_on_pinned()
@@ -383,14 +403,16 @@ class Region:
         return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, held_bytes)
 
     async def _call_on_pinned(self) -> None:
-        """Call the flush callback for each table that retains more than `force_flush_bytes`, oldest first."""
-        if self._on_pinned is None or not self._settings.force_flush_bytes or self._in_callback:
+        """Call the flush callback for each table that retains too much or was asked for, oldest first."""
+        if self._on_pinned is None or self._in_callback:
             return
+        limit_bytes = self._settings.force_flush_bytes or sys.maxsize
         self._in_callback = True  # a callback that calls `clean` must not be called again for the same table
         try:
             for pinned in self.pinned():
-                if pinned.held_bytes <= self._settings.force_flush_bytes:
-                    break
+                table = self._meta.tables.get(pinned.table)
+                if table is None or (pinned.held_bytes <= limit_bytes and not table.awaits_flush):
+                    continue
                 self._count("wal_forced_flushes")
                 result = self._on_pinned(pinned)
                 if result is not None and isawaitable(result):

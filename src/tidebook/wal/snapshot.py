@@ -33,6 +33,7 @@ class TableSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     latest_marked_deleted: Counter
     current_high_watermark: Counter
     mapping: PackedMapping
+    flush_requested: Counter = 0
 
 
 class RegionSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -80,6 +81,7 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
             table_meta.latest_marked_deleted,
             table_meta.current_high_watermark,
             table_meta.mapping.packed(),
+            table_meta.flush_requested,
         )
         for table, table_meta in sorted(meta.tables.items())
     )
@@ -107,6 +109,7 @@ def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
             SeqOffsets.unpacked(stored.mapping),
             stored.latest_marked_deleted,
             stored.current_high_watermark,
+            stored.flush_requested,
         )
     return meta
 

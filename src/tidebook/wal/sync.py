@@ -32,6 +32,7 @@ class SyncRegion(BlockingFacade[Region]):
     read_table = iterating(Region.read_table)
     refresh = blocking(Region.refresh)
     mark_deleted = blocking(Region.mark_deleted)
+    request_flush = blocking(Region.request_flush)
     drop_table = blocking(Region.drop_table)
     snapshot = blocking(Region.snapshot)
     clean = blocking(Region.clean)

@@ -11,10 +11,9 @@ from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, Outcom
 from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
+    Control,
     DamagedWalRecord,
     DataRecord,
-    DropTable,
-    MarkDeleted,
     OwnerClaim,
     encode_control,
     read_record,
@@ -127,7 +126,7 @@ class RegionTopics:
                 return  # the log ends before `stop`
             meta.next_offset = max(meta.next_offset, page.next_offset)
 
-    async def append(self, record: OwnerClaim | MarkDeleted | DropTable) -> Acknowledged:
+    async def append(self, record: OwnerClaim | Control) -> Acknowledged:
         """Append a control record to the data topic."""
         return await self.log.append(Outgoing(self.data, PARTITION, None, encode_control(record)))
 

@@ -82,6 +82,7 @@ EXAMPLES: dict[str, Example] = {
     "wal.status": Example(("metrics", _REGION)),
     "wal.read": Example(("metrics", _REGION)),
     "wal.mark_deleted": Example(("metrics", _REGION), body={"table": 1, "seq": 2}),
+    "wal.request_flush": Example(("metrics", _REGION), body={"table": 1}),
     "wal.snapshot": Example(("metrics", _REGION)),
     "wal.clean": Example(("metrics", _REGION)),
     "wal.drop_table": Example(("metrics", _REGION, 1)),

@@ -340,6 +340,55 @@ class DeletingCases(RegionBase):
         assert cleaned.pinned_by is None
         await small.close()
 
+    async def test_a_requested_flush_reaches_the_owner_and_frees_the_log(
+        self, log: Log, namespace: str, wal: Wal
+    ) -> None:
+        flushed: list[int] = []
+
+        async def flush(pinned: Pinned) -> None:
+            flushed.append(pinned.table)
+            await owned.mark_deleted(pinned.table, owned.meta.tables[pinned.table].next_seq_num)
+
+        owner = make_wal(log, namespace, force_flush_bytes=0)
+        owned = await owner.open_region(8, create=True, on_pinned=flush)
+        await owned.write(1, [b"a", b"b"])
+        await owned.write(2, [b"c"])
+        await owned.clean()
+        assert flushed == []
+        asking = await wal.open_region(8, writable=False)
+        assert await asking.request_flush(1) == [1]
+        assert asking.meta.tables[1].awaits_flush
+        assert not asking.meta.tables[2].awaits_flush
+        cleaned = await owned.clean()
+        assert (flushed, cleaned.pinned_by) == ([1], 2)
+        await owned.clean()
+        assert flushed == [1]
+        await asking.refresh()
+        assert not asking.meta.tables[1].awaits_flush
+        assert await asking.request_flush() == [2]
+        assert (await owned.clean()).pinned_by is None
+        assert await asking.request_flush() == []
+        await owner.close()
+
+    async def test_a_requested_flush_outlives_a_snapshot_and_its_owner(
+        self, log: Log, namespace: str, wal: Wal
+    ) -> None:
+        first = make_wal(log, namespace)
+        region = await first.open_region(8, create=True)
+        await region.write(1, [b"a"])
+        await region.request_flush(1)
+        await region.write(1, [b"b"])
+        await region.snapshot()
+        await first.close()
+        second = make_wal(log, namespace)
+        again = await second.open_region(8)
+        assert again.meta.tables[1].flush_requested == 2
+        await again.mark_deleted(1, 2)
+        assert not again.meta.tables[1].awaits_flush
+        with pytest.raises(NotFound):
+            await again.request_flush(9)
+        await second.close()
+
     async def test_a_read_overtaken_by_the_cleaner_raises_truncated(
         self, monkeypatch: pytest.MonkeyPatch, region: Region
     ) -> None:

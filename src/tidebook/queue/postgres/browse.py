@@ -51,6 +51,8 @@ _LETTER_COLUMNS = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.t
 _LETTERS = f"""SELECT {_LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
     WHERE d.queue = %s AND d.id < %s AND d.id >= %s AND (%s::text IS NULL OR d.key = %s::text)
     AND position(%s in d.reason) > 0 ORDER BY d.id DESC LIMIT %s"""
+_LETTER_IDS = """SELECT d.id FROM {s}.dead d WHERE d.queue = %s AND d.id < %s AND d.id >= %s
+    AND (%s::text IS NULL OR d.key = %s::text) AND position(%s in d.reason) > 0 ORDER BY d.id DESC"""
 _FLOOR = "SELECT id FROM {s}.dead WHERE queue = %s AND id < %s ORDER BY id DESC LIMIT 1 OFFSET %s"
 _LETTER = f"""SELECT {_LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
     WHERE d.queue = %s AND d.id = %s"""
@@ -164,6 +166,15 @@ class PostgresBrowser:
         parameters = (queue.id, below, floor or 0, wanted.key, wanted.key, wanted.reason, limit)
         found = [DeadLetterRow(*row) for row in await self._rows(_LETTERS, queue, *parameters)]
         return LetterPage(letters=found, before=found[-1].id if len(found) == limit else floor)
+
+    async def letter_ids(
+        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None
+    ) -> tuple[list[int], int | None]:
+        below = 2**63 - 1 if before is None else before
+        floors = await self._rows(_FLOOR, queue, queue.id, below, LETTERS_SCANNED_MAX)
+        floor = floors[0][0] if floors else None
+        parameters = (queue.id, below, floor or 0, wanted.key, wanted.key, wanted.reason)
+        return [id for (id,) in await self._rows(_LETTER_IDS, queue, *parameters)], floor
 
     async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
         rows = await self._rows(_LETTER, queue, queue.id, id)

@@ -39,28 +39,38 @@ class PostgresDeadLetters:
         return [DeadLetterRow(*row) for row in rows]
 
     async def retry(self, queue: QueueRef, id: int) -> bool:
+        return await self.retry_all(queue, [id]) == 1
+
+    async def retry_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
         async with self._runner.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
-            cursor = await connection.execute(
-                f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s"
-                " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
-                f" {self._now}",
-                (id, queue.id),
-                binary=True,
-            )
-            row = await cursor.fetchone()
-            if row is None:
-                return False
-            keyhash, kind, data, key, priority, inserted_at, expires_at, format, now_ms = row
-            if expires_at <= now_ms:  # otherwise it would never be claimed
-                expires_at = NEVER_MS
-            entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
-            for _ in range(ATTEMPTS_MAX):
-                if key is not None and await self._merge_into_waiting(connection, queue, entry, inserted_at):
-                    return True
-                if await self._insert(connection, queue, entry, inserted_at, format):
-                    return True
-            raise Unavailable(f"queue {queue.name!r}: other processes keep putting and claiming {key}: try again later")
+            return sum([await self._retry(connection, queue, id) for id in ids])
+
+    async def drop_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
+        sql = f"DELETE FROM {self._schema}.dead WHERE id = ANY (%s::text::bigint[]) AND queue = %s RETURNING id"
+        return len(await self._runner.rows(sql, (number_array(ids), queue.id), level=queue.settings.synchronous))
+
+    async def _retry(self, connection: Connection, queue: QueueRef, id: int) -> bool:
+        cursor = await connection.execute(
+            f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s"
+            " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format, trace,"
+            f" {self._now}",
+            (id, queue.id),
+            binary=True,
+        )
+        row = await cursor.fetchone()
+        if row is None:
+            return False
+        keyhash, kind, data, key, priority, inserted_at, expires_at, format, trace, now_ms = row
+        if expires_at <= now_ms:  # otherwise it would never be claimed
+            expires_at = NEVER_MS
+        entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at, trace)
+        for _ in range(ATTEMPTS_MAX):
+            if key is not None and await self._merge_into_waiting(connection, queue, entry, inserted_at):
+                return True
+            if await self._insert(connection, queue, entry, inserted_at, format):
+                return True
+        raise Unavailable(f"queue {queue.name!r}: other processes keep putting and claiming {key}: try again later")
 
     async def _merge_into_waiting(
         self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int
@@ -92,15 +102,15 @@ class PostgresDeadLetters:
         async with connection.transaction():
             if letter.key is not None:
                 cursor = await connection.execute(
-                    f"SELECT kind, data, format FROM {self._schema}.{queue.table} WHERE queue = %s AND status = 'P'"
-                    " AND keyhash = %s::text::uuid ORDER BY id DESC LIMIT 1",
+                    f"SELECT kind, data, format, trace FROM {self._schema}.{queue.table} WHERE queue = %s"
+                    " AND status = 'P' AND keyhash = %s::text::uuid ORDER BY id DESC LIMIT 1",
                     (queue.id, letter.keyhash.hex()),
                     binary=True,
                 )
                 held = await cursor.fetchone()
                 if held is not None:
-                    kind, data, format = held
-                    letter = msgspec.structs.replace(letter, kind=kind, data=data)
+                    kind, data, format, trace = held
+                    letter = msgspec.structs.replace(letter, kind=kind, data=data, trace=trace)
             ref = msgspec.structs.replace(queue, format=format)
             put = statement(PUT, self._schema, queue.table, self._now)
             cursor = await connection.execute(put, put_parameters(ref, [letter], inserted_at))

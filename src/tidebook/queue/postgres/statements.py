@@ -16,7 +16,7 @@ NOW: Final = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
 
 PUT: Final = """SELECT now_ms, merged FROM {t}_put(%s, %s, %s, %s::text::uuid[], %s::text::smallint[],
     %s::text::smallint[], %s::text::bigint[], %s::text::bigint[], %s::text::smallint[], %s::text::text[],
-    %s::text::bytea[])"""
+    %s::text::bytea[], %s::text::text[])"""
 CLAIM: Final = "SELECT * FROM {t}_claim(%s, %s, %s::text::bigint[], %s::text::uuid[], %s, %s::smallint, %s, %s)"
 _NOTIFY_HELD = """(SELECT count(pg_notify('{s}', %s::text)) FROM
     (SELECT FROM {s}.wake w WHERE w.queue = %s AND w.held LIMIT 1) AS sleeper)"""
@@ -107,6 +107,8 @@ def put_parameters(queue: QueueRef, entries: Sequence[NewEntry], inserted_at: in
         number_array(entry.kind for entry in ordered),
         text_array(entry.key for entry in ordered),
         "{" + ",".join(['"\\\\x' + entry.data.hex() + '"' for entry in ordered]) + "}",
+        # a shorter array is filled up with null
+        text_array(entry.trace for entry in ordered) if any(entry.trace for entry in ordered) else "{}",
     )
 
 

@@ -45,6 +45,8 @@ _LETTER_COLUMNS = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.t
     d.kind, d.data"""
 _LETTERS = f"""SELECT {_LETTER_COLUMNS} FROM dead AS d JOIN queue AS q ON q.id = d.queue
     WHERE d.queue = ? AND d.id < ? AND d.id >= ? {{}} AND instr(d.reason, ?) ORDER BY d.id DESC LIMIT ?"""
+_LETTER_IDS = """SELECT id FROM dead INDEXED BY dead_by_queue WHERE queue = ? AND id < ? AND id >= ? {}
+    AND instr(reason, ?) ORDER BY id DESC"""
 #: The id at which a page of dead letters stops looking.
 _FLOOR = "SELECT id FROM dead INDEXED BY dead_by_queue WHERE queue = ? AND id < ? ORDER BY id DESC LIMIT 1 OFFSET ?"
 _LETTER = f"SELECT {_LETTER_COLUMNS} FROM dead AS d JOIN queue AS q ON q.id = d.queue WHERE d.queue = ? AND d.id = ?"
@@ -157,6 +159,18 @@ def letters(
     parameters = (queue.id, below, floor or 0, *bindings, wanted.reason, limit)
     found = [DeadLetterRow(*row) for row in connection.execute(_LETTERS.format(key), parameters)]
     return LetterPage(letters=found, before=found[-1].id if len(found) == limit else floor)
+
+
+def letter_ids(
+    connection: apsw.Connection, queue: QueueRef, wanted: LetterFilter, before: int | None
+) -> tuple[list[int], int | None]:
+    """Return the ids of matching dead letters, and where to continue."""
+    below = 2**63 - 1 if before is None else before
+    floor: int | None = connection.execute(_FLOOR, (queue.id, below, LETTERS_SCANNED_MAX)).get
+    key, bindings = ("", ()) if wanted.key is None else ("AND key = ?", (wanted.key,))
+    parameters = (queue.id, below, floor or 0, *bindings, wanted.reason)
+    rows: Any = connection.execute(_LETTER_IDS.format(key), parameters)
+    return [id for (id,) in rows], floor
 
 
 def letter(connection: apsw.Connection, queue: QueueRef, id: int) -> DeadLetterRow | None:

@@ -26,7 +26,8 @@ INLINE_BYTES_MAX = 32_000
 PICK_MAX = 1_000
 
 _ROWS = f"""SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
-    process_at, expires_at, kind, CASE WHEN length(data) <= {INLINE_BYTES_MAX} THEN hex(data) ELSE length(data) END))"""
+    process_at, expires_at, kind, CASE WHEN length(data) <= {INLINE_BYTES_MAX} THEN hex(data) ELSE length(data) END,
+    trace))"""
 _NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
     ORDER BY priority LIMIT 1"""
 _PICK = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_order
@@ -54,7 +55,7 @@ _DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
 _EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
 
 _encode = msgspec.json.Encoder().encode
-_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str | int]
+_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str | int, str | None]
 _decode_rows = msgspec.json.Decoder(list[_Row]).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
@@ -105,8 +106,8 @@ def _lease(
     return [
         Claimed(id, id, bytes.fromhex(hash_), key, priority, timeouts, format, inserted_at, process_at, expires_at,
             now_ms, until, kind,
-            bytes.fromhex(data) if type(data) is str else connection.execute(_DATA, (id,)).get, token)
-        for id, hash_, key, priority, timeouts, format, inserted_at, process_at, expires_at, kind, data in rows
+            bytes.fromhex(data) if type(data) is str else connection.execute(_DATA, (id,)).get, token, 0, trace)
+        for id, hash_, key, priority, timeouts, format, inserted_at, process_at, expires_at, kind, data, trace in rows
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tidebook.queue.sqlite.tables import channel_of
 from tidebook.sqlite.writer import WriteTransaction
 
 _TAKE = """DELETE FROM dead WHERE id = ? AND queue = ? RETURNING keyhash, kind, data, key, priority, inserted_at,
-    expires_at, format"""
+    expires_at, format, trace"""
 # The waiting entry keeps its data, which is newer than the letter's. An entry with an expired lease counts as waiting;
 # its worker loses it, because the token is cleared.
 _MERGE = """UPDATE entry INDEXED BY {} SET timeouts = 0, inserted_at = ?1, priority = min(priority, ?2), token = NULL,
@@ -24,7 +24,7 @@ _MERGES = (
     _MERGE.format("entry_waiting", "status = 'W'"),
     _MERGE.format("entry_held", "status = 'P' AND +lease_until = 0"),
 )
-_NEWEST_HELD = """SELECT kind, data, format FROM entry INDEXED BY entry_held
+_NEWEST_HELD = """SELECT kind, data, format, trace FROM entry INDEXED BY entry_held
     WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND keyhash = ? ORDER BY id DESC LIMIT 1"""
 
 _SELECT = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
@@ -38,7 +38,7 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> b
     rows: list[Any] = execute(_TAKE, (id, queue.id)).fetchall()
     if not rows:
         return False
-    keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
+    keyhash, kind, data, key, priority, inserted_at, expires_at, format, trace = rows[0]
     if expires_at <= now_ms:  # otherwise it would never be claimed
         expires_at = NEVER_MS
     session.channels.add(channel_of(queue.id))
@@ -48,10 +48,20 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> b
             if session.connection.changes():
                 return True
         held: Any = execute(_NEWEST_HELD, (queue.id, keyhash)).fetchone()
-        kind, data, format = held or (kind, data, format)
-    entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
+        kind, data, format, trace = held or (kind, data, format, trace)
+    entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at, trace)
     insert(session.connection, now_ms, msgspec.structs.replace(queue, format=format), [entry], inserted_at)
     return True
+
+
+def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
+    """Put dead letters back in this order; return how many there still were."""
+    return sum(retry(session, now_ms, queue, id) for id in ids)
+
+
+def drop_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
+    """Delete dead letters; return how many there still were."""
+    return sum(drop(session, now_ms, queue, id) for id in ids)
 
 
 def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:

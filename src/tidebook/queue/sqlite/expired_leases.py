@@ -18,8 +18,8 @@ _EXPIRED_LEASES = """SELECT id, timeouts, expires_at FROM entry INDEXED BY entry
     WHERE queue = ? AND status = 'P' AND lease_until BETWEEN 1 AND ? ORDER BY lease_until LIMIT ?"""
 _COUNT_TIMEOUT = "UPDATE entry SET lease_until = 0, timeouts = timeouts + 1 WHERE id = ?"
 _INSERT_DEAD = """INSERT INTO dead (queue, raised_at, reason, keyhash, key, priority, timeouts, inserted_at, expires_at,
-    format, kind, data) SELECT queue, ?, ?, keyhash, key, priority, ?, inserted_at, expires_at, format, kind, data
-    FROM entry WHERE id = ?"""
+    format, kind, data, trace) SELECT queue, ?, ?, keyhash, key, priority, ?, inserted_at, expires_at, format, kind,
+    data, trace FROM entry WHERE id = ?"""
 _SIBLING = """SELECT w.id FROM entry AS e JOIN entry AS w INDEXED BY entry_waiting
     ON w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash
     WHERE e.id = ? AND e.key IS NOT NULL"""

@@ -14,11 +14,11 @@ from tidebook.queue.sqlite.tables import channel_of
 from tidebook.sqlite.multi_insert import insert_rows
 from tidebook.sqlite.writer import WriteTransaction
 
-_UPSERT = """INSERT INTO entry (queue, keyhash, priority, process_at, expires_at, inserted_at, format, kind, key, data)
-    VALUES {} ON CONFLICT (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL DO UPDATE SET
+_UPSERT = """INSERT INTO entry (queue, keyhash, priority, process_at, expires_at, inserted_at, format, kind, key, data,
+    trace) VALUES {} ON CONFLICT (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL DO UPDATE SET
     priority = min(priority, excluded.priority), process_at = max(process_at, excluded.process_at),
     expires_at = max(expires_at, excluded.expires_at), timeouts = 0, format = excluded.format, kind = excluded.kind,
-    data = excluded.data"""
+    data = excluded.data, trace = excluded.trace"""
 _ANY_EXPIRED = """SELECT 1 FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT 1"""
 _DROP_EXPIRED = """DELETE FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W' AND key IS NOT NULL
@@ -80,6 +80,6 @@ def insert(
     for entry in entries:
         process_at = now_ms if entry.process_at is None else max(entry.process_at, now_ms)
         values += (queue.id, entry.keyhash, entry.priority, process_at, entry.expires_at, inserted_at)
-        values += (queue.format, entry.kind, entry.key, entry.data)
-    insert_rows(connection, _UPSERT, 10, values)
+        values += (queue.format, entry.kind, entry.key, entry.data, entry.trace)
+    insert_rows(connection, _UPSERT, 11, values)
     return Put(len(entries) - merged, merged, now_ms)

@@ -181,6 +181,17 @@ class SqliteQueues:
     ) -> LetterPage:
         return self._read(browse.letters, queue, wanted, before, limit)
 
+    async def letter_ids(
+        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None
+    ) -> tuple[list[int], int | None]:
+        return self._read(browse.letter_ids, queue, wanted, before)
+
+    async def retry_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
+        return await self._write(dead_letters.retry_all, queue, ids)
+
+    async def drop_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
+        return await self._write(dead_letters.drop_all, queue, ids)
+
     async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
         return self._read(browse.letter, queue, id)
 

@@ -25,6 +25,7 @@ CREATE TABLE declaration (
 ) STRICT, WITHOUT ROWID;
 
 -- lease_until: 0 if the lease expired and was counted. serial: 1 while the entry holds its key exclusively, else null.
+-- trace: the trace context of the put.
 CREATE TABLE entry (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     queue INTEGER NOT NULL,
@@ -41,6 +42,7 @@ CREATE TABLE entry (
     started_at INTEGER,
     lease_until INTEGER,
     token BLOB,
+    trace TEXT,
     key TEXT,
     data BLOB NOT NULL
 ) STRICT;
@@ -67,6 +69,7 @@ CREATE TABLE dead (
     kind INTEGER NOT NULL,
     announced_at INTEGER,
     reserved_until INTEGER NOT NULL DEFAULT 0,
+    trace TEXT,
     data BLOB NOT NULL
 ) STRICT;
 CREATE INDEX dead_by_queue ON dead (queue, id);

@@ -33,4 +33,4 @@ def remove(session: WriteTransaction, now_ms: int, queue: QueueRef, id: bytes) -
 def workers(connection: apsw.Connection, queue: QueueRef, now_ms: int, limit: int) -> list[WorkerRow]:
     """Return the workers of a queue, the latest report first."""
     rows: list[Any] = connection.execute(_WORKERS, (queue.id, limit)).fetchall()
-    return [WorkerRow(*row, now_ms) for row in rows]
+    return [WorkerRow(*row, now_ms=now_ms) for row in rows]

@@ -69,6 +69,7 @@ class Console:
 
     async def close(self) -> None:
         """End what runs in the background."""
+        await self.parts.bulk.close()
         await self.parts.surveyor.close()
 
     def application(self) -> Starlette:

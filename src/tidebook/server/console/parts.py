@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidebook.server.console.bulk import BulkActs
 from tidebook.server.console.page import Catalog
 from tidebook.server.console.survey import Surveyor
 from tidebook.server.state import ServerState
@@ -14,3 +15,4 @@ class Parts:
         self.state = state
         self.catalog = catalog
         self.surveyor = Surveyor(state.book)
+        self.bulk = BulkActs(state.book.clock)

@@ -9,10 +9,14 @@ from msgspec import Meta
 
 from tidebook.api.pipeline import JobBody, JobKind, PipelineJobAnswer
 from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.replication_plan import Parked
+from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
 from tidebook.server.console.page import Act, ActResult, Page, Preview
-from tidebook.server.console.render import link
+from tidebook.server.console.render import link, size
+from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.survey import Survey
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments
@@ -135,6 +139,51 @@ async def _parked(view: View) -> tuple[list[ParkedRecordRow], bool]:
     return rows, False
 
 
+class ReplayForm(msgspec.Struct, frozen=True):
+    """A parked record, and the journal to append it to if it names none."""
+
+    topic: str
+    partition: Annotated[int, Meta(ge=0)]
+    offset: Annotated[int, Meta(ge=0)]
+    id: str | None = None
+    #: Append the bytes as the payload of one event.
+    raw: bool = False
+
+
+async def _find_parked(view: View) -> Parked:
+    form = view.fields
+    async for each in view.book.store.parked(form.topic):
+        if (each.partition, each.position.offset) == (form.partition, form.offset):
+            return each
+    raise NotFound(f"no record is parked at {form.topic[:100]}/{form.partition} {form.offset:,}: it was replayed")
+
+
+async def preview_replay(view: View) -> Preview:
+    """Say what a replay would append."""
+    form, parked = view.fields, await _find_parked(view)
+    id = form.id or parked.id
+    if id is None:
+        raise InvalidInput("the record names no journal: give the id of one")
+    size_bytes = len(parked.value) if parked.whole_bytes is None else parked.whole_bytes
+    what = "as the payload of one event" if form.raw else "as what its writer meant it to be"
+    text = (
+        f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({size(size_bytes)}) to the end of "
+        f"journal {id}, {what}, and removes it from the parked ones. At its own place it stays void."
+    )
+    return Preview(text=text, count=1, word=form.topic, sample=[parked.reason])
+
+
+async def replay(view: View) -> ActResult:
+    """Append a parked record to its journal again."""
+    form, parked = view.fields, await _find_parked(view)
+    done = await replay_parked(view.book, parked, raw=form.raw, id=form.id)
+    if done.error is not None:
+        raise InvalidInput(f"the record stays parked: {done.error}")
+    numbers = "" if done.first is None else f" as events {done.first:,} to {done.last:,}"
+    to = link("/journal", topic=form.topic, id=done.id, at=done.first)
+    return ActResult(message=f"The record is replayed{numbers}.", to=to)
+
+
 # ---- one job
 
 
@@ -251,6 +300,14 @@ ACTS = (
         run=start,
         form=JobForm,
         preview=preview_start,
+    ),
+    Act(
+        name="pipeline.replay",
+        label="Replay",
+        route=PARKED_REPLAY,
+        run=replay,
+        form=ReplayForm,
+        preview=preview_replay,
     ),
     Act(name="pipeline.cancel", label="Cancel job", route=BY_NAME["pipeline.cancel"], run=cancel, form=JobPageQuery),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Final, Literal, assert_never
 
@@ -22,11 +23,12 @@ from tidebook.queue.browse import (
 from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, WorkerRow
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
+from tidebook.server.console.bulk import BulkAct, BulkAnswer
 from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, Page, Preview
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
 from tidebook.server.console.render import link
-from tidebook.server.console.routes import QUEUE_PURGE
+from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
@@ -35,8 +37,12 @@ WORKERS_MAX: Final = 100
 #: How many claims are read, and how many of those by other programs are shown.
 CLAIMS_MAX: Final = 1_000
 CLAIMS_SHOWN_MAX: Final = 20
-#: How many dead letters or entries one act takes; the rest is left for the next one.
-ACT_MAX: Final = 10_000
+#: Up to so many entries an act takes before it answers; more are taken in the background.
+AT_ONCE_MAX: Final = 1_000
+#: How many checked rows an act takes; all that match have no bound.
+SELECTED_MAX: Final = 10_000
+#: How many entries one transaction of an act takes.
+RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
 SAMPLE_MAX: Final = 5
 
 Status = Literal["due", "later", "processing", "dead"]
@@ -154,6 +160,8 @@ class QueueData(msgspec.Struct, frozen=True, kw_only=True):
     claims: list[ClaimRow]
     #: The entries that become due next.
     soon: list[EntryRow]
+    #: The acts on many entries that run.
+    acts: list[BulkAnswer]
     now_ms: int
     masked: bool
 
@@ -176,6 +184,7 @@ async def queue(view: View) -> QueueData:
         workers=[_worker_line(each, claims) for each in known],
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
         soon=await _soon(view, browser),
+        acts=view.parts.bulk.running(query.queue),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
     )
@@ -470,40 +479,41 @@ class SelectionForm(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-async def _selected_letters(view: View, browser: BoundBrowser) -> list[DeadLetterRow]:
-    """Return the dead letters of a selection, oldest first, so that a retry keeps their order."""
+async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
+    """Return the ids of the selected dead letters, oldest first, so that a retry keeps their order."""
     form = view.fields
     if form.places is not None:
-        found = [await browser.letter(_number(place)) for place in form.places.split(",")[:ACT_MAX]]
-        return sorted((each for each in found if each is not None), key=lambda each: each.id)
-    letters: list[DeadLetterRow] = []
+        ids = {_number(place) for place in form.places.split(",")[:SELECTED_MAX]}
+        return sorted([id for id in ids if await browser.letter(id) is not None])
+    found: list[int] = []
     before: int | None = None
     while True:
-        page = await browser.letters(letter_filter(form), before=before, limit=1_000)
-        letters += page.letters
-        before = page.before
+        ids_of_page, before = await browser.letter_ids(letter_filter(form), before=before)
+        found += ids_of_page
         if before is None:
-            return letters[::-1]
+            return found[::-1]
+        await asyncio.sleep(0)  # an embedded store answers without a pause
 
 
-async def _selected_entries(view: View, browser: BoundBrowser) -> AsyncIterator[list[BrowsedEntry]]:
-    """Yield the waiting entries of a selection, page by page."""
-    form = view.fields
+async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
+    """Return the entries that still wait at some places."""
+    rows: list[BrowsedEntry] = []
+    for place in dict.fromkeys(places):
+        before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+        wanted = EntryFilter(state=_waiting_state(form), priority=place.priority)
+        found = await browser.browse(wanted, after=before, limit=1)
+        rows += [each for each in found if each.place == place]
+    return rows
+
+
+def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
     if form.status not in ("due", "later"):
         raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
-    if form.places is not None:
-        for text in form.places.split(",")[:ACT_MAX]:
-            place = parse_place(text)
-            before = EntryPlace(place.priority, place.date_ms, place.id - 1)
-            wanted = EntryFilter(state=form.status, priority=place.priority)
-            found = await browser.browse(wanted, after=before, limit=1)
-            if found and found[0].place == place:
-                yield found
-        return
-    after: EntryPlace | None = None
-    while page := await browser.browse(entry_filter(form), after=after, limit=1_000):
-        yield page
-        after = page[-1].place
+    return form.status
+
+
+def _selected_places(form: SelectionForm) -> list[EntryPlace] | None:
+    return None if form.places is None else [parse_place(text) for text in form.places.split(",")[:SELECTED_MAX]]
 
 
 def _samples(rows: list[Any], count: int) -> list[str]:
@@ -516,30 +526,50 @@ def _plural(count: int, noun: str) -> str:
     return f"1 {noun}" if count == 1 else f"{count:,} {plural}"
 
 
+async def _letters_preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
+    browser = await find_queue(view, view.fields.queue)
+    ids = await _selected_letters(view, browser)
+    sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
+    text = f"This {does} {_plural(len(ids), 'dead letter')} {after}"
+    return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)))
+
+
 async def preview_retry(view: View) -> Preview:
     """Count the dead letters that a retry would put back."""
-    letters = await _selected_letters(view, await find_queue(view, view.fields.queue))
-    letters_text = _plural(len(letters), "dead letter")
-    text = f"This puts {letters_text} back into queue {view.fields.queue}, the oldest first."
-    return Preview(text=text, count=len(letters), sample=_samples(letters, len(letters)))
+    return await _letters_preview(view, "puts", f"back into queue {view.fields.queue}, the oldest first.")
 
 
 async def retry(view: View) -> ActResult:
     """Put dead letters back, the oldest first."""
-    count = await _act_on_letters(view, view.book.queue(view.fields.queue).retry)
-    return ActResult(message=f"{_plural(count, 'dead letter')} put back.", to=_list_of(view), changed=bool(count))
+    browser = await find_queue(view, view.fields.queue)
+    ids = await _selected_letters(view, browser)
+    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
 
 
-async def _act_on_letters(view: View, act: Callable[[int], Awaitable[None]]) -> int:
-    """Act on the selected dead letters, the oldest first and at most `ACT_MAX`; return how many there still were."""
-    count = 0
-    for letter in (await _selected_letters(view, await find_queue(view, view.fields.queue)))[:ACT_MAX]:
-        try:
-            await act(letter.id)
-            count += 1
-        except NotFound:
-            pass  # somebody else has retried or dropped it meanwhile
-    return count
+async def _in_pages(ids: list[int], size: int, act: Callable[[list[int]], Awaitable[int]]) -> AsyncIterator[int]:
+    for start in range(0, len(ids), size):
+        yield await act(ids[start : start + size])
+
+
+async def _act(view: View, total: int, steps: AsyncIterator[int], noun: str, done: str) -> ActResult:
+    """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
+    here = _list_of(view)
+    if total <= AT_ONCE_MAX:
+        count = 0
+        async for changed in steps:
+            count += changed
+        return ActResult(message=f"{_plural(count, noun)} {done}.", to=here, changed=bool(count))
+    act = view.target
+    assert isinstance(act, Act)
+
+    async def audit(ended: BulkAct) -> None:
+        target = link(act.path, queue=ended.queue, act=ended.id, state=ended.state, changed=ended.changed)
+        status = 200 if ended.state == "done" else 504
+        await view.state.audit.record_durably(view.principal, view.client, act.route.name, target, status)
+
+    started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
+    to = link("/queue-act", queue=view.fields.queue, act=started.id)
+    return ActResult(message=f"This acts on {_plural(total, noun)} in the background.", to=to)
 
 
 def _list_of(view: View) -> str:
@@ -548,15 +578,15 @@ def _list_of(view: View) -> str:
 
 async def preview_drop(view: View) -> Preview:
     """Count the dead letters that would be deleted."""
-    letters = await _selected_letters(view, await find_queue(view, view.fields.queue))
-    text = f"This deletes {_plural(len(letters), 'dead letter')} of queue {view.fields.queue}. It cannot be undone."
-    return Preview(text=text, count=len(letters), word=view.fields.queue, sample=_samples(letters, len(letters)))
+    queue = view.fields.queue
+    return await _letters_preview(view, "deletes", f"of queue {queue}. It cannot be undone.", queue)
 
 
 async def drop(view: View) -> ActResult:
     """Delete dead letters."""
-    count = await _act_on_letters(view, view.book.queue(view.fields.queue).drop)
-    return ActResult(message=f"{_plural(count, 'dead letter')} deleted.", to=_list_of(view), changed=bool(count))
+    browser = await find_queue(view, view.fields.queue)
+    ids = await _selected_letters(view, browser)
+    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), "dead letter", "dropped")
 
 
 class EditForm(msgspec.Struct, frozen=True):
@@ -582,21 +612,67 @@ async def edit(view: View) -> ActResult:
 
 async def preview_purge(view: View) -> Preview:
     """Count the waiting entries that would be deleted."""
-    browser, count, sample = await find_queue(view, view.fields.queue), 0, list[Any]()
-    async for page in _selected_entries(view, browser):
-        count += len(page)
-        sample = sample or [each.row for each in page[:SAMPLE_MAX]]
-    entries = _plural(count, "waiting entry")
-    text = f"This deletes {entries} of queue {view.fields.queue}. It cannot be undone."
-    return Preview(text=text, count=count, word=view.fields.queue, sample=_samples(sample, count))
+    form, browser = view.fields, await find_queue(view, view.fields.queue)
+    count, sample = await _count_waiting(browser, form)
+    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
+    return Preview(text=text, count=count, word=form.queue, sample=_samples([each.row for each in sample], count))
+
+
+async def _count_waiting(browser: BoundBrowser, form: SelectionForm) -> tuple[int, list[BrowsedEntry]]:
+    _waiting_state(form)
+    places = _selected_places(form)
+    if places is not None:
+        found = await _waiting_at(browser, form, places)
+        return len(found), found[:SAMPLE_MAX]
+    wanted = entry_filter(form)
+    return await browser.count_up_to(wanted, limit=2**62), await browser.browse(wanted, limit=SAMPLE_MAX)
 
 
 async def purge(view: View) -> ActResult:
     """Delete waiting entries; those that a worker claims meanwhile are left alone."""
-    browser, removed = await find_queue(view, view.fields.queue), 0
-    async for page in _selected_entries(view, browser):
-        removed += await browser.remove([each.place for each in page])
-    return ActResult(message=f"{_plural(removed, 'entry')} deleted.", to=_list_of(view), changed=bool(removed))
+    form, browser = view.fields, await find_queue(view, view.fields.queue)
+    total, _ = await _count_waiting(browser, form)
+    return await _act(view, total, _purge_pages(view, browser, total), "entry", "deleted")
+
+
+async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
+    """Delete page by page, and never more than was counted: what is put meanwhile was not confirmed."""
+    form, places = view.fields, _selected_places(view.fields)
+    if places is not None:
+        yield await browser.remove([each.place for each in await _waiting_at(browser, form, places)])
+        return
+    wanted = entry_filter(form)
+    if form.status == "due":
+        wanted = msgspec.structs.replace(wanted, to_ms=min(wanted.to_ms, view.now_ms))
+    after: EntryPlace | None = None
+    while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
+        total -= len(page)
+        after = page[-1].place
+        yield await browser.remove([each.place for each in page])
+
+
+# ---- an act on many entries
+
+
+class BulkQuery(msgspec.Struct, frozen=True):
+    """An act on many entries of a queue."""
+
+    queue: str
+    act: str
+
+
+async def bulk(view: View) -> BulkAnswer:
+    """Show how far an act is."""
+    acts = view.parts.bulk
+    return acts.answer(acts.find(view.fields.act, view.fields.queue))
+
+
+async def cancel_bulk(view: View) -> ActResult:
+    """Cancel an act; what it has done stays done."""
+    act = view.parts.bulk.find(view.fields.act, view.fields.queue)
+    await act.cancel()
+    to = link("/queue-act", queue=act.queue, act=act.id)
+    return ActResult(message=f"Cancelled after {act.changed:,} of {act.total:,}.", to=to)
 
 
 PAGES = (
@@ -615,6 +691,14 @@ PAGES = (
         read=queue,
         template="queue.html",
         query=QueueQuery,
+    ),
+    Page(
+        name="queue_act",
+        path="/queue-act",
+        route=BY_NAME["queues.entries"],
+        read=bulk,
+        template="queue_act.html",
+        query=BulkQuery,
     ),
     Page(
         name="entry",
@@ -645,6 +729,7 @@ ACTS = (
         form=SelectionForm,
         preview=preview_drop,
     ),
+    Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
     Act(name="queues.edit", label="Save", route=BY_NAME["queues.edit"], run=edit, form=EditForm),
     Act(
         name="queues.purge",

@@ -23,6 +23,25 @@ QUEUE_PURGE: Final = Route(
     mutates=True,
     destructive=True,
 )
+QUEUE_CANCEL: Final = Route(
+    name="console.queue_cancel",
+    method="POST",
+    path="/acts/queues.cancel_act",
+    role=Role.OPERATOR,
+    scope="queue",
+    summary="Cancel an act on many entries.",
+    mutates=True,
+)
+PARKED_REPLAY: Final = Route(
+    name="console.parked_replay",
+    method="POST",
+    path="/acts/pipeline.replay",
+    role=Role.ADMIN,
+    scope="topic",
+    summary="Append a parked record to its journal again.",
+    mutates=True,
+    destructive=True,
+)
 SETTINGS_PAGE: Final = Route(
     name="console.settings", method="GET", path="/settings", role=Role.ADMIN, scope="book", summary="The settings."
 )

@@ -56,6 +56,8 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
     first_number: int | None
     first_offset: int | None
     held_bytes: int
+    #: Whether a flush was requested that the owner has not done yet.
+    awaits_flush: bool
 
 
 class RegionData(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ async def region(view: View) -> RegionData:
                 first_number=None if pin is None else pin.first_seq,
                 first_offset=None if pin is None else pin.offset,
                 held_bytes=0 if pin is None else pin.held_bytes,
+                awaits_flush=meta.awaits_flush,
             )
         )
     tables.sort(key=lambda each: -each.held_bytes)
@@ -125,6 +128,24 @@ async def clean(view: View) -> ActResult:
     done = msgspec.structs.asdict(await (await _open(view)).clean())
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
     return ActResult(message=f"Cleaned: {text}.", to=_here(view))
+
+
+class FlushForm(msgspec.Struct, frozen=True):
+    """A region, and one of its tables; without it all that have entries."""
+
+    namespace: str
+    region: RegionNumber
+    table: Annotated[int, Meta(ge=0)] | None = None
+
+
+async def flush(view: View) -> ActResult:
+    """Ask the owner of the region to flush."""
+    asked = await (await _open(view)).request_flush(view.fields.table)
+    if not asked:
+        return ActResult(message="No table has entries: nothing pins the log.", to=_here(view), changed=False)
+    which = f"table {asked[0]}" if len(asked) == 1 else f"{len(asked):,} tables"
+    text = f"The owner is asked to flush {which}: it does so in its next round of cleaning."
+    return ActResult(message=text, to=_here(view))
 
 
 async def preview_mark(view: View) -> Preview:
@@ -194,6 +215,7 @@ PAGES = (
 ACTS = (
     Act(name="wal.snapshot", label="Write a snapshot", route=BY_NAME["wal.snapshot"], run=snapshot, form=RegionQuery),
     Act(name="wal.clean", label="Clean", route=BY_NAME["wal.clean"], run=clean, form=RegionQuery),
+    Act(name="wal.request_flush", label="Force flush", route=BY_NAME["wal.request_flush"], run=flush, form=FlushForm),
     Act(
         name="wal.mark_deleted",
         label="Mark deleted",

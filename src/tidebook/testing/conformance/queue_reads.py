@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from tidebook.core.payload import TEXT
+from tidebook.queue.browse import BrowsableStore, LetterFilter
 from tidebook.queue.port import NEVER_MS, QueueStore
 from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, entry, new_queue
 
@@ -104,6 +106,23 @@ class DeadLetterCases(QueueBase):
         await desk.put(key, data="poison", priority=8)
         assert await desk.fail(await desk.take()) == "dead"
         return desk
+
+    async def test_many_dead_letters_are_found_retried_in_order_and_dropped(self, store: QueueStore) -> None:
+        browsing = cast(BrowsableStore, store)
+        desk = Desk(store, await new_queue(store, max_timeouts=0))
+        for name in ("a", "b", "c", "d"):
+            await desk.put(name, data=name)
+            await desk.fail(await desk.take())
+        ids, more = await browsing.letter_ids(desk.ref, LetterFilter())
+        assert (len(ids), more) == (4, None)
+        assert ids == sorted(ids, reverse=True)
+        [(only, _)] = [(await browsing.letter_ids(desk.ref, LetterFilter(key="b", reason="no")))]
+        assert only == [ids[2]]
+        assert await browsing.letter_ids(desk.ref, LetterFilter(reason="yes")) == ([], None)
+        assert await browsing.retry_all(desk.ref, [ids[3], ids[2], ids[2], 10**9]) == 2
+        assert await desk.names() == ["a", "b"]
+        assert await browsing.drop_all(desk.ref, [ids[0], 10**9]) == 1
+        assert [letter.key for letter in await store.dead_letters(desk.ref)] == ["c"]
 
     async def test_a_retried_dead_letter_starts_with_a_counter_of_0(self, store: QueueStore) -> None:
         desk = await self.dead(store)

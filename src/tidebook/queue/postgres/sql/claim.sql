@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_serial boolean, p_together boolean
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint, format integer,
     inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint, kind smallint,
-    data bytea, token bytea, together integer)
+    data bytea, token bytea, together integer, trace text)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $claim$
 #variable_conflict use_column
 DECLARE
@@ -56,7 +56,7 @@ BEGIN
             DELETE FROM @schema@.@table@ e USING picked p
             WHERE p.bytes_before < 64000000 AND e.slot = p.slot AND e.ctid = p.ctid
             RETURNING p.caller, p_together AND e.key IS NULL AS bundled, (e.slot, e.id, e.keyhash, e.key, e.priority,
-                e.timeouts, e.format, e.inserted_at, e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
+                e.timeouts, e.format, e.inserted_at, e.process_at, e.expires_at, e.kind, e.data, e.trace)::@schema@.part AS part
         ), dealt AS MATERIALIZED (
             SELECT p_tokens[r.caller] AS token, r.bundled, count(*)::integer AS size, array_agg(r.part) AS parts
             FROM removed r GROUP BY r.caller, r.bundled
@@ -67,13 +67,14 @@ BEGIN
                 (d.parts)[1].slot, 0, 'P', d.token, d.token, '', d.size, d.parts FROM dealt d WHERE d.bundled
         ), singles AS (
             INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue, slot,
-                kind, status, keyhash, token, data, key, format, priority, timeouts, serial)
+                kind, status, keyhash, token, data, key, format, priority, timeouts, serial, trace)
             SELECT p.id, p.process_at, p.expires_at, p.inserted_at, v_now, v_now + p_lease, p_queue, p.slot,
-                p.kind, 'P', p.keyhash, d.token, p.data, p.key, p.format, p.priority, p.timeouts, nullif(p_serial, false)
+                p.kind, 'P', p.keyhash, d.token, p.data, p.key, p.format, p.priority, p.timeouts, nullif(p_serial, false),
+                p.trace
             FROM dealt d, unnest(d.parts) AS p WHERE NOT d.bundled
         ) SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
             p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data, uuid_send(d.token),
-            CASE WHEN d.bundled THEN d.size ELSE 0 END FROM dealt d, unnest(d.parts) AS p;
+            CASE WHEN d.bundled THEN d.size ELSE 0 END, p.trace FROM dealt d, unnest(d.parts) AS p;
         EXIT WHEN FOUND;
     END LOOP;
 END $claim$;

@@ -8,9 +8,9 @@ LANGUAGE sql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off A
         RETURNING e.slot, e.token, e.started_at, e.lease_until, e.parts
     )
     INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue, format, slot,
-        priority, timeouts, kind, status, keyhash, token, data)
+        priority, timeouts, kind, status, keyhash, token, data, trace)
     SELECT p.id, p.process_at, p.expires_at, p.inserted_at, b.started_at, b.lease_until, p_queue, p.format, b.slot,
-        p.priority, p.timeouts, p.kind, 'P', p.keyhash, b.token, p.data
+        p.priority, p.timeouts, p.kind, 'P', p.keyhash, b.token, p.data, p.trace
     FROM bundle b, unnest(b.parts) AS p
 $unpack$;
 
@@ -51,9 +51,9 @@ BEGIN
         FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_ctid;
     IF v_outcome = 'dead' THEN
         INSERT INTO @schema@.dead (queue, raised_at, inserted_at, expires_at, format, priority, timeouts, kind, keyhash,
-            key, reason, data)
+            key, reason, data, trace)
         SELECT e.queue, p_now, e.inserted_at, e.expires_at, e.format, e.priority, p_timeouts, e.kind, e.keyhash, e.key,
-            p_reason, e.data FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_ctid;
+            p_reason, e.data, e.trace FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_ctid;
     END IF;
     IF v_outcome IS NOT NULL THEN
         DELETE FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_ctid;

@@ -3,7 +3,7 @@
 -- The entries are sorted by keyhash, so that two puts never deadlock; `p_order` is their order in the call.
 CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     p_queue integer, p_inserted_at bigint, p_format integer, p_hashes uuid[], p_order smallint[], p_priorities smallint[],
-    p_process bigint[], p_expires bigint[], p_kinds smallint[], p_keys text[], p_data bytea[],
+    p_process bigint[], p_expires bigint[], p_kinds smallint[], p_keys text[], p_data bytea[], p_traces text[],
     OUT now_ms bigint, OUT merged bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $put$
 DECLARE
@@ -36,12 +36,12 @@ BEGIN
         WHERE a.expires_at > now_ms GROUP BY a.keyhash
     ), added AS (
         INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
-            kind, keyhash, key, data)
+            kind, keyhash, key, data, trace)
         SELECT coalesce(o.id, v_base + u.o), greatest(u.process_at, o.process_at, now_ms),
             greatest(u.expires_at, o.expires_at), coalesce(o.inserted_at, p_inserted_at), p_queue, p_format, v_slot,
-            least(u.priority, o.priority), u.kind, u.keyhash, u.key, u.data
-        FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data)
-            AS u (keyhash, o, priority, process_at, expires_at, kind, key, data)
+            least(u.priority, o.priority), u.kind, u.keyhash, u.key, u.data, u.trace
+        FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data, p_traces)
+            AS u (keyhash, o, priority, process_at, expires_at, kind, key, data, trace)
         LEFT JOIN old o ON o.keyhash = u.keyhash
         ORDER BY u.keyhash
         ON CONFLICT (queue, keyhash, slot) WHERE status = 'W' AND keyhash IS NOT NULL DO UPDATE SET
@@ -53,7 +53,8 @@ BEGIN
                 ELSE least(e.priority, excluded.priority) END,
             process_at = CASE WHEN e.expires_at <= now_ms THEN excluded.process_at
                 ELSE greatest(e.process_at, excluded.process_at) END,
-            timeouts = 0, format = excluded.format, kind = excluded.kind, data = excluded.data
+            timeouts = 0, format = excluded.format, kind = excluded.kind, data = excluded.data,
+            trace = excluded.trace
         RETURNING e.process_at, e.id NOT BETWEEN v_base AND v_base + 1023 AS was_waiting
     )
     SELECT count(*) FILTER (WHERE a.was_waiting), min(a.process_at) INTO merged, v_first_date FROM added a;

@@ -23,7 +23,7 @@ DO $part$ BEGIN
     IF to_regtype('@schema@.part') IS NULL THEN
         CREATE TYPE @schema@.part AS (slot smallint, id bigint, keyhash uuid, key text, priority smallint,
             timeouts smallint, format integer, inserted_at bigint, process_at bigint, expires_at bigint, kind smallint,
-            data bytea);
+            data bytea, trace text);
     END IF;
 END $part$;
 
@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS @schema@.dead (
     keyhash uuid NOT NULL,
     key text,
     reason text NOT NULL,
+    trace text,
     data bytea NOT NULL
 );
 CREATE INDEX IF NOT EXISTS dead_by_queue ON @schema@.dead (queue, id);

@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS @schema@.@table@ (
     key text,
     data bytea NOT NULL,
     together integer,            -- the number of entries of a bundle; null if the row is one entry
+    trace text,                  -- the trace context of the put
     parts @schema@.part[]        -- the entries of a bundle, whose keyhash is its token
 ) PARTITION BY LIST (slot);
 -- A bundle is short-lived: compressing it costs more than it saves.

@@ -1,0 +1,131 @@
+"""Acts on many entries, which run on in the background, one page of them after the other, and report their progress."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, Literal
+
+import msgspec
+
+from tidebook.core.errors import NotFound, TidebookError, Unavailable
+from tidebook.runtime.clock import Clock
+
+#: How many acts run at once, and how many ended ones are remembered.
+RUNNING_MAX: Final = 4
+ENDED_MAX: Final = 50
+
+State = Literal["running", "done", "cancelled", "failed"]
+#: Is called with the act when it has ended, to audit it.
+OnEnd = Callable[["BulkAct"], Awaitable[None]]
+
+
+class BulkAct:
+    """One act on many entries of a queue."""
+
+    def __init__(self, label: str, queue: str, total: int, steps: AsyncIterator[int], clock: Clock) -> None:
+        self.id = secrets.token_hex(8)
+        self.label = label
+        self.queue = queue
+        self.total = total
+        #: How many entries it has changed so far.
+        self.changed = 0
+        self.state: State = "running"
+        self.error: str | None = None
+        self.started_at_ms = clock.now_ms()
+        self.ended_at_ms: int | None = None
+        self._clock = clock
+        self._steps = steps
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, on_end: OnEnd) -> None:
+        """Run the steps in the background."""
+        self._task = asyncio.create_task(self._run(on_end))
+
+    async def cancel(self) -> None:
+        """Stop after the page that is under way; what was done stays done."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, on_end: OnEnd) -> None:
+        state: State = "failed"
+        try:
+            async for changed in self._steps:
+                self.changed += changed
+                await asyncio.sleep(0)  # an embedded store answers without a pause
+            state = "done"
+        except asyncio.CancelledError:
+            state = "cancelled"
+        except TidebookError as error:
+            self.error = str(error)
+        finally:
+            self.state, self.ended_at_ms = state, self._clock.now_ms()
+            await on_end(self)
+
+
+class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an act is."""
+
+    id: str
+    label: str
+    queue: str
+    state: State
+    total: int
+    changed: int
+    error: str | None
+    started_at_ms: int
+    ended_at_ms: int | None
+    now_ms: int
+
+
+class BulkActs:
+    """The acts that this console has started."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._acts: dict[str, BulkAct] = {}
+
+    def start(self, label: str, queue: str, total: int, steps: AsyncIterator[int], on_end: OnEnd) -> BulkAct:
+        """Start an act; each step of `steps` is a page, and yields how many entries it has changed."""
+        running = [each for each in self._acts.values() if each.state == "running"]
+        if len(running) >= RUNNING_MAX:
+            raise Unavailable(f"{len(running)} acts on many entries run already: wait for one, or cancel it")
+        for ended in [each.id for each in self._acts.values() if each.state != "running"][:-ENDED_MAX]:
+            del self._acts[ended]
+        act = BulkAct(label, queue, total, steps, self._clock)
+        self._acts[act.id] = act
+        act.start(on_end)
+        return act
+
+    def find(self, id: str, queue: str) -> BulkAct:
+        """Return an act on a queue; raise `NotFound` if there is none."""
+        found = self._acts.get(id)
+        if found is None or found.queue != queue:
+            raise NotFound(f"there is no act {id[:40]!r} on queue {queue[:100]!r}: it ended long ago, or elsewhere")
+        return found
+
+    def running(self, queue: str) -> list[BulkAnswer]:
+        """Return the acts that run on a queue."""
+        acts = [each for each in self._acts.values() if each.queue == queue and each.state == "running"]
+        return [self.answer(each) for each in acts]
+
+    def answer(self, act: BulkAct) -> BulkAnswer:
+        """Return how far an act is."""
+        return BulkAnswer(
+            id=act.id,
+            label=act.label,
+            queue=act.queue,
+            state=act.state,
+            total=act.total,
+            changed=act.changed,
+            error=act.error,
+            started_at_ms=act.started_at_ms,
+            ended_at_ms=act.ended_at_ms,
+            now_ms=self._clock.now_ms(),
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+        await asyncio.gather(*(each.cancel() for each in list(self._acts.values())))
