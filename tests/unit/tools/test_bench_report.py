@@ -42,7 +42,7 @@ def targets_of(name: str) -> set[str]:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Assign) and "TARGETS" in getattr(node.targets[0], "id", ""):
                 keys = getattr(node.value, "keys", [])
-                found |= {each.value for each in keys if isinstance(each, ast.Constant)}
+                found |= {str(each.value) for each in keys if isinstance(each, ast.Constant)}
     return found
 
 
