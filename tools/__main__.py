@@ -15,7 +15,9 @@ usage: ./dev COMMAND
                            set up what is missing, start the real servers, run every test
   setup                    all extras and development tools into .venv, nothing else
   check                    format, lint, types, import contracts, unit tests: under two minutes
-  bench NAME               one benchmark; its last line of output is one JSON object
+  bench NAME | all [NAME...] [--quick] [--report]
+                           one benchmark, whose last line of output is one JSON object; or all of them one after
+                           another, with a report of their last results (--report: the report alone)
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests notice
   faults [--minutes M] [--seed S] [--only NAME]

@@ -27,6 +27,7 @@ SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 #: The servers of each benchmark; benchmarks that are not listed need none, or start their own.
 BENCH_SERVERS = {
+    "all": ("kafka", "cassandra", "postgres"),
     "cassandra": ("cassandra",),
     "domain": ("postgres",),
     "kafka": ("kafka", "cassandra"),
@@ -188,7 +189,7 @@ def servers(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run one benchmark, on new servers unless some are running; its last line is one JSON object."""
     _install_with_java()
-    if arguments[:1] == ["console"]:
+    if arguments[:1] == ["console"] or (arguments[:1] == ["all"] and "--report" not in arguments):
         chromium.ensure()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
@@ -213,7 +214,7 @@ def faults(arguments: list[str]) -> int:
 def bench_servers(arguments: list[str]) -> list[str]:
     """Return the servers to start: none if the arguments name servers or ask for help."""
     words = {word for argument in arguments for word in argument.split("=")}
-    if words & {"--book", "--address", "--help", "-h"} or os.environ.get("TIDEBOOK_SERVERS"):
+    if words & {"--book", "--address", "--help", "-h", "--report"} or os.environ.get("TIDEBOOK_SERVERS"):
         return []
     if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded by default
         return []

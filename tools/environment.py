@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 #: What the packages of each requirement file are for, and roughly how much is downloaded.
 CONTENTS = {
-    "base": "what an embedded book and its server need (about 14 MB)",
+    "base": "what an embedded book and its server need (about 16 MB)",
     "all": "all extras, with Spark (hundreds of MB)",
     "dev": "all extras, with Spark, and the development tools (hundreds of MB, minutes)",
 }

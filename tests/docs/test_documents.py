@@ -36,6 +36,8 @@ RUN = [
         ROOT / "docs/howto/monitoring.md",
         ROOT / "docs/howto/backing-up.md",
         ROOT / "docs/howto/changing-partitions.md",
+        ROOT / "docs/reference/partitioner.md",
+        ROOT / "docs/explanation/embedded.md",
     )
     if page.exists()
 ]
@@ -54,6 +56,16 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for block in blocks * times:
         done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/testing.md").read_text(), re.DOTALL)
+    for number, block in enumerate(blocks):
+        (tmp_path / f"test_{number}.py").write_text(block)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "5 passed" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
