@@ -134,14 +134,20 @@ class Fenced(TidebookError):
 
 
 class ProjectionStopped(TidebookError):
-    """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip."""
+    """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip.
 
-    def __init__(self, *, name: str, slice: int, reason: str) -> None:
-        super().__init__(
-            f"projection {name!r}: slice {slice} is stopped at {reason}: fix the handler and run "
-            f"'tidebook projection resume {name} --app MODULE:APP', or pass over the event with "
+    A rebuild that meets such an event ends with this error too, and leaves the live tables as they were.
+    """
+
+    def __init__(self, *, name: str, slice: int, reason: str, rebuild: bool = False) -> None:
+        remedy = (
+            f"run 'tidebook projection rebuild {name} --app MODULE:APP' again"
+            if rebuild
+            else f"run 'tidebook projection resume {name} --app MODULE:APP', or pass over the event with "
             f"'tidebook projection skip {name} --app MODULE:APP'"
         )
+        where = f"slice {slice} of the rebuild" if rebuild else f"slice {slice}"
+        super().__init__(f"projection {name!r}: {where} is stopped at {reason}: fix the handler and {remedy}")
         self.name = name
         self.slice = slice
         self.reason = reason

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from hashlib import blake2b
 from types import UnionType
-from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -36,6 +36,7 @@ from tidebook.store.port import StoredSnapshot
 LOGGER = logging.getLogger("tidebook.domain")
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 CONFLICTS_MAX: Final = 20
 UNKNOWN_MAX: Final = 3
@@ -53,6 +54,24 @@ COMMAND_ID: Final = "command_id"
 
 #: A separate generator, so that the application's seeded one is not affected.
 _random = random.Random()
+
+
+class HasInitial(Protocol[S_co]):
+    """A decider that gives its initial state, for type checkers."""
+
+    def initial(self) -> S_co:
+        """Return the state of an entity without events."""
+        ...
+
+
+class DeciderOptions(TypedDict, total=False):
+    """The options of `Book.decider`, for type checkers."""
+
+    events: Iterable[type[Any]] | None
+    snapshot_every: int | None
+    snapshot_version: int
+    conflicts_max: int | None
+    cached_max: int | None
 
 
 class Done(msgspec.Struct, Generic[S], frozen=True):

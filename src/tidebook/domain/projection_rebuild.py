@@ -9,11 +9,10 @@ from typing import Final
 
 from sqlalchemy import Connection, Table
 
-from tidebook.core.errors import InvalidInput
 from tidebook.domain.event_source import At, decode_position
 from tidebook.domain.projection_runner import Build, SliceRunner
 from tidebook.domain.projection_tables import SWAP_OWNER, BuildState, ProjectionTables, SliceState, create_tables
-from tidebook.domain.sql_engine import ProjectionTx, SqlEngine
+from tidebook.domain.sql_engine import LiveTableWritten, ProjectionTx, SqlEngine
 from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
 from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
@@ -53,7 +52,8 @@ class Rebuild:
         member, swap = self._ids.new().hex(), f"{SWAP_OWNER}{self._ids.new().hex()}"
         state = await self._engine.run(lambda connection: self._rows.begin_build(connection, member, self._lease_s))
         await self._remove_abandoned(state)
-        build = self._copy_of(state.last_build)
+        parked = await self._engine.run(lambda connection: self._rows.parked(connection, state.build))
+        build = self._copy_of(state.last_build, frozenset(each.event for each in parked))
         runner = self._make_runner(build, member, _check_asked)
         try:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
@@ -79,9 +79,9 @@ class Rebuild:
 
         await self._engine.run(remove)
 
-    def _copy_of(self, number: int) -> Build:
+    def _copy_of(self, number: int, passed_over: frozenset[str] = frozenset()) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix)
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, passed_over)
 
     async def _swap(self, live: int, build: Build, swap: str) -> None:
         if has_transactional_ddl(self._engine.dialect):
@@ -141,4 +141,4 @@ def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
 
 def _check_asked(tx: ProjectionTx) -> None:
     if tx.used and not tx.asked:
-        raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
+        raise LiveTableWritten()

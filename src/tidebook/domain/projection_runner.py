@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
-from tidebook.core.errors import Corrupt, Fenced, UnreadableEvent
+from tidebook.core.errors import Fenced, ProjectionStopped, UnreadableEvent
 from tidebook.domain.event_source import (
     At,
     EventSource,
@@ -25,7 +25,15 @@ from tidebook.domain.event_source import (
     slice_of,
 )
 from tidebook.domain.projection_tables import ProjectionTables, SliceState
-from tidebook.domain.sql_engine import Handler, HandlerFailed, ProjectionTx, RolledBack, SqlEngine, is_passing
+from tidebook.domain.sql_engine import (
+    Handler,
+    HandlerFailed,
+    LiveTableWritten,
+    ProjectionTx,
+    RolledBack,
+    SqlEngine,
+    is_passing,
+)
 from tidebook.domain.topic_scan import can_join
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.runtime.backoff import Backoff
@@ -69,6 +77,8 @@ class Build(msgspec.Struct, frozen=True):
     number: int
     tables: Mapping[str, Table]
     suffix: str = ""
+    #: The events that the live build has passed over: a rebuild passes over those that fail again.
+    passed_over: frozenset[str] = frozenset()
 
     def make_tx(self, connection: Any) -> ProjectionTx:
         """Return the transaction that handlers receive."""
@@ -145,7 +155,7 @@ class SliceRunner:
                 return
             if self.progress.stopped:
                 number, error = next(iter(self.progress.stopped.items()))
-                raise Corrupt(f"the rebuild is stopped: slice {number} failed: {error}")
+                raise ProjectionStopped(name=self._tables.name, slice=number, reason=error, rebuild=True)
             delivered = await self._round()
             if not self._is_renewal_due():
                 await self._wait.wait(delivered=delivered)
@@ -394,7 +404,8 @@ class SliceRunner:
                 connection, build, member, number, before, error=reason, failed_position=after, failed_event=event
             )
 
-        if self._settings.on_failure == "park":
+        parks = self._settings.on_failure == "park" or event in self._build.passed_over
+        if parks and not isinstance(error.__cause__, LiveTableWritten):
             await self._database(park)
             return True
         await self._database(stop)

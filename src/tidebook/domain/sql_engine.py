@@ -155,6 +155,13 @@ class RolledBack(InvalidInput):
         )
 
 
+class LiveTableWritten(InvalidInput):
+    """A handler may have written to a live table during a rebuild, which no setting may pass over."""
+
+    def __init__(self) -> None:
+        super().__init__("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
+
+
 def raise_own_cancellation(error: BaseException) -> None:
     """Raise a CancelledError again if the current task was cancelled; any other is one that a handler let through."""
     if isinstance(error, asyncio.CancelledError):

@@ -23,7 +23,7 @@ from tidebook.wiring.adapters import extra, open_log, open_store
 from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
-    from tidebook.domain.decider import Decider
+    from tidebook.domain.decider import Decider, DeciderOptions, HasInitial
     from tidebook.domain.process import ProcessManager
     from tidebook.domain.projection import Projection
     from tidebook.domain.typed_journal import TypedJournal
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
 Part = TypeVar("Part")
 E = TypeVar("E")
 D = TypeVar("D")
+S = TypeVar("S")
 
 
 def _decoder_of(events: Iterable[type[Any]]) -> Decode:
@@ -156,6 +157,12 @@ class Book:
             self._stack.push_async_callback(found.close)
         return found
 
+    @overload  # the state is what `initial` returns
+    def decider(self, topic: str, decider: HasInitial[S], **options: Unpack[DeciderOptions]) -> Decider[S]: ...
+    @overload  # the state is an object of the class
+    def decider(self, topic: str, decider: type[S], **options: Unpack[DeciderOptions]) -> Decider[S]: ...
+    @overload
+    def decider(self, topic: str, decider: object, **options: Unpack[DeciderOptions]) -> Decider[Any]: ...
     def decider(
         self,
         topic: str,

@@ -233,6 +233,8 @@ async def test_a_failing_event_can_be_skipped(tmp_path: Path) -> None:
             await projection.wait_for(done)
             [parked] = (await projection.stored()).parked
             assert parked.event == "accounts/a-1/2"
+            assert await projection.rebuild() == 2  # which passes over it too
+            assert [each.event for each in (await projection.stored()).parked] == ["accounts/a-1/2"]
         assert balances(engine) == {"a-1": 2}
 
 
@@ -349,11 +351,12 @@ async def test_a_rebuild_replaces_the_tables_without_a_gap_under_load(tmp_path: 
         assert {name for name in names if name.startswith("balances")} == {"balances"}
 
 
-async def test_a_rebuild_refuses_a_handler_that_writes_to_the_live_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_failure", ["stop", "park"])
+async def test_a_rebuild_refuses_a_handler_that_writes_to_the_live_tables(tmp_path: Path, on_failure: Any) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
 
-        @book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES])
+        @book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES], on_failure=on_failure)
         def projection(tx: Any, event: Any) -> None:
             tx.execute(BALANCES.insert().values(id=uuid.uuid4().hex, amount=1))
 

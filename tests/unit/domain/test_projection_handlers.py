@@ -22,7 +22,7 @@ from tests.unit.domain.projecting import (
     running,
     sqlite_engine,
 )
-from tidebook.core.errors import Corrupt, InvalidInput, ProjectionStopped
+from tidebook.core.errors import InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
 from tidebook.domain.sql_engine import SqlEngine, is_passing
@@ -188,7 +188,7 @@ async def test_a_rebuild_refuses_each_handler_that_writes_to_a_live_table(tmp_pa
         await bring(book, "t")
         async with running(projection):
             await projection.settle()
-        with pytest.raises(Corrupt, match=r"t/x/2: .*tx\.table"):
+        with pytest.raises(ProjectionStopped, match=r"of the rebuild is stopped at t/x/2: .*tx\.table"):
             await projection.rebuild()
         assert len(balances(engine)) == 4
 
@@ -230,7 +230,8 @@ async def test_a_database_that_is_starting_up_passes_whatever_the_driver(driver:
 
 @pytest.mark.parametrize("form", ["sync", "async handler", "async engine", "async both"])
 async def test_a_cancellation_that_a_handler_lets_through_stops_its_slice_only(tmp_path: Path, form: str) -> None:
-    into: Any = async_sqlite_engine(tmp_path) if form in ("async engine", "async both") else sqlite_engine(tmp_path)
+    engine = sqlite_engine(tmp_path)
+    into: Any = async_sqlite_engine(tmp_path) if form in ("async engine", "async both") else engine
 
     def write(tx: Any, event: Any) -> Any:
         if event.id == "bad":
@@ -252,7 +253,7 @@ async def test_a_cancellation_that_a_handler_lets_through_stops_its_slice_only(t
             with pytest.raises(ProjectionStopped, match="t/bad/1: CancelledError"):
                 await projection.settle()
             async with asyncio.timeout(20):
-                while len(balances(sqlite_engine(tmp_path))) < 2:  # noqa: ASYNC110
+                while len(balances(engine)) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     if into.dialect.is_async:
         await into.dispose()

@@ -16,6 +16,7 @@ import pytest
 import tidebook
 from tidebook.core.errors import InvalidInput, UnknownEventType
 from tidebook.core.event import Event
+from tidebook.domain.decider import Decider
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.domain.typed_journal import TypedJournal
 from tidebook.queue.job import Job
@@ -49,6 +50,44 @@ async def test_the_events_of_a_journal_have_their_class(tmp_path: Path) -> None:
         async for event in accounts.read("a"):
             assert_type(event, TypedEvent[Deposited])
             assert assert_type(event.data, Deposited) == Deposited(5)
+
+
+class Account(msgspec.Struct):
+    balance: int = 0
+
+    def deposit(self, amount: int) -> Deposited:
+        return Deposited(amount)
+
+    def evolve(self, event: Deposited) -> None:
+        self.balance += event.amount
+
+
+class Total:
+    @staticmethod
+    def initial() -> int:
+        return 0
+
+    @staticmethod
+    def decide(command: int, state: int) -> list[Deposited]:
+        return [Deposited(command)]
+
+    @staticmethod
+    def evolve(state: int, event: Deposited) -> int:
+        return state + event.amount
+
+
+async def test_the_state_of_a_decider_has_its_class(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, snapshot_every=10)
+        assert_type(accounts, Decider[Account])
+        done = await accounts.execute("a", Account.deposit, 5)
+        assert assert_type(done.state, Account).balance == 5
+        totals = book.decider("totals", Total)
+        assert_type(totals, Decider[int])
+        await totals.execute("t", 3)
+        assert assert_type((await totals.load("t")).state, int) == 3
+        with pytest.raises(TypeError):
+            book.decider("accounts", Account, snapshots=10)  # type: ignore[call-overload]
 
 
 async def test_the_jobs_of_a_queue_have_the_class_of_its_fields(tmp_path: Path) -> None:
