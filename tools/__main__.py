@@ -18,7 +18,7 @@ usage: ./dev COMMAND
   bench NAME               one benchmark; its last line of output is one JSON object
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests notice
-  faults [--minutes M] [--seed S] [--only NAME]
+  faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
                            many processes under seeded faults, then an independent checker and a report
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback; with --cluster three brokers,
