@@ -28,11 +28,16 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
+    #: The role that all faults of a try are done to, where those of others only take the time.
+    only: str | None = None
 
 
 _FOLD, _WAL = "core/fold.py", "wal/meta.py"
 _STORE, _CLAIMS = "store/sqlite/writes.py", "queue/sqlite/claims.py"
 
+#: Not among them: what another check makes harmless. A writer that trusts an old end of the log inserts a row that
+#: exists, fails, and reads the end anew; a slice that the pointer does not fence is only a replay. The terms of a
+#: write-ahead log matter for records that arrive late, which a file does not have: `tests/simulation` plants those.
 MUTANTS: Sequence[Mutant] = (
     # journals: conditions, numbers, retries, removals
     Mutant("expected is not checked", _FOLD, "if action.expected != last or not", "if not"),
@@ -82,14 +87,7 @@ MUTANTS: Sequence[Mutant] = (
         'self._transaction.connection.execute("COMMIT")',
         'self._transaction.connection.execute("COMMIT" if hash(str(time.monotonic_ns())) % 50 else "ROLLBACK")',
     ),
-    Mutant(
-        "the writer trusts an old end of the log",
-        "sqlite/writer.py",
-        "if version != self._version:",
-        "if self._version == -1:",
-    ),
     # store
-    Mutant("a slice is not fenced by the pointer", _STORE, "if current != writes.began:", "if False:"),
     Mutant("a purge leaves rows in the store", _STORE, "_clear_events(transaction, write, 0, LAST)", "pass"),
     Mutant("a delete leaves rows of the tags", _STORE, "transaction.connection.executemany(_CLEAR_TAG, keys)", "pass"),
     Mutant("the head is not stored", _STORE, 'VALUES {}", 5, heads)', 'VALUES {}", 5, heads[5:])'),
@@ -117,12 +115,14 @@ MUTANTS: Sequence[Mutant] = (
         "tags/sql_offsets.py",
         "if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):",
         "if before is None:",
+        only="consumer",
     ),
     Mutant(
         "a projection does not check its position",
         "domain/projection_tables.py",
         "                    SLICE.c.owner == member,\n                    SLICE.c.position == before,\n",
         "",
+        only="consumer",
     ),
     Mutant(
         "a projection keeps its position",
@@ -156,7 +156,13 @@ MUTANTS: Sequence[Mutant] = (
         "self._delete_and_update(lock, sent[1:], self._sql.close_and_unlock",
     ),
     # queue
-    Mutant("a key has several holders", _CLAIMS, "h.queue = ?1 AND h.status = 'P'", "h.queue = ?1 AND h.status = 'X'"),
+    Mutant(
+        "a key has several holders",
+        _CLAIMS,
+        "h.queue = ?1 AND h.status = 'P'",
+        "h.queue = ?1 AND h.status = 'X'",
+        only="worker",
+    ),
     Mutant(
         "leases end early",
         _CLAIMS,
@@ -183,14 +189,6 @@ MUTANTS: Sequence[Mutant] = (
         "    _delete(connection, id)\n",
     ),
     # write-ahead log
-    Mutant(
-        "writes of a former owner are valid",
-        _WAL,
-        "if write.term != meta.term or write.writer != meta.writer:",
-        "if write.term < 0:",
-    ),
-    Mutant("writes need not continue the numbers", _WAL, "if part.first != expected:", "if part.first < 0:"),
-    Mutant("an old claim wins", _WAL, "if record.term <= meta.term:", "if record.term < 0:"),
     Mutant(
         "a mark covers one entry too many",
         _WAL,
@@ -238,14 +236,15 @@ def _try(mutant: Mutant) -> TryResult:
         make_mutant(mutant, ROOT / "src", source)
         for number in range(1, TRIES + 1):
             out = Path(name) / f"run-{number}"
-            caught = _run(source, out, FIRST_SEED + number)
+            caught = _run(source, out, FIRST_SEED + number, mutant.only)
             if caught:
                 return TryResult(mutant.name, caught, number)
     return TryResult(mutant.name, [], TRIES)
 
 
-def _run(source: Path, out: Path, seed: int) -> list[str]:
+def _run(source: Path, out: Path, seed: int, only: str | None) -> list[str]:
     command = [sys.executable, "-m", "faults", "--minutes", str(TRY_MINUTES), "--seed", str(seed), "--out", str(out)]
+    command += [] if only is None else ["--only", only]
     variables = {**os.environ, "PYTHONPATH": str(source)}
     try:
         run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=TRY_S_MAX, check=False)

@@ -17,8 +17,10 @@ GAP_S = (0.5, 2.5)
 TOGETHER = 0.25
 RESTART_S = (0.0, 1.5)
 NETWORK_S = (0.5, 2.5)
-#: A pause outlasts every lease: it takes this many of them.
+#: A pause outlasts the leases of the workload: it takes this many of them.
 PAUSE_LEASES = (1.5, 4.0)
+#: Some pauses of processes also outlast what is fixed at 10 s: slices of projections, and the lock of a replicator.
+LONG_PAUSE, LONG_PAUSE_S = 0.25, (11.0, 14.0)
 CLOCK_S = (2.0, 6.0)
 #: How long a server is down before it is started again, and about how long its start takes.
 DOWN_S, START_S = (1.0, 6.0), 12.0
@@ -90,7 +92,10 @@ def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | No
     while at_s < seconds:
         [(_, family)] = chance.choices(families, [weight for weight, _ in families])
         kind, target = chance.choice(family)
-        duration_s = round(chance.uniform(*_bounds(kind, target, targets)), 2)
+        bounds = _bounds(kind, target, targets)
+        if kind == "pause" and target in targets.processes and chance.random() < LONG_PAUSE:
+            bounds = LONG_PAUSE_S
+        duration_s = round(chance.uniform(*bounds), 2)
         held, start_s = _held(kind, target, targets)
         if all(busy_until.get(each, 0.0) <= at_s for each in held):
             planned.append(PlannedFault(round(at_s, 2), kind, target, duration_s))

@@ -20,7 +20,7 @@ usage: ./dev COMMAND
                            another, with a report of their last results (--report: the report alone)
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests notice
-  faults [--minutes M] [--seed S] [--only NAME]
+  faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
                            many processes under seeded faults, then an independent checker and a report
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback; with --cluster three brokers,

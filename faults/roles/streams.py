@@ -22,6 +22,8 @@ from tidebook.testing.histories.line import read_lines
 EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
     id {}, consumer TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL)"""
 PROJECTION = "rows"
+#: How often a member of the group takes some time before it handles an event, and how long at most.
+SLOW, SLOW_S = 0.2, 0.3
 
 
 def connect(context: Context) -> Any:
@@ -109,6 +111,8 @@ async def join(context: Context, book: Any) -> None:
     async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=context.plan.lease_s) as events:
         with closing(connect(context)) as connection:
             async for event in events:
+                if context.chance.random() < SLOW:  # its lease may end before the event is handled
+                    await context.pause(SLOW_S)
                 if await asyncio.to_thread(_handle, context, connection, offsets, event):
                     await events.commit(event)
 

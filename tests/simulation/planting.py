@@ -1,0 +1,31 @@
+"""Plant a fault in a function of the product: one text of its source becomes another."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, owner: ModuleType | type, name: str, old: str, new: str) -> None:
+    """Replace `owner.name`, a function or a method, and every import of it in tidebook, by its mutant."""
+    function: Any = inspect.getattr_static(owner, name)
+    original = inspect.unwrap(function)
+    source = textwrap.dedent(inspect.getsource(original))
+    if source.count(old) != 1:
+        raise ValueError(f"{old!r} occurs {source.count(old)} times in {name}")
+    namespace: dict[str, Any] = {}
+    # A future import, as its module has: annotations are not evaluated.
+    code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutant of {name}>", "exec")
+    exec(code, original.__globals__, namespace)  # noqa: S102
+    mutant = namespace[name]
+    assert isinstance(mutant, FunctionType)
+    monkeypatch.setattr(owner, name, mutant)
+    if isinstance(owner, ModuleType):
+        for module in [each for key, each in sys.modules.items() if key.startswith("tidebook.")]:
+            if getattr(module, name, None) is function:
+                monkeypatch.setattr(module, name, mutant)
