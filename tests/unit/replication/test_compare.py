@@ -322,7 +322,9 @@ async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journ
     assert await events(book) == [2, 3, 4, 5, 6]
 
 
-async def test_a_damaged_tag_row_of_another_journal_at_the_same_time_is_not_this_ones(tmp_path: Path) -> None:
+async def test_a_tag_row_of_another_journal_at_the_same_time_is_not_this_ones_even_if_it_is_damaged(
+    tmp_path: Path,
+) -> None:
     settings = Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})
     async with Book(settings, clock=ManualClock(1_700_000_000_000)) as book:
         for id in ("a", "b"):
@@ -331,6 +333,7 @@ async def test_a_damaged_tag_row_of_another_journal_at_the_same_time_is_not_this
         first = await state_of(book)
         [row] = (await state_of(book, Key(TOPIC, "b"))).tags.values()
         assert [each.time_ms for each in first.tags] == [row.time_ms]
+        assert await (await Comparing.of(book)).reported(first) == []
         await Spoiler(book).tag(row)
         assert await (await Comparing.of(book)).reported(first) == []
 
