@@ -17,7 +17,8 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.record import read_record
 from tidebook.core.repair import Damage
-from tidebook.core.replication_plan import EventRow, Pointer, TagRow, advance_time
+from tidebook.core.replication_plan import EventRow, Pointer, TagRow, advance_time, segments_between
+from tidebook.core.segments import event_segment
 from tidebook.log.port import read_all
 from tidebook.replication import compare
 from tidebook.replication.compare import CompareBounds, JournalComparer, TimedRecord
@@ -208,6 +209,28 @@ async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(boo
     reported = await (await Comparing.of(book, rev=1)).reported()
     assert whats(reported) == [("event missing", 6, True), ("event extra", 500_000, True)]
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6, 1_000_000]
+
+
+class SegmentedStore:
+    """A store that reads by segments, as Cassandra does, and whose list of earlier segments is lost."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> list[EventRow]:
+        rows = await self._store.events(key, head, after=after, to=to, limit=limit)
+        segments = {segment for each in segments_between(head, after, to) for segment in each}
+        return [row for row in rows if event_segment(row.seq_nr, head.segment_size) in segments]
+
+
+async def test_rows_of_segments_that_are_no_longer_listed_are_found_by_the_numbers_of_the_scan(book: Book) -> None:
+    await book.journal(TOPIC).append("a", [Event("far")], at=1_000_000)
+    await replicate(book.log, book.store, TOPIC)
+    segmented = LogAndStore(book.log, cast(Any, SegmentedStore(book.store)))
+    assert await (await Comparing.of(book, parts=segmented)).reported() == []
 
 
 @pytest.mark.parametrize("rev", [0, 1])
