@@ -16,7 +16,8 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.record import read_record
 from tidebook.core.repair import Damage
-from tidebook.core.replication_plan import EventRow, Pointer, TagRow, advance_time
+from tidebook.core.replication_plan import EventRow, Pointer, TagRow, advance_time, segments_between
+from tidebook.core.segments import event_segment
 from tidebook.log.port import read_all
 from tidebook.replication import compare
 from tidebook.replication.compare import CompareBounds, JournalComparer, TimedRecord
@@ -210,6 +211,28 @@ async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(boo
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6, 1_000_000]
 
 
+class SegmentedStore:
+    """A store that reads by segments, as Cassandra does, and whose list of earlier segments is lost."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> list[EventRow]:
+        rows = await self._store.events(key, head, after=after, to=to, limit=limit)
+        segments = {segment for each in segments_between(head, after, to) for segment in each}
+        return [row for row in rows if event_segment(row.seq_nr, head.segment_size) in segments]
+
+
+async def test_rows_of_segments_that_are_no_longer_listed_are_found_by_the_numbers_of_the_scan(book: Book) -> None:
+    await book.journal(TOPIC).append("a", [Event("far")], at=1_000_000)
+    await replicate(book.log, book.store, TOPIC)
+    segmented = LogAndStore(book.log, cast(Any, SegmentedStore(book.store)))
+    assert await (await Comparing.of(book, parts=segmented)).reported() == []
+
+
 @pytest.mark.parametrize("rev", [0, 1])
 async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev: int) -> None:
     intact = await state_of(book)
@@ -322,7 +345,9 @@ async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journ
     assert await events(book) == [2, 3, 4, 5, 6]
 
 
-async def test_a_damaged_tag_row_of_another_journal_at_the_same_time_is_not_this_ones(tmp_path: Path) -> None:
+async def test_a_tag_row_of_another_journal_at_the_same_time_is_not_this_ones_even_if_it_is_damaged(
+    tmp_path: Path,
+) -> None:
     settings = Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})
     async with Book(settings, clock=ManualClock(1_700_000_000_000)) as book:
         for id in ("a", "b"):
@@ -331,6 +356,7 @@ async def test_a_damaged_tag_row_of_another_journal_at_the_same_time_is_not_this
         first = await state_of(book)
         [row] = (await state_of(book, Key(TOPIC, "b"))).tags.values()
         assert [each.time_ms for each in first.tags] == [row.time_ms]
+        assert await (await Comparing.of(book)).reported(first) == []
         await Spoiler(book).tag(row)
         assert await (await Comparing.of(book)).reported(first) == []
 

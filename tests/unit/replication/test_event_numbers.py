@@ -97,6 +97,16 @@ async def test_the_first_append_of_a_journal_is_numbered_though_the_head_has_jus
     await store.close()
 
 
+async def test_an_older_append_whose_first_events_are_deleted_keeps_its_numbers(tmp_path: object) -> None:
+    store = SqliteStore(str(tmp_path))
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = records_of([*[("a", append(3))] * (RECENT_MAX + 2), ("a", delete(4))])
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    found = await number_events(store, TOPIC, 0, records[:2], CONFIG)
+    assert [(row.seq_nr, row.position.offset, row.index) for _, row in found] == [(5, 1, 1), (6, 1, 2)]
+    await store.close()
+
+
 async def test_appends_whose_events_are_all_deleted_have_no_numbers(tmp_path: object) -> None:
     store = SqliteStore(str(tmp_path))
     await store.set_topic_config(TOPIC, CONFIG, expected=None)
