@@ -75,6 +75,14 @@ def test_each_operator_of_a_chained_comparison_gives_a_mutant() -> None:
     ]
 
 
+def test_a_yield_to_other_tasks_gives_no_mutant_and_a_pause_does() -> None:
+    source = "async def wait() -> None:\n    await asyncio.sleep(0)\n    await asyncio.sleep(1)\n"
+    assert [(mutant.line, mutant.change) for mutant in mutants_of("wait.py", source)] == [
+        (3, "statement removed"),
+        (3, "1 -> 2"),
+    ]
+
+
 def test_texts_and_unreachable_calls_give_no_mutant() -> None:
     source = '''
 class Price:
