@@ -16,6 +16,7 @@ _READ = {
     b"origin": "origin",
     b"request-timeout": "request_timeout",
     b"sec-fetch-site": "sec_fetch_site",
+    b"traceparent": "traceparent",
     b"x-csrf-token": "csrf_token",
 }
 
@@ -34,6 +35,7 @@ class Headers:
     origin: str | None = None
     request_timeout: str | None = None
     sec_fetch_site: str | None = None
+    traceparent: str | None = None
     csrf_token: str | None = None
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
