@@ -47,6 +47,7 @@ from tidebook.journal.reader import DecodeRows, E
 from tidebook.journal.settings import BarrierKind
 from tidebook.journal.view import read_events
 from tidebook.remote.connection import RETRY_FIRST_S, RETRY_MAX_S, RETRY_S, Connection, NoAnswer, RetryLater
+from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
 
@@ -113,16 +114,17 @@ class RemoteJournal(Journal):
         encode_append(_CHECKED_AS, self._ids, events, expected, at, expire_after, append_id, retry, incarnation)
         if incarnation is not None:
             raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
-        body = AppendBody(
-            _event_bodies(events),
-            expected=expected,
-            at=at,
-            expire_after_s=_expiry_s(expiry_ms(expire_after)),
-            confirm=confirm,
-            append_id=None if retry is not None else append_id or self._ids.new(),
-            retry=None if retry is None else _retry_body(retry),
-        )
-        return await self._send_append(id, body)
+        with tracing.span("journal.append", topic=self.topic) as span:
+            body = AppendBody(
+                _event_bodies(tracing.with_context(events, span)),
+                expected=expected,
+                at=at,
+                expire_after_s=_expiry_s(expiry_ms(expire_after)),
+                confirm=confirm,
+                append_id=None if retry is not None else append_id or self._ids.new(),
+                retry=None if retry is None else _retry_body(retry),
+            )
+            return await self._send_append(id, body)
 
     async def _send_append(self, id: str, body: AppendBody) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
@@ -175,6 +177,13 @@ class RemoteJournal(Journal):
         for id, events in pairs:
             journal_id(id)
             encode_append(_CHECKED_AS, self._ids, events)
+        with tracing.span("journal.append_many", topic=self.topic, appends=len(pairs)) as span:
+            traced = [(id, tracing.with_context(events, span)) for id, events in pairs]
+            return await self._send_batches(traced, confirm=confirm)
+
+    async def _send_batches(
+        self, pairs: list[tuple[str, Sequence[Event]]], *, confirm: bool
+    ) -> list[Appended | TidebookError]:
         bodies = [BatchAppendBody(id=id, events=_event_bodies(events), confirm=confirm) for id, events in pairs]
         batches = [bodies[start : start + BATCH_APPENDS_MAX] for start in range(0, len(bodies), BATCH_APPENDS_MAX)]
         results: list[Appended | TidebookError] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
@@ -17,12 +18,13 @@ from tidebook.api.payload import needs_no_check, payload_from, payload_to
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, Truncated
-from tidebook.core.event import ReadEvent
+from tidebook.core.event import Event, ReadEvent
 from tidebook.core.key import Key, journal_id
 from tidebook.core.seq_nr import FIRST
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.journal.view import read_events
+from tidebook.runtime import tracing
 from tidebook.server.answers import Chunk, Lines
 from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
@@ -33,6 +35,8 @@ CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
 #: How many appends of a batch are in flight at once.
 BATCH_IN_FLIGHT_MAX = 256
 
+#: A `traceparent` of W3C Trace Context.
+_TRACE_CONTEXT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _encoder = msgspec.json.Encoder()
 _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 
@@ -40,9 +44,23 @@ _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    is_checked = needs_no_check(call.raw_body)
-    done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, is_checked=is_checked)
+    is_checked, trace = needs_no_check(call.raw_body), _trace(call)
+    done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, trace, is_checked=is_checked)
     return _answer(done)
+
+
+def _trace(call: Call) -> str | None:
+    """Return the trace context of the request, which events carry that name no other; None if it is none."""
+    given = call.headers.traceparent
+    return given if given is not None and _TRACE_CONTEXT.fullmatch(given) else None
+
+
+def _events(body: AppendBody, trace: str | None, *, is_checked: bool = False) -> list[Event]:
+    events = [each.event(is_checked=is_checked) for each in body.events]
+    if trace is not None:
+        for event in events:
+            event.metadata = {tracing.KEY: trace, **(event.metadata or {})}
+    return events
 
 
 def _answer(done: Appended) -> AppendAnswer:
@@ -51,9 +69,16 @@ def _answer(done: Appended) -> AppendAnswer:
 
 
 async def _append(
-    journal: Journal, topic: str, id: str, body: AppendBody, key: str | None, *, is_checked: bool = False
+    journal: Journal,
+    topic: str,
+    id: str,
+    body: AppendBody,
+    key: str | None,
+    trace: str | None = None,
+    *,
+    is_checked: bool = False,
 ) -> Appended:
-    events = [each.event(is_checked=is_checked) for each in body.events]
+    events = _events(body, trace, is_checked=is_checked)
     if key is None and is_plain(body):
         return await journal.append(id, events)
     expire_after: timedelta | int | None = None
@@ -104,15 +129,15 @@ def derived_append_id(topic: str, id: str, key: str) -> bytes:
 async def append_batch(call: Call) -> dict[str, Any]:
     """Append to many journals; each append has a result or a problem of its own."""
     [topic] = call.parameters
-    journal, appends = call.book.journal(topic), call.body.appends
+    journal, appends, trace = call.book.journal(topic), call.body.appends, _trace(call)
     results: list[Any] = []
     if call.append_key is None and all(map(is_plain, appends)):
-        results += await journal.append_many([(each.id, [one.event() for one in each.events]) for each in appends])
+        results += await journal.append_many([(each.id, _events(each, trace)) for each in appends])
     else:
         for start in range(0, len(appends), BATCH_IN_FLIGHT_MAX):
             chunk = appends[start : start + BATCH_IN_FLIGHT_MAX]
             keys = [call.append_key and f"{call.append_key}\0{start + index}" for index in range(len(chunk))]
-            calls = [_append(journal, topic, each.id, each, key) for each, key in zip(chunk, keys, strict=True)]
+            calls = [_append(journal, topic, each.id, each, key, trace) for each, key in zip(chunk, keys, strict=True)]
             results += await asyncio.gather(*calls, return_exceptions=True)
     for index, result in enumerate(results):
         if isinstance(result, TidebookError):
