@@ -30,6 +30,7 @@ from tidebook.wiring.book import open as open_book
 TARGETS = {"page_p50_ms_max": 50.0, "interactive_ms_max": 500.0}
 EVENTS, ENTRIES, TOPICS = 1_000_000, 1_000_000, 10_000
 BATCH = 1_000
+TOPICS_AT_ONCE = 100
 ROUNDS = 21
 CHROMIUM = shutil.which("chromium") or "chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
@@ -70,8 +71,9 @@ async def _prepare(folder: Path, scale: int) -> None:
                 entries = [Entry(data={"n": n}, key=f"k-{n}", priority=n % 5) for n in range(start, start + BATCH)]
                 await queue.put_many(entries)
         with timed(f"{TOPICS // scale:,} topics"):
-            for n in range(TOPICS // scale):
-                await book.journal(f"topic-{n:05}").append("a", [Event({"n": n})])
+            for start in range(0, TOPICS // scale, TOPICS_AT_ONCE):  # concurrent ones share a commit
+                numbers = range(start, start + TOPICS_AT_ONCE)
+                await asyncio.gather(*(book.journal(f"topic-{n:05}").append("a", [Event({"n": n})]) for n in numbers))
         with timed("replicating"):
             await book.settle(timeout_s=600)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from tests.integration.server.conftest import CreateToken
@@ -13,9 +15,12 @@ from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE,
 from tests.integration.server.running import client, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
+from tidebook.queue.port import QueueSettings
+from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.page import Act
+from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
+from tidebook.server.console.view import View
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -168,6 +173,71 @@ async def test_an_act_is_done_only_with_the_exact_count_and_the_typed_text(tmp_p
         done = await http.post("/acts/journals.delete", data={**fields, "count": "2", "confirm": ID})
         assert done.status_code == 303
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
+
+
+async def test_an_act_on_many_runs_in_the_background_is_audited_twice_and_can_be_cancelled(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    root, stranger = [(await create_token("admin", prefix=prefix)).token for prefix in ("", "other-")]
+    viewer = (await create_token("viewer")).token
+    async with served(tmp_path / "book") as (url, book), client(url, root) as http:
+        queue = book.queue("big", settings=QueueSettings(max_timeouts=0))
+        await queue.put_many(list(range(2_500)))
+        await queue.fail(await queue.claim(2_500), reason="no")
+        form = {"queue": "big", "status": "dead", "count": "2500", "confirm": "big"}
+        assert (await http.post("/acts/queues.drop", data={**form, "count": "2499"})).status_code == 409
+        started = await http.post("/acts/queues.drop", data=form)
+        where = started.headers["location"]
+        assert where.startswith("/queue-act?")
+        at = where.replace("/queue-act?", "/queue-act.json?")
+        async with client(url, stranger) as other:
+            assert (await other.get(where)).status_code == 403
+            assert (await other.get(where.replace("big", "other-1"))).status_code == 404
+        async with client(url, viewer) as looking:
+            cancel = {"queue": "big", "act": where.rpartition("=")[2]}
+            assert (await looking.post("/acts/queues.cancel_act", data=cancel)).status_code == 403
+            assert (await looking.post("/acts/queues.drop", data=form)).status_code == 403
+            assert "queues.cancel_act" not in (await looking.get(where)).text
+        async with asyncio.timeout(60):
+            while (seen := (await http.get(at)).json())["state"] == "running":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (seen["state"], seen["changed"], seen["total"]) == ("done", 2_500, 2_500)
+        assert await queue.dead_letters() == []
+        done = [each for each in (await http.get("/audit.json")).json()["entries"] if "queues.drop" in str(each)]
+        assert len(done) == 2, done
+        assert "changed=2500" in str(done)
+
+
+async def test_an_act_takes_no_more_than_was_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def purge(view: View) -> ActResult:
+        await view.book.queue("busy").put_many(list(range(5)))  # after the count was checked
+        return await queue_acts.purge(view)
+
+    act = msgspec.structs.replace(CATALOG.acts["queues.purge"], run=purge)
+    monkeypatch.setitem(CATALOG.acts, "queues.purge", act)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("busy")
+        await queue.put_many(list(range(10)))
+        form = {"queue": "busy", "status": "due", "count": "10", "confirm": "busy"}
+        assert (await http.post("/acts/queues.purge", data=form)).status_code == 303
+        assert [each.data for each in await queue.entries()] == list(range(5))
+
+
+async def test_what_is_no_worker_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        for worker in ("x", "0" * 15, "0" * 16 + "'", "<script>"):
+            answer = await http.get("/queue", params={"queue": QUEUE, "status": "processing", "worker": worker})
+            assert answer.status_code == 400, worker
+        answer = await http.get("/queue", params={"queue": QUEUE, "status": "due", "worker": "0" * 16})
+        assert answer.status_code == 400
+        answer = await http.put(f"/v1/queues/{QUEUE}/workers/{'0' * 32}", json={"name": "a\0b"})
+        assert answer.status_code == 400
+        name = "<img src=x onerror=alert(1)>"
+        assert (await http.put(f"/v1/queues/{QUEUE}/workers/{'0' * 32}", json={"name": name})).status_code == 204
+        page = (await http.get("/queue", params={"queue": QUEUE})).text
+        assert name not in page
+        assert "&lt;img src=x" in page
 
 
 async def test_acts_are_audited_as_the_routes_of_the_api_are(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ _REPORT = """INSERT INTO worker (queue, id, name, concurrency, running, done, fa
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8) ON CONFLICT DO UPDATE SET name = excluded.name,
     concurrency = excluded.concurrency, running = excluded.running, done = excluded.done, failed = excluded.failed,
     reported_at = excluded.reported_at"""
-_WORKERS = """SELECT id, name, concurrency, running, done, failed, started_at, reported_at FROM worker WHERE queue = ?
-    ORDER BY reported_at DESC, id LIMIT ?"""
+_WORKERS = """SELECT id, name, concurrency, running, done, failed, started_at, reported_at, ? FROM worker
+    WHERE queue = ? ORDER BY reported_at DESC, id LIMIT ?"""
 
 
 def report(session: WriteTransaction, now_ms: int, queue: QueueRef, given: WorkerReport) -> None:
@@ -32,5 +32,5 @@ def remove(session: WriteTransaction, now_ms: int, queue: QueueRef, id: bytes) -
 
 def workers(connection: apsw.Connection, queue: QueueRef, now_ms: int, limit: int) -> list[WorkerRow]:
     """Return the workers of a queue, the latest report first."""
-    rows: list[Any] = connection.execute(_WORKERS, (queue.id, limit)).fetchall()
-    return [WorkerRow(*row, now_ms=now_ms) for row in rows]
+    found: Any = connection.execute(_WORKERS, (now_ms, queue.id, limit))
+    return [WorkerRow(*row) for row in found]

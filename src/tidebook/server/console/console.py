@@ -195,6 +195,7 @@ class Console:
             warning = _refusal(preview, confirmed, counted)
             if warning:
                 return self._confirmation(act, view, preview, back=back, warning=warning)
+            view.confirmed = preview.count
         try:
             done = await act.run(view)
         except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):

@@ -11,7 +11,7 @@ from tidebook.core.errors import TidebookError
 from tidebook.server.console.page import Page
 from tidebook.server.console.render import link, size, span
 from tidebook.server.console.routes import OVERVIEW
-from tidebook.server.console.survey import Survey, summary
+from tidebook.server.console.survey import PARKED_MAX, Survey, summary
 from tidebook.server.console.view import View
 
 #: What is above these bounds needs a person.
@@ -61,7 +61,8 @@ class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
 async def overview(view: View) -> OverviewData:
     """Show the book at a glance."""
     survey = visible(await view.parts.surveyor.read(), view)
-    findings = find(survey, [job for job in view.state.jobs.list() if job.state == "failed"][:5])
+    jobs = [] if view.principal.prefix else view.state.jobs.list()  # a job concerns the whole book
+    findings = find(survey, [job for job in jobs if job.state == "failed"][:5])
     return OverviewData(
         findings=findings[:FINDINGS_MAX],
         findings_left_out=max(0, len(findings) - FINDINGS_MAX),
@@ -82,6 +83,7 @@ def visible(survey: Survey, view: View) -> Survey:
         topics=[each for each in survey.topics if each.topic.startswith(prefix)],
         queues=[each for each in survey.queues if each.queue.startswith(prefix)],
         regions=[each for each in survey.regions if each.namespace.startswith(prefix)],
+        parked={topic: count for topic, count in survey.parked.items() if topic.startswith(prefix)},
         outbox=[],
         job=None,
         problems={},
@@ -108,6 +110,14 @@ def find(survey: Survey, failed_jobs: list[Any]) -> list[Finding]:
             href = link("/queue", queue=queue.queue, status="dead")
             noun = "dead letter" if queue.dead.value == 1 else "dead letters"
             bad.append(Finding(level="bad", what=f"Queue {queue.queue}", detail=f"{queue.dead} {noun}", href=href))
+        if queue.paused_at_ms is not None:
+            due = "1 entry is due" if queue.due.value == 1 else f"{queue.due} entries are due"
+            href = link("/queue", queue=queue.queue)
+            warn.append(Finding(level="warn", what=f"Queue {queue.queue} is paused", detail=due, href=href))
+    for name, count in survey.parked.items():
+        noun = "record is parked" if count == 1 else "records are parked"
+        more = " or more" if sum(survey.parked.values()) >= PARKED_MAX else ""
+        bad.append(Finding(level="bad", what=f"Topic {name}", detail=f"{count:,}{more} {noun}", href="/pipeline"))
     for topic in survey.outbox:
         if topic.parked:
             noun = "message is parked" if topic.parked == 1 else "messages are parked"

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from tidebook.core.errors import TidebookError
-from tidebook.core.replication_plan import first_unreplicated_offset
+from tidebook.core.replication_plan import Parked, first_unreplicated_offset
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
@@ -35,6 +36,7 @@ FIRST_WAIT_S: Final = 1.0
 TOPICS_MAX: Final = 20_000
 REGIONS_MAX: Final = 50
 QUEUES_MAX: Final = 1_000
+PARKED_MAX: Final = 100
 #: How many partitions are read at once from servers, and how many topics between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20
 #: For so many topics, those that lag most, the age of the first unreplicated record is read.
@@ -83,6 +85,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueNumbers] = []
     outbox: list[OutboxTopicStatus] = []
     regions: list[RegionSurvey] = []
+    #: How many records of each topic are parked, counted up to a bound in all.
+    parked: dict[str, int] = {}
     job: JobStatus | None = None
     #: The horizon of streams by tag, which is read from all partitions.
     horizon: HorizonStatus | None = None
@@ -130,6 +134,7 @@ class Surveyor:
             queues=await _answer("queues", self._queues(), [], problems),
             outbox=await _answer("outbox", self._book.outbox.status(count_max=10_000), [], problems),
             regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
+            parked=await _answer("parked records", self._parked(), {}, problems),
             job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
             horizon=await _answer("tags", self._book.tags.status(), None, problems),
             problems=problems,
@@ -200,6 +205,15 @@ class Surveyor:
             if browser is not None:
                 found.append(await count_queue(name, browser))
             await asyncio.sleep(0)
+        return found
+
+    async def _parked(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        async with aclosing(cast(AsyncGenerator[Parked, None], self._book.store.parked())) as records:
+            async for each in records:
+                found[each.topic] = found.get(each.topic, 0) + 1
+                if sum(found.values()) == PARKED_MAX:
+                    break
         return found
 
     async def _regions(self, names: list[tuple[str, int]]) -> list[RegionSurvey]:

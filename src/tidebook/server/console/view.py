@@ -51,6 +51,8 @@ class View:
         self.last_event_id = last_event_id
         #: The path and the query of the page.
         self.url = url
+        #: The count that was confirmed: an act takes no more than that.
+        self.confirmed = 0
         self.unmask = self._may_unmask(getattr(fields, "unmask", False))
 
     @property

@@ -92,6 +92,7 @@
       return value < last || seconds <= 0 || seconds > 60 ? null : (value - last) / seconds;
     });
   }
+  const clock = (time) => new Date(time * 1000).toISOString().slice(11, 19);
   function drawCharts() {
     const box = $("[data-history]");
     if (!box || !history || !window.uPlot) return;
@@ -117,8 +118,8 @@
         cursor: { y: false },
         legend: { live: true },
         scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-        axes: [{ ...axis }, { ...axis, size: 56 }],
-        series: [{}, ...group.map(([, label], i) => ({ label, stroke: colors[i], width: 1.5, points: { show: false } }))],
+        axes: [{ ...axis, space: 80, values: (u, times) => times.map(clock) }, { ...axis, size: 56 }],
+        series: [{ label: "UTC", value: (u, time) => (time == null ? "--" : clock(time)) }, ...group.map(([, label], i) => ({ label, stroke: colors[i], width: 1.5, points: { show: false } }))],
       }, data, target));
     }
   }

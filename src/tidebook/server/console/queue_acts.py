@@ -1,0 +1,343 @@
+"""What can be done to queues and their entries: to the selected ones, or to all that match."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput
+from tidebook.core.payload import decode_json
+from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
+from tidebook.server.console.bulk import BulkAct, BulkAnswer
+from tidebook.server.console.journal import parse_time
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.queues import (
+    SAMPLE_MAX,
+    Priority,
+    Status,
+    entry_filter,
+    find_queue,
+    letter_filter,
+    parse_number,
+    parse_place,
+)
+from tidebook.server.console.render import link
+from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
+from tidebook.server.console.view import View
+
+#: Up to so many entries an act takes before it answers; more are taken in the background.
+AT_ONCE_MAX: Final = 1_000
+#: How many checked rows an act takes; all that match have no bound.
+SELECTED_MAX: Final = 10_000
+#: How many entries one transaction of an act takes.
+RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
+
+
+class PutForm(msgspec.Struct, frozen=True):
+    """An entry to put by hand."""
+
+    queue: str
+    data: str = ""
+    kind: str = "json"
+    key: str | None = None
+    priority: Priority = 100
+    #: Process and expiry dates.
+    process_at: str | None = None
+    expires_at: str | None = None
+
+
+async def put(view: View) -> ActResult:
+    """Put one entry."""
+    form = view.fields
+    done = await view.book.queue(form.queue).put(
+        _typed(form.data, form.kind),
+        key=form.key,
+        priority=form.priority,
+        process_at=None if form.process_at is None else parse_time(form.process_at),
+        expires_at=None if form.expires_at is None else parse_time(form.expires_at),
+    )
+    message = "The entry is put." if done.inserted else "An entry of this key waits: the new one is merged into it."
+    return ActResult(message=message, to=link("/queue", queue=form.queue))
+
+
+def _typed(text: str, kind: str) -> Any:
+    if kind == "text":
+        return text
+    try:
+        return decode_json(text.encode())
+    except (ValueError, UnicodeEncodeError) as error:
+        raise InvalidInput(f"the data is no JSON: {error}") from error
+
+
+class QueueForm(msgspec.Struct, frozen=True):
+    """One queue."""
+
+    queue: str
+
+
+async def pause(view: View) -> ActResult:
+    """Give out no claim until the queue is resumed."""
+    await view.book.queue(view.fields.queue).pause()
+    return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
+
+
+async def resume(view: View) -> ActResult:
+    """Give out claims again."""
+    await view.book.queue(view.fields.queue).resume()
+    return ActResult(message=f"Queue {view.fields.queue} is resumed.")
+
+
+class SelectionForm(msgspec.Struct, frozen=True):
+    """Entries to act on: those at some places, separated by commas, or all that match the filter."""
+
+    queue: str
+    status: Status = "dead"
+    places: str | None = None
+    key: str | None = None
+    priority: Priority | None = None
+    after: str | None = None
+    until: str | None = None
+    reason: str = ""
+
+
+async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
+    """Return the ids of the selected dead letters, oldest first, so that a retry keeps their order."""
+    form = view.fields
+    if form.places is not None:
+        ids = {parse_number(place) for place in form.places.split(",")[:SELECTED_MAX]}
+        return sorted([id for id in ids if await browser.letter(id) is not None])
+    found: list[int] = []
+    before: int | None = None
+    while True:
+        ids_of_page, before = await browser.letter_ids(letter_filter(form), before=before)
+        found += ids_of_page
+        if before is None:
+            return found[::-1]
+        await asyncio.sleep(0)  # an embedded store answers without a pause
+
+
+async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
+    """Return the entries that still wait at some places."""
+    rows: list[BrowsedEntry] = []
+    for place in dict.fromkeys(places):
+        before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+        wanted = EntryFilter(state=_waiting_state(form), priority=place.priority)
+        found = await browser.browse(wanted, after=before, limit=1)
+        rows += [each for each in found if each.place == place]
+    return rows
+
+
+def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
+    if form.status not in ("due", "later"):
+        raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
+    return form.status
+
+
+def _selected_places(form: SelectionForm) -> list[EntryPlace] | None:
+    return None if form.places is None else [parse_place(text) for text in form.places.split(",")[:SELECTED_MAX]]
+
+
+def _samples(rows: list[Any], count: int) -> list[str]:
+    shown = [f"{row.key or '(no key)'} · {getattr(row, 'reason', '') or row.id}" for row in rows[:SAMPLE_MAX]]
+    return [*shown, *([f"and {count - len(shown):,} more"] if count > len(shown) else [])]
+
+
+def _plural(count: int, noun: str) -> str:
+    plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural}"
+
+
+async def _letters_preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
+    browser = await find_queue(view, view.fields.queue)
+    ids = await _selected_letters(view, browser)
+    sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
+    text = f"This {does} {_plural(len(ids), 'dead letter')} {after}"
+    return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)))
+
+
+async def preview_retry(view: View) -> Preview:
+    """Count the dead letters that a retry would put back."""
+    return await _letters_preview(view, "puts", f"back into queue {view.fields.queue}, the oldest first.")
+
+
+async def retry(view: View) -> ActResult:
+    """Put dead letters back, the oldest first."""
+    browser = await find_queue(view, view.fields.queue)
+    ids = (await _selected_letters(view, browser))[: view.confirmed]
+    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
+
+
+async def _in_pages(ids: list[int], size: int, act: Callable[[list[int]], Awaitable[int]]) -> AsyncIterator[int]:
+    for start in range(0, len(ids), size):
+        yield await act(ids[start : start + size])
+
+
+async def _act(view: View, total: int, steps: AsyncIterator[int], noun: str, done: str) -> ActResult:
+    """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
+    here = _list_of(view)
+    if total <= AT_ONCE_MAX:
+        count = 0
+        async for changed in steps:
+            count += changed
+        return ActResult(message=f"{_plural(count, noun)} {done}.", to=here, changed=bool(count))
+    act = view.target
+    assert isinstance(act, Act)
+
+    async def audit(ended: BulkAct) -> None:
+        target = link(act.path, queue=ended.queue, act=ended.id, state=ended.state, changed=ended.changed)
+        status = 200 if ended.state == "done" else 504
+        await view.state.audit.record_durably(view.principal, view.client, act.route.name, target, status)
+
+    started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
+    to = link("/queue-act", queue=view.fields.queue, act=started.id)
+    return ActResult(message=f"This acts on {_plural(total, noun)} in the background.", to=to)
+
+
+def _list_of(view: View) -> str:
+    return link("/queue", queue=view.fields.queue, status=view.fields.status)
+
+
+async def preview_drop(view: View) -> Preview:
+    """Count the dead letters that would be deleted."""
+    queue = view.fields.queue
+    return await _letters_preview(view, "deletes", f"of queue {queue}. It cannot be undone.", queue)
+
+
+async def drop(view: View) -> ActResult:
+    """Delete dead letters."""
+    browser = await find_queue(view, view.fields.queue)
+    ids = (await _selected_letters(view, browser))[: view.confirmed]
+    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), "dead letter", "dropped")
+
+
+class EditForm(msgspec.Struct, frozen=True):
+    """New data of a dead letter; with `again` it is then put back."""
+
+    queue: str
+    flag: Annotated[int, Meta(ge=0)]
+    data: str = ""
+    kind: str = "json"
+    again: bool = False
+
+
+async def edit(view: View) -> ActResult:
+    """Replace the data of a dead letter, and retry it if asked to."""
+    form, queue = view.fields, view.book.queue(view.fields.queue)
+    await queue.edit(form.flag, _typed(form.data, form.kind))
+    if not form.again:
+        return ActResult(message="The data is replaced.")
+    await queue.retry(form.flag)
+    to = link("/queue", queue=form.queue, status="dead")
+    return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)
+
+
+async def preview_purge(view: View) -> Preview:
+    """Count the waiting entries that would be deleted."""
+    form, browser = view.fields, await find_queue(view, view.fields.queue)
+    count, sample = await _count_waiting(browser, form)
+    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
+    return Preview(text=text, count=count, word=form.queue, sample=_samples([each.row for each in sample], count))
+
+
+async def _count_waiting(browser: BoundBrowser, form: SelectionForm) -> tuple[int, list[BrowsedEntry]]:
+    _waiting_state(form)
+    places = _selected_places(form)
+    if places is not None:
+        found = await _waiting_at(browser, form, places)
+        return len(found), found[:SAMPLE_MAX]
+    wanted = entry_filter(form)
+    return await browser.count_up_to(wanted, limit=2**62), await browser.browse(wanted, limit=SAMPLE_MAX)
+
+
+async def purge(view: View) -> ActResult:
+    """Delete waiting entries; those that a worker claims meanwhile are left alone."""
+    browser, total = await find_queue(view, view.fields.queue), view.confirmed
+    return await _act(view, total, _purge_pages(view, browser, total), "entry", "deleted")
+
+
+async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
+    """Delete page by page, and never more than was confirmed: what is put meanwhile was not counted."""
+    form, places = view.fields, _selected_places(view.fields)
+    if places is not None:
+        yield await browser.remove([each.place for each in await _waiting_at(browser, form, places)])
+        return
+    wanted = entry_filter(form)
+    if form.status == "due":
+        wanted = msgspec.structs.replace(wanted, to_ms=min(wanted.to_ms, view.now_ms))
+    after: EntryPlace | None = None
+    while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
+        total -= len(page)
+        after = page[-1].place
+        yield await browser.remove([each.place for each in page])
+
+
+# ---- an act on many entries
+
+
+class BulkQuery(msgspec.Struct, frozen=True):
+    """An act on many entries of a queue."""
+
+    queue: str
+    act: str
+
+
+async def bulk(view: View) -> BulkAnswer:
+    """Show how far an act is."""
+    acts = view.parts.bulk
+    return acts.answer(acts.find(view.fields.act, view.fields.queue))
+
+
+async def cancel_bulk(view: View) -> ActResult:
+    """Cancel an act; what it has done stays done."""
+    act = view.parts.bulk.find(view.fields.act, view.fields.queue)
+    await act.cancel()
+    to = link("/queue-act", queue=act.queue, act=act.id)
+    return ActResult(message=f"Cancelled after {act.changed:,} of {act.total:,}.", to=to)
+
+
+PAGES = (
+    Page(
+        name="queue_act",
+        path="/queue-act",
+        route=BY_NAME["queues.entries"],
+        read=bulk,
+        template="queue_act.html",
+        query=BulkQuery,
+    ),
+)
+ACTS = (
+    Act(name="queues.pause", label="Pause", route=BY_NAME["queues.pause"], run=pause, form=QueueForm),
+    Act(name="queues.resume", label="Resume", route=BY_NAME["queues.resume"], run=resume, form=QueueForm),
+    Act(name="queues.put", label="Put", route=BY_NAME["queues.put"], run=put, form=PutForm),
+    Act(
+        name="queues.retry",
+        label="Retry",
+        route=BY_NAME["queues.retry"],
+        run=retry,
+        form=SelectionForm,
+        preview=preview_retry,
+    ),
+    Act(
+        name="queues.drop",
+        label="Drop",
+        route=BY_NAME["queues.drop"],
+        run=drop,
+        form=SelectionForm,
+        preview=preview_drop,
+    ),
+    Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
+    Act(name="queues.edit", label="Save", route=BY_NAME["queues.edit"], run=edit, form=EditForm),
+    Act(
+        name="queues.purge",
+        label="Delete entries",
+        route=QUEUE_PURGE,
+        run=purge,
+        form=SelectionForm,
+        preview=preview_purge,
+    ),
+)
