@@ -58,6 +58,13 @@ LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+#: A machine that vanishes closes no connection: its executor is lost after half a minute without a heartbeat instead of
+#: two to three, so that its slots do not count much longer than the leases on it.
+CLUSTER = {
+    "spark.executor.heartbeatInterval": "5s",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "30s",
+    "spark.network.timeoutInterval": "5s",
+}
 #: A shorter lease would end before its successor is submitted.
 LEASE_S_MIN = 2.0
 #: Secrets from the environment that the executors need too. Spark redacts settings with such names.
@@ -191,10 +198,12 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
     wanted = dict(DEFAULTS)
     if not submitted():
         wanted["spark.master"] = settings.master
-        if settings.master.startswith("local"):
-            wanted |= LOCAL
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not submitted() and settings.master.startswith("local"):
+        wanted |= LOCAL
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    else:
+        wanted |= CLUSTER
     wanted |= settings.spark
     wanted |= more or {}
     # py4j raises what it logs, and a JVM that is terminated together with this process is not an error.
