@@ -125,3 +125,19 @@ def processes_with(text: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def descendants(pid: int) -> dict[int, int]:
+    """Process → its parent, of all below one."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found: dict[int, int] = {}
+    for each in parents:
+        at = each
+        while at in parents and at != pid:
+            at = parents[at]
+        if at == pid:
+            found[each] = parents[each]
+    return found

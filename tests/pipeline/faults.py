@@ -31,26 +31,32 @@ def die() -> None:
 
 
 class KillAround(NamedTuple):
-    """Opens a store whose worker is killed before, and after, the first slices; `rounds` names Cassandra's writes."""
+    """Opens a store whose worker is killed before and after the first slice of some partitions.
+
+    With `rounds` it is killed between the writes of slices instead, after Cassandra's n-th batch of statements.
+    """
 
     folder: str
     rounds: tuple[int, ...] = ()
+    partitions: int = 2
 
     async def __call__(self, settings: Settings) -> StoreWriter:
         store: Any = await open_store(settings, metrics=Metrics())
         folder = Path(self.folder)
+        if self.rounds:
+            self._between_writes(store, folder)
+            return store
         apply = store.apply
 
         async def killing(writes: SliceWrites) -> None:
-            if once(folder, f"before-{writes.partition}"):
+            killed = writes.partition < self.partitions
+            if killed and once(folder, f"before-{writes.partition}"):
                 die()
             await apply(writes)
-            if once(folder, f"after-{writes.partition}"):
+            if killed and once(folder, f"after-{writes.partition}"):
                 die()
 
         store.apply = killing
-        if self.rounds:
-            self._between_writes(store, folder)
         return store
 
     def _between_writes(self, store: Any, folder: Path) -> None:
@@ -83,6 +89,33 @@ class AwayAtFirst(NamedTuple):
             await apply(writes)
 
         store.apply = failing
+        return store
+
+
+class StopInSlice(NamedTuple):
+    """Opens a store whose worker stops between the plan and the writes of one slice, until it gets SIGCONT.
+
+    The file `stopped` then has its process id; `tried` is there when the slice was written, or refused.
+    """
+
+    folder: str
+
+    async def __call__(self, settings: Settings) -> StoreWriter:
+        store: Any = await open_store(settings, metrics=Metrics())
+        apply, folder = store.apply, Path(self.folder)
+
+        async def stopping(writes: SliceWrites) -> None:
+            stops = once(folder, "stopped")
+            if stops:
+                (folder / "stopped").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                await apply(writes)
+            finally:
+                if stops:
+                    (folder / "tried").touch()
+
+        store.apply = stopping
         return store
 
 

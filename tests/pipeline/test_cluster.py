@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import QUICK_SPARK
 from tests.docs.printed_page import clone, run_page
-from tests.pipeline.commands import free_port, processes_with
+from tests.pipeline.commands import descendants, free_port, processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.pipeline.jars import kafka_source_jars
@@ -45,6 +45,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._suspended: list[int] = []
         self.url = f"spark://127.0.0.1:{free_port()}"
 
     def start(self) -> None:
@@ -77,34 +78,47 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The executors that run now: Spark's workers start each in a folder of its own."""
-        running = [pid for pid in processes_with("CoarseGrainedExecutorBackend") if self._is_ours(pid)]
+        running = [pid for pid in processes_with("CoarseGrainedExecutorBackend") if _works_in(pid, self.folder)]
         assert running
         return running
 
-    def lose_worker(self) -> None:
-        """Kill a worker daemon and its executors, as if its machine were gone."""
-        self._processes[-1].kill()
-        work = (self.folder / "work-1").resolve()
-        for pid in self.executors():
-            with suppress(OSError):
-                if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(work):
-                    os.kill(pid, signal.SIGKILL)
+    def suspend_machine(self) -> None:
+        """Stop a worker daemon and all that it runs, as if its machine had left the network.
 
-    def _is_ours(self, pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.folder.resolve())
-        except OSError:
-            return False
+        Nothing closes a connection, so that only missing heartbeats show the loss.
+        """
+        work = self.folder / "work-1"
+        backends = [pid for pid in processes_with("CoarseGrainedExecutorBackend") if _works_in(pid, work)]
+        assert backends
+        stopped = [self._processes[-1].pid, *(pid for each in backends for pid in descendants(each))]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        self._suspended = stopped
+
+    def resume_machine(self) -> None:
+        """Continue the processes of `suspend_machine` that still run."""
+        for pid in self._suspended:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._suspended = []
 
     def stop(self) -> None:
+        self.resume_machine()
         for process in reversed(self._processes):
             process.terminate()
             process.wait(60)
 
 
+def _works_in(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve().is_relative_to(folder.resolve())
+    except OSError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests here; the last one loses a worker of it."""
+    """One cluster for all tests here."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
@@ -180,20 +194,34 @@ def test_the_last_page_of_the_tutorial(cluster: Cluster, servers_toml: Path, tmp
     assert [*(folder / "totals").glob("*.parquet")]
 
 
-def test_a_cluster_that_loses_a_worker_goes_on_with_the_leases_of_the_other(
+def test_a_cluster_that_loses_a_machine_goes_on_with_the_leases_of_the_other(
     cluster: Cluster, package: Path, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
-    servers_toml.write_text(f"{servers_toml.read_text()}[pipeline]\nlease_s = 3\nlook_every_s = 0.5\n")
+    """The machine vanishes without a word, with leases and slices under way, and comes back when others serve them."""
+    heartbeats = "".join(
+        f'"{name}" = "{value}", '
+        for name, value in {
+            "spark.executor.heartbeatInterval": "1s",
+            "spark.storage.blockManagerHeartbeatTimeoutMs": "10s",
+            "spark.network.timeoutInterval": "1s",
+        }.items()
+    )
+    servers_toml.write_text(
+        f"{servers_toml.read_text()}[pipeline]\nlease_s = 3\nlook_every_s = 0.5\nspark = {{ {heartbeats[:-2]} }}\n"
+    )
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=40))
         process = submitted(cluster, package, servers_toml, topic)
         assert process.stdout is not None
         try:
             lines = (json.loads(line) for line in process.stdout if line.startswith(b"{"))
-            next(row for row in lines if row["records"] > 0 and row["lag"] == 0)
-            cluster.lose_worker()
+            before = next(row for row in lines if row["records"] > 0 and row["lag"] == 0)
+            cluster.suspend_machine()
             portal.run(write_history(book, topic, steps=40, seed=2))
-            next(row for row in lines if row["records"] > 60 and row["lag"] == 0)
+            next(row for row in lines if row["records"] >= before["records"] + 40 and row["lag"] == 0)
+            cluster.resume_machine()
+            portal.run(write_history(book, topic, steps=40, seed=3))
+            next(row for row in lines if row["records"] >= before["records"] + 80 and row["lag"] == 0)
         finally:
             process.terminate()  # the JVM, which ends its Python
             process.wait(60)

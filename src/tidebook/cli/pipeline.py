@@ -306,16 +306,16 @@ def replicate(
     if _engine_of(book_settings(book), engine) == "inline":
         run(_replicate_inline(book, topic or (), once=once, metrics=metrics, accept_loss=accept_loss))
         return
-    _require_spark()
-    from tidebook.pipeline.jobs.replicate import FAILING_S, Replication
-    from tidebook.pipeline.jobs.replicate import Progress as Replicated
-
     stop = threading.Event()
     reporter = ProgressReporter()
     if until_input_ends:
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
 
     def enter(opened: Book, portal: BlockingPortal) -> None:
+        # Java starts meanwhile.
+        from tidebook.pipeline.jobs.replicate import FAILING_S
+        from tidebook.pipeline.jobs.replicate import Progress as Replicated
+
         def report(reason: str, waited_s: float) -> None:
             reporter(Replicated(0, 0, waited_s, (), waiting=reason))
 
@@ -324,6 +324,8 @@ def replicate(
     with stop_on_signals(stop.set), reporter.bar:
         try:
             with _open_with(book, partial(job_context, "tidebook replicate"), enter) as (spark, opened, portal):
+                from tidebook.pipeline.jobs.replicate import Replication
+
                 if accept_loss:
                     _show_lost(portal.run(accept_losses(opened.log, opened.store, topic or ())))
                 job = Replication(spark, opened, portal, topics=topic or (), report=reporter, stop=stop)

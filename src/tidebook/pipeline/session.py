@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.pipeline.class_archive import CLASS_PATH, JAVA_OPTIONS, LOCAL_JAVA_OPTIONS, read_options, write_later
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.replication.status import Engine
@@ -50,13 +51,19 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
-    # One machine has other work: the heap starts small, and its collector has no threads of its own.
-    "spark.driver.defaultJavaOptions": "-XX:+UseSerialGC -Xms128m",
+    JAVA_OPTIONS: LOCAL_JAVA_OPTIONS,
     "spark.sql.shuffle.partitions": "4",
     # The default manager forks a shell (`readlink`) for every rename.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+}
+#: A machine that vanishes closes no connection: its executor is lost after half a minute without a heartbeat instead of
+#: two to three, so that its slots do not count much longer than the leases on it.
+CLUSTER = {
+    "spark.executor.heartbeatInterval": "5s",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "30s",
+    "spark.network.timeoutInterval": "5s",
 }
 #: A shorter lease would end before its successor is submitted.
 LEASE_S_MIN = 2.0
@@ -151,6 +158,8 @@ def job_context(name: str, settings: Settings) -> SparkContext:
 
     context = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list(wanted.items())))
     context.setLogLevel("ERROR")
+    if _reads_archive(wanted):  # there is none yet
+        write_later(wanted.get(CLASS_PATH, ""))
     return context
 
 
@@ -163,7 +172,7 @@ def _of_job(settings: Settings, more: Mapping[str, str] | None = None) -> dict[s
         if own.master.startswith("local") and "spark.jars" not in wanted:
             # On the class path of the one JVM: with spark.jars, its executor would copy and load them before the
             # first task.
-            wanted["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+            wanted[CLASS_PATH] = os.pathsep.join(jars)
         else:
             wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
     return wanted
@@ -191,15 +200,26 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
     wanted = dict(DEFAULTS)
     if not submitted():
         wanted["spark.master"] = settings.master
-        if settings.master.startswith("local"):
-            wanted |= LOCAL
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not submitted() and settings.master.startswith("local"):
+        wanted |= LOCAL
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # Spark's script first runs a Java that only prints the command of the second.
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    else:
+        wanted |= CLUSTER
     wanted |= settings.spark
     wanted |= more or {}
+    if _reads_archive(wanted) and (options := read_options(wanted.get(CLASS_PATH, ""))):
+        wanted[JAVA_OPTIONS] += f" {options}"
     # py4j raises what it logs, and a JVM that is terminated together with this process is not an error.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return wanted
+
+
+def _reads_archive(wanted: Mapping[str, str]) -> bool:
+    """Return whether this process starts Java, with our options and from jars that are known here."""
+    return not submitted() and wanted.get(JAVA_OPTIONS) == LOCAL_JAVA_OPTIONS
 
 
 def local_uri(path: Path) -> str:

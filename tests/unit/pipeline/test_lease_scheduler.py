@@ -1,105 +1,166 @@
-"""Leases make progress however long a worker takes to start."""
+"""The driver's side of leases on paper: when the next one is submitted, and what becomes of those that do not end."""
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
-
-from tidebook.core.topic_config import TopicConfig
 
 pytest.importorskip("pyspark")
 
+from tidebook.core.errors import Unavailable
+from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline import lease_scheduler
-from tidebook.pipeline.lease import Lease, LeaseTask
-from tidebook.pipeline.lease_scheduler import LeaseScheduler
+from tidebook.pipeline.lease_scheduler import OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
 from tidebook.pipeline.task_result import TaskResult
 
-LEASE_S = 0.2
-#: A worker starts in more than a lease and what it may be overdue.
-START_S = 0.9
-BOUND_S = 20.0
+LEASE_S = 20.0
+ORDERS = {"orders": TopicConfig(topic_id="a", partitions=4)}
 
 
-class OneSlot:
-    """A Spark context with one slot, whose first task, and each after a cancelled one, starts a worker."""
+class PaperScheduler(LeaseScheduler):
+    """Submits leases to a list instead of Spark; a test ends them, and moves the clock."""
 
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.jobs: list[_LeaseJob] = []
+        self.cancelled: list[_LeaseJob] = []
+        self.revoked: list[int] = []
+        self.records = 0
+        super().__init__(
+            None,  # type: ignore[arg-type]
+            run="run",
+            lease_s=LEASE_S,
+            new_task=lambda lease: pytest.fail("nothing is sent to Spark"),
+            on_end=self._count,
+            revoke=self.revoked.append,
+        )
+
+    def _count(self, results: Any) -> None:
+        self.records += sum(each.records for each in results)
+
+    def _run_job(self, running: _LeaseJob, number: int) -> None:
+        self.jobs.append(running)
+
+    def _cancel(self, running: _LeaseJob) -> None:
+        self.cancelled.append(running)
+
+    def _free_slots(self) -> int:
+        return self.slots
+
+    def end(self, job: _LeaseJob, *, records: int = 0, error: Unavailable | None = None) -> None:
+        topic, partition = job.lease.partitions[0]
+        self._ended.put(_LeaseEnd(job, [TaskResult(topic, partition, records, 0, LEASE_S, None)], error))
+
+
+class Clock:
     def __init__(self) -> None:
-        self._slot = threading.Lock()
-        self._cancelled: dict[str, threading.Event] = {}
-        self._local = threading.local()
-        self._has_worker = False
-        self.cancelled = 0
-
-    def setJobGroup(self, group: str, *_: Any, **__: Any) -> None:
-        self._local.group = group
-        self._cancelled[group] = threading.Event()
-
-    def cancelJobGroup(self, group: str) -> None:
-        self.cancelled += 1
-        self._cancelled[group].set()
-
-    def parallelize(self, *_: Any) -> OneSlot:
-        return self
-
-    def mapPartitions(self, task: LeaseTask) -> OneSlot:
-        self._local.lease = msgspec.json.decode(task.lease, type=Lease)
-        return self
-
-    def collect(self) -> list[bytes]:
-        cancelled = self._cancelled[self._local.group]
-        with self._slot:
-            if cancelled.wait(0.0 if self._has_worker else START_S):
-                self._has_worker = False
-                raise RuntimeError("cancelled")
-            self._has_worker = True
-            if cancelled.wait(self._local.lease.seconds):
-                self._has_worker = False
-                raise RuntimeError("cancelled")
-        return [msgspec.json.encode(TaskResult("t", 0, 1, 0, 1.0, None))]
-
-    @property
-    def _jsc(self) -> Any:
-        return self
-
-    def sc(self) -> Any:
-        return self
-
-    def resourceProfileManager(self) -> Any:
-        return self
-
-    def defaultResourceProfile(self) -> Any:
-        return self
-
-    def maxNumConcurrentTasks(self, _: Any) -> int:
-        return 1
+        self.now_s = 100.0
 
 
 @pytest.fixture
-def context(monkeypatch: pytest.MonkeyPatch) -> OneSlot:
-    monkeypatch.setattr(lease_scheduler, "OVERLAP_S", 0.05)
-    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", 0.1)
-    monkeypatch.setattr(lease_scheduler, "InheritableThread", threading.Thread)
-    return OneSlot()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The scheduler's clock; its threads run at once, in the caller's."""
+    clock = Clock()
+
+    def thread(target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: target(*args))
+
+    monkeypatch.setattr(lease_scheduler, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(lease_scheduler, "InheritableThread", thread)
+    return clock
 
 
-def test_a_worker_that_starts_longer_than_a_lease_is_given_the_time(context: OneSlot) -> None:
-    results: list[TaskResult] = []
-    scheduler = LeaseScheduler(
-        context,  # type: ignore[arg-type]
-        run="run",
-        lease_s=LEASE_S,
-        new_task=lambda lease: LeaseTask("", lease, 1.0),
-        on_end=results.extend,
-        revoke=lambda generation: None,
-    )
-    scheduler.assign({"t": TopicConfig(topic_id="t", partitions=1)})
-    deadline_s = time.monotonic() + BOUND_S
-    while len(results) < 3 and time.monotonic() < deadline_s:
-        scheduler.step(0.02)
-    assert len(results) >= 3
-    assert context.cancelled > 0
-    scheduler.close(2.0)
+def served(*jobs: _LeaseJob) -> list[tuple[str, int]]:
+    return sorted(at for job in jobs for at in job.lease.partitions)
+
+
+def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=1)
+    scheduler.assign(ORDERS)
+    clock.now_s += LEASE_S - OVERLAP_S - 0.01
+    scheduler.step(0)
+    assert len(scheduler.jobs) == 1
+    clock.now_s += 0.02
+    for _ in range(3):
+        scheduler.step(0)
+    first, second = scheduler.jobs
+    assert served(first) == served(second) == [("orders", number) for number in range(4)]
+    clock.now_s += OVERLAP_S
+    scheduler.end(first)
+    scheduler.step(0)
+    clock.now_s += LEASE_S - OVERLAP_S - 0.01  # the time of the second began when it got the slot
+    scheduler.step(0)
+    assert len(scheduler.jobs) == 2
+    clock.now_s += 0.02
+    scheduler.step(0)
+    assert len(scheduler.jobs) == 3
+
+
+def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partitions(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=2)
+    scheduler.assign(ORDERS)
+    hung, other = scheduler.jobs
+    clock.now_s += LEASE_S
+    scheduler.step(0)
+    scheduler.end(other)
+    clock.now_s += OVERLAP_S + OVERDUE_S - 0.01
+    scheduler.step(0)
+    assert scheduler.cancelled == []
+    clock.now_s += 0.02
+    scheduler.step(0)
+    assert scheduler.cancelled == [hung]
+    assert served(*scheduler.jobs[2:4]) == served(hung, other)
+    scheduler.end(hung, records=3, error=Unavailable("its task was killed"))
+    scheduler.step(0)  # its end, or its error, is no event for the lane any more
+    assert scheduler.records == 3
+
+
+def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=2)
+    scheduler.assign(ORDERS)
+    scheduler.assign(ORDERS)
+    assert (len(scheduler.jobs), scheduler.revoked) == (2, [])
+    scheduler.assign({**ORDERS, "more": TopicConfig(topic_id="b", partitions=1)})
+    assert scheduler.revoked == [2]
+    assert served(*scheduler.jobs[2:]) == [("more", 0), *(("orders", number) for number in range(4))]
+    assert {job.lease.generation for job in scheduler.jobs[2:]} == {2}
+    scheduler.end(scheduler.jobs[0], records=5, error=Unavailable("at its end"))
+    scheduler.step(0)
+    assert scheduler.records == 5
+
+
+def test_a_topic_that_was_adopted_with_more_partitions_is_leased_anew(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=2)
+    scheduler.assign(ORDERS)
+    scheduler.assign({"orders": TopicConfig(topic_id="c", partitions=6, epoch=2)})
+    assert served(*scheduler.jobs[2:]) == [("orders", number) for number in range(6)]
+
+
+def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=2)
+    scheduler.assign(ORDERS)
+    scheduler.slots = 1
+    scheduler.assign(ORDERS)
+    assert scheduler.revoked == [2]
+    assert served(*scheduler.jobs[2:]) == served(*scheduler.jobs[:2])
+    assert len(scheduler.jobs) == 3
+
+
+def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=1)
+    scheduler.assign(ORDERS)
+    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is away"))
+    with pytest.raises(Unavailable, match="away"):
+        scheduler.step(0)
+
+
+def test_a_close_revokes_all_leases_and_kills_those_that_go_on(clock: Clock) -> None:
+    scheduler = PaperScheduler(slots=2)
+    scheduler.assign(ORDERS)
+    ends, goes_on = scheduler.jobs
+    scheduler.end(ends, records=7)
+    scheduler.close(0.01)
+    assert (scheduler.revoked, scheduler.records, scheduler.cancelled) == ([2], 7, [goes_on])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from pyspark import SparkContext
@@ -30,8 +30,6 @@ from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
-from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
-from tidebook.pipeline.task import replicate_task
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
@@ -52,6 +50,9 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 from tidebook.wiring.spark import clears_tags
+
+if TYPE_CHECKING:
+    from tidebook.pipeline.source.records import Offsets
 
 LOGGER = logging.getLogger("tidebook.pipeline")
 T = TypeVar("T")
@@ -380,6 +381,10 @@ class Replication:
     def _start(
         self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, gate: BatchGate, *, once: bool
     ) -> StreamingQuery:
+        # Not at the top: leases need no Arrow, whose import takes a part of the start.
+        from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
+        from tidebook.pipeline.task import replicate_task
+
         spark = self._session()
         records = stream_records(spark, self._book.settings, starts, records_max=self._settings.records_max)
         task = replicate_task(
