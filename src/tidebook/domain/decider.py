@@ -322,9 +322,11 @@ class Decider(Generic[S]):
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
-        or `evolve` raises is raised here, and nothing is appended. With `command_id`, a command that was executed
-        before, among the last 128 of the entity, is not executed again: its result is returned,
-        with the state of now and no events if those were deleted or purged since.
+        or `evolve` raises is raised here, and nothing is appended.
+
+        With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
+        its result is returned, with the state of now and no events if those were deleted or purged since. One that
+        produced no events left no trace, and is decided again.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
             raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")

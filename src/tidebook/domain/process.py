@@ -201,14 +201,10 @@ class ProcessRunner(SliceRunner):
         self._publish_message(tx.connection, **publication.fields)
 
 
-class _Placed(msgspec.Struct, frozen=True):
-    """An event with its place in the stream; errors name the event by the same attributes."""
+class _OfEvent(msgspec.Struct, frozen=True):
+    """What belongs to an event; errors name the event by the same attributes."""
 
     event: TypedEvent[Any]
-    at: At
-    #: Its place if the stream is not a scan: the same event may be read by a scan after it was read from the log.
-    outside_scan: At
-    epoch: int
 
     @property
     def topic(self) -> str:
@@ -221,6 +217,15 @@ class _Placed(msgspec.Struct, frozen=True):
     @property
     def seq_nr(self) -> int:
         return self.event.seq_nr
+
+
+class _Placed(_OfEvent, frozen=True):
+    """An event with its place in the stream."""
+
+    at: At
+    #: Its place if the stream is not a scan: the same event may be read by a scan after it was read from the log.
+    outside_scan: At
+    epoch: int
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -279,23 +284,10 @@ def _exceeds(counts: Counter[Any], more: Counter[Any], limit: int) -> bool:
     return any(counts[key] + count > limit for key, count in more.items())
 
 
-class _Publication(msgspec.Struct, frozen=True):
+class _Publication(_OfEvent, frozen=True):
     """A message to publish in the transaction of the offset, for an event."""
 
-    event: TypedEvent[Any]
     fields: Mapping[str, Any]
-
-    @property
-    def topic(self) -> str:
-        return self.event.topic
-
-    @property
-    def id(self) -> str:
-        return self.event.id
-
-    @property
-    def seq_nr(self) -> int:
-        return self.event.seq_nr
 
 
 class ProcessManager(Projection):

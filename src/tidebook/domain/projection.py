@@ -310,7 +310,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def wait_for(self, done: Any, *, timeout_s: float = 30.0) -> None:
-        """Return once the events of an append or a command are applied: to read one's own write.
+        """Return once the events of a command are applied: to read one's own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
         of them was passed over, and Unavailable after `timeout_s`.

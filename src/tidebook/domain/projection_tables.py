@@ -22,6 +22,7 @@ from sqlalchemy import (
     insert,
     inspect,
     literal_column,
+    not_,
     or_,
     select,
     text,
@@ -34,6 +35,8 @@ from tidebook.domain.event_source import SourcePosition, encode_position
 
 NAME_CHARS_MAX: Final = 200
 ERROR_CHARS_MAX: Final = 2_000
+#: No lease is as long: one that seems to be was taken before the database's clock was set back, and has ended.
+LEASE_S_MAX: Final = 120.0
 #: The owner of slices that a rebuild has frozen for its swap.
 SWAP_OWNER: Final = "swap:"
 
@@ -238,9 +241,13 @@ class ProjectionTables:
     def _slices(self, build: int, *conditions: Any) -> Any:
         return and_(SLICE.c.projection == self.name, SLICE.c.build == build, *conditions)
 
+    def _in_force(self, lease_until: Any) -> Any:
+        """Return the condition that a lease has not ended. It decides who works; what they write is fenced anyway."""
+        return lease_until.between(self._now, self._now + LEASE_S_MAX)
+
     def slices(self, connection: Connection, build: int) -> list[SliceState]:
         """Return the slices of a build in order."""
-        leased = (SLICE.c.lease_until > self._now).label("leased")
+        leased = self._in_force(SLICE.c.lease_until).label("leased")
         query = select(SLICE, leased).where(self._slices(build)).order_by(SLICE.c.slice)
         return [
             SliceState(
@@ -258,7 +265,7 @@ class ProjectionTables:
         self._renew_member(connection, build, member, lease_s)
         connection.execute(
             delete(MEMBER).where(
-                MEMBER.c.projection == self.name, MEMBER.c.build == build, MEMBER.c.lease_until <= self._now
+                MEMBER.c.projection == self.name, MEMBER.c.build == build, not_(self._in_force(MEMBER.c.lease_until))
             )
         )
         query = select(MEMBER.c.member).where(MEMBER.c.projection == self.name, MEMBER.c.build == build)
@@ -279,7 +286,11 @@ class ProjectionTables:
                     self._slices(
                         build,
                         SLICE.c.slice.in_(sorted(mine)),
-                        or_(SLICE.c.owner.is_(None), SLICE.c.owner == member, SLICE.c.lease_until <= self._now),
+                        or_(
+                            SLICE.c.owner.is_(None),
+                            SLICE.c.owner == member,
+                            not_(self._in_force(SLICE.c.lease_until)),
+                        ),
                     )
                 )
                 .values(owner=member, lease_until=self._now + lease_s)
@@ -325,7 +336,10 @@ class ProjectionTables:
             .values(position=after)
         )
         if moved.rowcount != len(slices):
-            raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
+            raise self._fenced(slices)
+
+    def _fenced(self, slices: Sequence[int]) -> Fenced:
+        return Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
 
     def is_at(self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str) -> bool:
         """Return whether slices are at a position and the member's."""
@@ -339,18 +353,20 @@ class ProjectionTables:
     ) -> None:
         """Raise Fenced if slices are no longer at a position, or no longer the member's."""
         if not self.is_at(connection, build, member, slices, position):
-            raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
+            raise self._fenced(slices)
 
     def stop(
         self, connection: Connection, build: int, member: str, slice_: int, before: str, *,
         error: str, failed_position: str, failed_event: str,
     ) -> None:  # fmt: skip
-        """Stop a slice at its position, with the event that it failed at."""
-        connection.execute(
+        """Stop a slice at its position, with the event that it failed at; raise Fenced as `advance` does."""
+        stopped = connection.execute(
             update(SLICE)
             .where(self._slices(build, SLICE.c.slice == slice_, SLICE.c.owner == member, SLICE.c.position == before))
             .values(error=error[:ERROR_CHARS_MAX], failed_position=failed_position, failed_event=failed_event)
         )
+        if stopped.rowcount != 1:
+            raise self._fenced([slice_])
 
     def park(self, connection: Connection, build: int, slice_: int, event: str, position: str, error: str) -> None:
         """Record an event that is passed over."""
@@ -413,7 +429,8 @@ class ProjectionTables:
     def is_rebuilding(self, connection: Connection, state: BuildState) -> bool:
         """Return whether a process rebuilds: one that was killed does so until its lease ends."""
         members = select(func.count()).select_from(MEMBER)
-        newer = and_(MEMBER.c.projection == self.name, MEMBER.c.build > state.build, MEMBER.c.lease_until > self._now)
+        is_newer = and_(MEMBER.c.projection == self.name, MEMBER.c.build > state.build)
+        newer = and_(is_newer, self._in_force(MEMBER.c.lease_until))
         return bool(connection.execute(members.where(newer)).scalar_one())
 
     def abandoned_builds(self, connection: Connection, state: BuildState) -> list[int]:

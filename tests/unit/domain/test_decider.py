@@ -56,8 +56,11 @@ async def test_a_command_without_events_changes_nothing(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account)
         await accounts.execute("a-1", Open("ada"))
-        done = await accounts.execute("a-1", Open("bob"))
+        done = await accounts.execute("a-1", Open("bob"), command_id="c-1")
         assert (done.events, done.first, done.last, done.seq_nr, done.state.owner) == ([], None, None, 1, "ada")
+        await accounts.journal.purge("a-1")
+        again = await accounts.execute("a-1", Open("bob"), command_id="c-1")  # it left no trace: it is decided again
+        assert (again.events, again.repeated) == ([Opened("bob")], False)
 
 
 async def test_concurrent_commands_of_two_processes_all_take_effect(tmp_path: Path) -> None:

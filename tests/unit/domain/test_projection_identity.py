@@ -17,7 +17,7 @@ from tidebook.core.errors import EventParked, Fenced, InvalidInput, ProjectionSt
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
 from tidebook.domain.event_source import slice_of
-from tidebook.domain.projection_tables import create_tables
+from tidebook.domain.projection_tables import MEMBER, SLICE, create_tables
 
 
 @pytest.fixture(autouse=True)
@@ -242,3 +242,22 @@ async def test_a_projection_that_has_applied_nothing_has_no_time(tmp_path: Path)
 async def stored_positions(projection: Any) -> list[str]:
     await projection.start()
     return [each.position for each in await projection._engine.run(lambda c: projection._rows.slices(c, 1))]
+
+
+async def test_the_leases_of_a_dead_process_end_although_the_clock_was_set_back(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        await book.journal("t").append("x", [Event(1)])
+        await bring(book, "t")
+        projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
+        await projection.start()
+        rows = projection._rows
+        with engine.begin() as connection:
+            assert len(rows.rebalance(connection, 1, "dead", 10.0)) == 16
+            rows.begin_build(connection, "dead rebuild", 10.0)
+            for table in (SLICE, MEMBER):  # and then the clock is set back by an hour
+                connection.execute(table.update().values(lease_until=table.c.lease_until + 3600))
+        assert not (await projection.stored()).rebuilding
+        async with running(projection), asyncio.timeout(20):
+            await projection.settle()
+        assert balances(engine) == {"t/x/1": 1}
