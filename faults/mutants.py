@@ -156,13 +156,7 @@ MUTANTS: Sequence[Mutant] = (
         "self._delete_and_update(lock, sent[1:], self._sql.close_and_unlock",
     ),
     # queue
-    Mutant(
-        "a key has several holders",
-        _CLAIMS,
-        "h.queue = ?1 AND h.status = 'P'",
-        "h.queue = ?1 AND h.status = 'X'",
-        only="worker",
-    ),
+    Mutant("a key has several holders", _CLAIMS, "h.queue = ?1 AND h.status = 'P'", "h.queue = ?1 AND h.status = 'X'"),
     Mutant(
         "leases end early",
         _CLAIMS,

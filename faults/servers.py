@@ -35,7 +35,6 @@ rest_s = 0.5
 poll_s = 0.2
 [pipeline]
 master = "local[2]"
-lease_s = 10
 wait_s = 10
 spark = {{ "spark.driver.memory" = "512m", "spark.ui.enabled" = "false" }}
 """

@@ -20,7 +20,7 @@ from tidebook.log.port import Record, read_all
 from tidebook.testing.histories.line import read_lines
 
 CATCH_UP_S_MAX = 60.0
-SERVER_CATCH_UP_S_MAX = 150.0
+SERVER_CATCH_UP_S_MAX = 180.0
 
 
 async def inspect(context: Context) -> None:

@@ -106,7 +106,7 @@ class SimulatedLog:
 
     async def resumed(self) -> None:
         """Wait while the process is paused."""
-        while (left_s := self._paused_until_s - asyncio.get_running_loop().time()) > 0:
+        while (left_s := self._paused_until_s - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_s)
 
     async def _travel(self) -> None:

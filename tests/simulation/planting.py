@@ -21,7 +21,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, owner: ModuleType | type, name: str, 
     namespace: dict[str, Any] = {}
     # A future import, as its module has: annotations are not evaluated.
     code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutant of {name}>", "exec")
-    exec(code, original.__globals__, namespace)  # noqa: S102
+    exec(code, original.__globals__, namespace)
     mutant = namespace[name]
     assert isinstance(mutant, FunctionType)
     monkeypatch.setattr(owner, name, mutant)

@@ -22,7 +22,7 @@ class Recorder:
         self._calls = 0
 
     def _now_ns(self) -> int:
-        return int(asyncio.get_running_loop().time() * 1e9) * 1000 + len(self._lines)
+        return int(asyncio.get_running_loop().time() * 1e9) + len(self._lines)
 
     def observe(self, process: str, op: str, result: Any, **args: Any) -> None:
         """Write down what was seen at this moment."""

@@ -12,7 +12,7 @@ from tests.simulation.wal_run import WalRun
 from tidebook.wal import meta, snapshot
 from tidebook.wal.group_commit import GroupCommit
 
-SEEDS, LONG_SEEDS = 40, 4_000
+SEEDS, LONG_SEEDS = 20, 4_000
 SEEDS_MAX = 300
 
 

@@ -113,7 +113,9 @@ class WalRun:
         )
         self.broker = SimulatedBroker(random.Random(chance.random()), faults)
         self.settings = WalSettings(
-            clean_every_s=chance.choice((0, 3.0)), in_flight_max=chance.choice((1, 5)), pack_bytes=chance.choice((64, 4096))
+            clean_every_s=chance.choice((0, 3.0)),
+            in_flight_max=chance.choice((1, 5)),
+            pack_bytes=chance.choice((64, 4096)),
         )
         self._lives = 0
         self._owners: list[tuple[Owner, asyncio.Task[None]]] = []
