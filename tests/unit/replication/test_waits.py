@@ -179,6 +179,24 @@ def test_the_slices_of_a_busy_partition_begin_a_while_after_one_another(run: Run
     run(program())
 
 
+def test_a_tail_that_waits_for_records_leaves_no_tasks_behind(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        tail = tail_of(memory)
+        running = asyncio.ensure_future(tail.run())
+        tasks = []
+        for _ in range(5):
+            await memory.put()
+            await asyncio.sleep(1.0)
+            tasks.append(len(asyncio.all_tasks()))
+        assert tasks == tasks[:1] * 5
+        tail.stop()
+        await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(program())
+
+
 def test_a_tail_with_stops_does_not_pause_between_its_slices(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "PAGE_RECORDS", 1)
 
