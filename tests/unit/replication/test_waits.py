@@ -434,6 +434,21 @@ def test_a_rest_right_after_a_tick_or_without_followers_takes_its_whole_time(run
     run(program())
 
 
+@pytest.mark.parametrize(("after_s", "waits"), [(0.1875, 0), (0.25, 1)])
+def test_a_change_is_waited_for_once_half_of_the_interval_after_a_tick_is_over(
+    run: Run, after_s: float, waits: int
+) -> None:
+    async def program() -> None:
+        store = WaitedStore()
+        ticker = ScriptedTicker(store, 0.5, intervals=INTERVALS)
+        await ticker.step()
+        await asyncio.sleep(after_s)
+        await ticker.rest(0.5)
+        assert (now_s(), len(store.waits)) == (after_s + 0.5, waits)
+
+    run(program())
+
+
 # ---- the replication of a process
 
 
