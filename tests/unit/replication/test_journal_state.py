@@ -397,6 +397,15 @@ def test_a_late_retry_stays_void_though_the_log_has_lost_the_appends_that_make_i
     assert differences(folded_from([*appended, retry], found, start=RECENT_MAX + 1), found) == []
 
 
+def test_a_retry_is_judged_by_the_appends_that_were_evicted_before_it_and_not_since() -> None:
+    retry = msgspec.structs.replace(append(1), append_id=b"r" * 16, floor=1)
+    actions: list[Action] = [append(1), append(1), retry, *(append(1) for _ in range(RECENT_MAX - 1))]
+    found = stored(actions)
+    assert found.head is not None
+    assert (found.head.evicted, max(found.rows)) == (Position(CONFIG.epoch, 1), RECENT_MAX + 2)
+    assert differences(folded_from(actions, found, start=1), found) == []
+
+
 def test_rows_that_a_purge_at_the_beginning_of_the_log_has_left_are_extra() -> None:
     actions: list[Action] = [append(2), purge()]
     found = stored(actions)

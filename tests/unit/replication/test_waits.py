@@ -179,6 +179,24 @@ def test_the_slices_of_a_busy_partition_begin_a_while_after_one_another(run: Run
     run(program())
 
 
+def test_a_tail_that_waits_for_records_leaves_no_tasks_behind(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        tail = tail_of(memory)
+        running = asyncio.ensure_future(tail.run())
+        tasks = []
+        for _ in range(5):
+            await memory.put()
+            await asyncio.sleep(1.0)
+            tasks.append(len(asyncio.all_tasks()))
+        assert tasks == tasks[:1] * 5
+        tail.stop()
+        await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(program())
+
+
 def test_a_tail_with_stops_does_not_pause_between_its_slices(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "PAGE_RECORDS", 1)
 
@@ -412,6 +430,21 @@ def test_a_rest_right_after_a_tick_or_without_followers_takes_its_whole_time(run
         assert (now_s(), store.waits) == (2.5, [])
         await ticker.rest(0.5)
         assert (now_s(), store.waits) == (3.0, [(2.625, 0.375, -1)])
+
+    run(program())
+
+
+@pytest.mark.parametrize(("after_s", "waits"), [(0.1875, 0), (0.25, 1)])
+def test_a_change_is_waited_for_once_half_of_the_interval_after_a_tick_is_over(
+    run: Run, after_s: float, waits: int
+) -> None:
+    async def program() -> None:
+        store = WaitedStore()
+        ticker = ScriptedTicker(store, 0.5, intervals=INTERVALS)
+        await ticker.step()
+        await asyncio.sleep(after_s)
+        await ticker.rest(0.5)
+        assert (now_s(), len(store.waits)) == (after_s + 0.5, waits)
 
     run(program())
 
