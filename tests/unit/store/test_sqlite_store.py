@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.unit.store.test_sqlite_apply_slice import CONFIG, KEY, pointer, tag_offsets, tagged_at
-from tidebook.core.errors import Corrupt, Fenced, NotFound
+from tidebook.core.errors import Corrupt, Fenced, NotFound, Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -339,3 +339,10 @@ async def test_a_deleted_topic_leaves_no_row_in_any_table(store: SqliteStore) ->
     await store.delete_topic(TOPIC)
     for table in writes._TABLES.split(", "):
         assert store._select(f"SELECT DISTINCT topic FROM {table}", ()) == [("other",)], table
+
+
+async def test_a_closed_store_waits_for_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    await store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await store.wait_any(timeout_s=0.0)
