@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TooLarge
 from tidebook.core.event import Event
+from tidebook.core.position import Position
 from tidebook.core.record import PLAIN_BYTES_MAX, decode_record
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.append import EncodedAppends, encode_append, retry_floor
@@ -162,3 +164,18 @@ def test_an_append_without_events_or_with_an_impossible_number_is_refused(how: d
     action, _ = encode_append(CONFIG, RandomIds(), [Event(1)], expected=0)
     assert action is not None
     assert action.expected == 0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"expected": 3}, {"at": 3}, {"expire_after": timedelta(milliseconds=7)}, {"append_id": b"a" * 16},
+     {"expected": 3, "incarnation": Position(1, 5)}],
+    ids=lambda how: "+".join(how),
+)  # fmt: skip
+def test_every_condition_of_an_append_is_in_its_record(how: dict[str, Any]) -> None:
+    action: Any = decode_record(encode_append(CONFIG, RandomIds(), [Event(1)], **how)[1])
+    assert (action.expected, action.at, action.incarnation) == tuple(
+        how.get(name) for name in ("expected", "at", "incarnation")
+    )
+    assert action.expire_after_ms == (7 if "expire_after" in how else None)
+    assert (action.append_id == b"a" * 16) is ("append_id" in how)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.unit.journal.rig import Rig
+from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.journal import journal as journals
@@ -212,3 +213,29 @@ async def test_a_journal_that_was_made_before_a_fork_refuses_every_call(rig: Rig
     }
     with pytest.raises(InvalidInput, match="fork"):
         await calls[call]()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_many_appends_are_one_span_of_a_trace_which_their_events_carry(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    spans: list[tuple[str, dict[str, Any]]] = []
+
+    @contextmanager
+    def span(name: str, **attributes: Any) -> Iterator[str]:
+        spans.append((name, attributes))
+        yield "the span"
+
+    def with_context(events: list[Event], begun: Any) -> list[Event]:
+        assert begun == "the span"
+        return [Event(event.payload, metadata={"traced": True}) for event in events]
+
+    await rig.journal.create()
+    monkeypatch.setattr(journals.tracing, "is_on", lambda: is_on)
+    monkeypatch.setattr(journals.tracing, "span", span)
+    monkeypatch.setattr(journals.tracing, "with_context", with_context)
+    await rig.journal.append_many([(id, [Event(id)]) for id in "ab"])
+    assert spans == ([("journal.append_many", {"topic": TOPIC, "appends": 2})] if is_on else [])
+    monkeypatch.undo()
+    read = [event.metadata async for event in rig.journal.read("b")]
+    assert read == ([{"traced": True}] if is_on else [None])

@@ -10,13 +10,14 @@ import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.bounds import TICK_AHEAD_MS_MAX
-from tidebook.core.errors import Corrupt, Fenced, Unavailable
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.topic import open_topic
+from tidebook.log.port import Outgoing
 
 OpenRig = Callable[..., Rig]
 
@@ -155,3 +156,11 @@ async def test_a_store_that_is_one_record_ahead_of_the_log_does_not_fit_it(open_
     )
     with pytest.raises(Corrupt, match="ends at"):
         await open_rig().read("a", barrier="offset")
+
+
+async def test_a_topic_of_the_log_that_holds_other_messages_is_not_taken_for_journals(rig: Rig) -> None:
+    await rig.make_topic()
+    await rig._log.append(Outgoing(TOPIC, 0, b"key", b"a message of an outbox"))
+    with pytest.raises(InvalidInput, match="no journal wrote"):
+        await rig.append("a", 1)
+    assert await rig.store.topic_config(TOPIC) is None

@@ -398,6 +398,15 @@ async def test_no_bucket_is_read_that_begins_at_the_end_of_the_stream_or_later()
     assert server.lists == 1
 
 
+async def test_no_more_buckets_are_listed_after_one_that_begins_at_the_end_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tag_views, "BUCKETS_PER_QUERY", 1)
+    server = CountedServer([n * HOUR_MS for n in range(6)], [])
+    assert len(await views(server).rows("paid", None, 0, 3 * HOUR_MS, 100)) == 3
+    assert server.lists == 3
+
+
 async def test_a_page_that_is_aborted_is_narrowed_five_times_and_no_more() -> None:
     server = CountedServer([10], [], bucket_ms=DAY_MS)
     server.fails = [True] * 5

@@ -224,8 +224,10 @@ async def test_a_slice_that_ends_before_the_pointer_moves_nothing_back(store: Sq
     assert await store.head(Key(TOPIC, "late")) is None
     await store.apply(SliceWrites(TOPIC, 0, pointer(2), pointer(5), (late,)))
     assert await store.head(Key(TOPIC, "late")) is None, "all of it was applied by another replicator"
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=r"planned from .*2.*, 0 ms, but the pointer is at .*5.*, 0 ms"):
         await store.apply(SliceWrites(TOPIC, 0, pointer(2), pointer(6), (late,)))
+    with pytest.raises(Fenced, match="planned from nothing"):
+        await store.apply(SliceWrites(TOPIC, 0, None, pointer(6), (late,)))
     later = Pointer(Position(1, 5), 77)
     await store.apply(SliceWrites(TOPIC, 0, pointer(5), later, ()))
     assert await store.pointer(TOPIC, 0) == later, "its time may rise"
