@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -155,7 +155,8 @@ async def test_without_a_tail_an_unconfirmed_append_has_its_offset_alone(rig: Ri
 
 @pytest.mark.parametrize("how", [{}, {"append_id": bytes(16)}, {"expected": 3}])
 def test_an_append_without_events_or_with_an_impossible_number_is_refused(how: dict[str, Any]) -> None:
-    for events in ([], ()):
+    none: tuple[Sequence[Event], ...] = ([], ())
+    for events in none:
         with pytest.raises(InvalidInput, match="at least one event"):
             encode_append(CONFIG, RandomIds(), events, **how)
     for bad in ({"expected": -1}, {"at": 0}, {"expected": 1, "at": 2}):

@@ -13,6 +13,7 @@ from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.journal import journal as journals
+from tidebook.runtime import tracing
 
 OpenRig = Callable[..., Rig]
 kafka_only = pytest.mark.parametrize("kind", ["like kafka"])
@@ -231,9 +232,9 @@ async def test_many_appends_are_one_span_of_a_trace_which_their_events_carry(
         return [Event(event.payload, metadata={"traced": True}) for event in events]
 
     await rig.journal.create()
-    monkeypatch.setattr(journals.tracing, "is_on", lambda: is_on)
-    monkeypatch.setattr(journals.tracing, "span", span)
-    monkeypatch.setattr(journals.tracing, "with_context", with_context)
+    monkeypatch.setattr(tracing, "is_on", lambda: is_on)
+    monkeypatch.setattr(tracing, "span", span)
+    monkeypatch.setattr(tracing, "with_context", with_context)
     await rig.journal.append_many([(id, [Event(id)]) for id in "ab"])
     assert spans == ([("journal.append_many", {"topic": TOPIC, "appends": 2})] if is_on else [])
     monkeypatch.undo()
