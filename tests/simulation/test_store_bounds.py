@@ -245,7 +245,7 @@ async def test_a_journal_that_no_longer_expires_is_not_listed_as_expired() -> No
 
     assert await expired(at_ms - 1) == []
     assert await expired(at_ms) == ["a", "b"]
-    store.heads = heads  # type: ignore[method-assign,assignment]
+    store.heads = heads  # type: ignore[method-assign]
     now["b"] = expiring("b", at_ms)
     for later in (None, expiring("a", at_ms + 1), expiring("a", None)):
         now.pop("a", None)
@@ -267,7 +267,7 @@ async def test_a_journal_that_lives_again_is_not_listed_as_a_grave() -> None:
         now = {"a": msgspec.structs.replace(graves["a"], live=True), "b": graves["b"]}
         return {id: now[id] for id in ids}
 
-    store.heads = heads  # type: ignore[method-assign,assignment]
+    store.heads = heads  # type: ignore[method-assign]
     assert [id async for id, _ in store.graves(TOPIC)] == ["b"]
     assert [id async for id in store.ids(TOPIC)] == ["c"]
 

@@ -277,7 +277,7 @@ class Reader:
         """Yield valid pages of the store's events, then those of the tail; yield None and stop if one is invalid."""
         head, after = view.stored, plan.after
         partition, epoch = self.cache.partition, self.cache.config.epoch
-        if head is not None and after < plan.rows_to:
+        if head is not None:
             if not rows.begin(head, after=after, to=plan.rows_to):
                 self._metrics.count("read_rows_discarded")
             while after < plan.rows_to:

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,15 @@ async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_the
     store.may_answer.set()
     assert await read(rows) == store.numbers
     assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
+
+
+async def test_after_two_halves_of_the_first_page_whole_pages_are_asked_for() -> None:
+    rows = RowPrefetcher(cast(StoreReader, store := Counted()), Key("t", "a"), limit=20)
+    rows.begin(msgspec.structs.replace(head(), segment_size=1000), after=0, to=TO)
+    rows.prefetch()
+    await asyncio.sleep(0)
+    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 40, 20)]
+    rows.close()
 
 
 async def test_after_a_gap_each_response_says_where_the_next_request_starts() -> None:

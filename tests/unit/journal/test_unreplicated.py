@@ -48,6 +48,14 @@ def test_so_many_offsets_and_bytes_are_held_and_no_more() -> None:
     assert sum(len(block.offsets) for block in held._older) + len(held._newest) <= 90
 
 
+@pytest.mark.parametrize("offsets_max", [1, 3, 7, 15])
+def test_a_small_bound_on_offsets_is_kept_exactly(offsets_max: int) -> None:
+    held = Unreplicated(offsets_max=offsets_max, bytes_max=10**9)
+    for offset in range(100):
+        held.add("a", record("a", offset))
+    assert held.base == 100 - offsets_max
+
+
 def test_a_long_tail_is_dropped_a_block_at_a_time() -> None:
     held = Unreplicated(offsets_max=10**6, bytes_max=10**9)
     count = 3 * BLOCK_RECORDS_MAX

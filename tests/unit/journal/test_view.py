@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from tidebook.core.errors import Corrupt, Fenced
+from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head, RecentAppend
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer
@@ -19,6 +20,7 @@ from tidebook.journal.view import (
     may_continue,
     page_is_valid,
     plan_read,
+    read_events,
     stored_base,
 )
 from tidebook.testing.conformance.journal_records import topic_config
@@ -221,3 +223,15 @@ def test_a_row_of_another_incarnation_is_not_gap_free_and_raises(other: EventRow
     assert not is_gap_free(mixed, 3, HEAD)
     with pytest.raises(Corrupt, match="event 5"):
         check_rows(mixed, HEAD)
+
+
+def test_events_are_read_with_their_tags_metadata_and_place() -> None:
+    events = [Event(b"bytes", tags={"paid", "new"}), Event({"n": 1}, metadata={"by": "me"}), Event("text")]
+    rows = [EventRow(4 + n, encode_event(event), 77, Position(2, 9), n) for n, event in enumerate(events)]
+    found = read_events(rows, 3)
+    assert [(each.seq_nr, each.payload) for each in found] == [(4, b"bytes"), (5, {"n": 1}), (6, "text")]
+    assert [each.tags for each in found] == [frozenset({"paid", "new"}), frozenset(), frozenset()]
+    assert [each.metadata for each in found] == [None, {"by": "me"}, None]
+    assert {(each.timestamp_ms, each.partition, each.offset) for each in found} == {(77, 3, 9)}
+    with pytest.raises(Corrupt, match="damaged"):
+        read_events([EventRow(1, b"\xc1", 77, Position(2, 9), 0)], 3)

@@ -172,6 +172,15 @@ def test_a_delete_clears_whole_segments_and_a_part_of_the_last() -> None:
     assert batches[2][0].cql == cql.CLEAR_EVENTS
 
 
+@pytest.mark.parametrize(("delete_to", "whole"), [(9, []), (10, [0]), (11, [0]), (20, [0, 1])])
+def test_a_delete_that_ends_with_a_segment_clears_the_whole_segment(delete_to: int, whole: list[int]) -> None:
+    head = Head(True, 25, delete_to, Position(1, 0), Position(1, 9), 10, None, 0, (), None, ())
+    statements = [each for batch in clear_events(ClearEvents(Key("t", "a"), head, 0)) for each in batch]
+    assert [each.values[3] for each in statements if each.cql == cql.CLEAR_SEGMENT] == whole
+    rest = [each.values[3:] for each in statements if each.cql == cql.CLEAR_EVENTS]
+    assert rest == ([] if delete_to % 10 == 0 else [[delete_to // 10, delete_to]])
+
+
 def test_a_purge_clears_the_listed_segments_and_the_last_run() -> None:
     head = head_of(10**15 + 4, live=False, run_start=10**14 - 1)
     *segments, snapshots = clear_journal(ClearJournal(KEY, head), [0, 1, 7])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_transient_replicas_do_not_count() -> None:
     assert replicas_of({"class": "NetworkTopologyStrategy", "a": "3/1"}) == {"a": 3}
 
 
-def settings(url: str = "cassandra://one/books", **options: object) -> CassandraSettings:
+def settings(url: str = "cassandra://one/books", /, **options: Any) -> CassandraSettings:
     return CassandraSettings.read(url, options, environment={})
 
 

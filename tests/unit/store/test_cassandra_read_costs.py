@@ -155,6 +155,15 @@ async def test_the_last_event_of_a_page_is_found_in_the_fullest_row() -> None:
         assert [row.seq_nr for row in found] == [to]
 
 
+async def test_a_range_that_is_no_longer_than_the_limit_is_read_whole() -> None:
+    """Whatever the rows before it hold: there are no more rows than numbers."""
+    table = EventTable(appended([10, *[1] * 10]))
+    pages = EventPages(table)  # type: ignore[arg-type]
+    await pages.read(SMALL, small_head(20), after=0, to=10, limit=10)
+    found = await pages.read(SMALL, small_head(20), after=10, to=15, limit=5)
+    assert [row.seq_nr for row in found] == [11, 12, 13, 14, 15]
+
+
 async def test_a_journal_without_jumps_has_no_list_to_read() -> None:
     table = Rounds(appended([1] * 20))
     await EventPages(table).read(SMALL, small_head(20), after=0, to=20, limit=10)  # type: ignore[arg-type]
@@ -389,6 +398,15 @@ async def test_no_bucket_is_read_that_begins_at_the_end_of_the_stream_or_later()
     assert server.lists == 1
 
 
+async def test_no_more_buckets_are_listed_after_one_that_begins_at_the_end_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tag_views, "BUCKETS_PER_QUERY", 1)
+    server = CountedServer([n * HOUR_MS for n in range(6)], [])
+    assert len(await views(server).rows("paid", None, 0, 3 * HOUR_MS, 100)) == 3
+    assert server.lists == 3
+
+
 async def test_a_page_that_is_aborted_is_narrowed_five_times_and_no_more() -> None:
     server = CountedServer([10], [], bucket_ms=DAY_MS)
     server.fails = [True] * 5
@@ -412,6 +430,13 @@ async def test_pages_grow_again_after_a_narrow_one_and_each_success_allows_five_
     server.fails = [True] * 2 + [False] + [True] * 2
     pages = views(server)
     assert [row.time_ms for row in await pages.rows("paid", place(0), 0, 2**62, 10)] == [10]
+
+
+async def test_a_full_page_of_a_narrowed_range_is_followed_by_no_other() -> None:
+    server = CountedServer([10, 20], [])
+    server.fails = [True]
+    assert [row.time_ms for row in await views(server).rows("paid", place(0), 0, 2**62, 1)] == [10]
+    assert [values[-1] for values in server.pages] == [1, 1]
 
 
 async def test_a_page_of_one_millisecond_that_is_aborted_cannot_be_narrowed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -229,11 +230,7 @@ def test_a_write_is_not_repeated_after_its_deadline() -> None:
     for deadline_s, attempts in ((0.7, 4), (0.75, 5), (0.8, 5)):
         driver = Driver(TIMED_OUT, for_ever=True)
         with pytest.raises(OutcomeUnknown):
-            run(
-                lambda driver=driver, deadline_s=deadline_s: session_of(driver, write_deadline_s=deadline_s).write(
-                    SINGLE
-                )
-            )
+            run(partial(session_of(driver, write_deadline_s=deadline_s).write, SINGLE))
         assert len(driver.sent) == attempts
 
 

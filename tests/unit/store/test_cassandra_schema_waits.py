@@ -229,6 +229,23 @@ def test_a_keyspace_that_is_there_is_not_created_and_one_that_vanishes_is_unavai
         run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
 
 
+def test_a_new_keyspace_is_read_when_the_nodes_agree_on_it() -> None:
+    class Slow(Keyspace):
+        looks = 0
+
+        async def query(self, text: str) -> list[tuple[str, ...]]:
+            rows = await super().query(text)
+            if "system_schema.keyspaces" in text and self.done:
+                assert self.looks > 0
+            if "schema_version" in text and text.endswith("system.peers") and self.done:
+                self.looks += 1
+            return rows
+
+    keyspace = Slow(*BOTH_TABLES)
+    run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
+    assert keyspace.done[-1] == "use books"
+
+
 def test_a_keyspace_that_is_not_usable_yet_is_chosen_again() -> None:
     class Slow(Keyspace):
         attempts = 0

@@ -64,7 +64,9 @@ async def test_single_rows_within_a_packed_one_come_once_wherever_a_page_ends(
 ) -> None:
     """A repair died before it removed the packed row, or an older Tidebook's slice was replicated again."""
     monkeypatch.setattr(sizes.PageSizes, "rows", lambda *_: page_rows)
-    events = [EventRow(1 + i, b"%d" % i, 5, Position(1, 0), i, 6) for i in range(20)]
+    position = Position(1, 0)  # one object, by which the events of one record are recognized
+    events = [EventRow(1 + i, b"%d" % i, 5, position, i, 6) for i in range(20)]
+    assert sorted(cells("a", events, packed=True)) == [16, 20]
     rows: list[Row] = []
     for id in ("a", "b"):
         both = cells(id, events, packed=False) | cells(id, events, packed=True)

@@ -37,7 +37,7 @@ class Session:
     """Pages of heads and of events."""
 
     def __init__(self, heads: list[tuple[str, bytes]], events: list[tuple[str, int, bytes]]) -> None:
-        self._pages = {cql.HEADS_IN: heads, cql.INSPECTED_EVENTS_IN: events}
+        self._pages: dict[str, list[Any]] = {cql.HEADS_IN: heads, cql.INSPECTED_EVENTS_IN: events}
         self.asked: list[list[object]] = []
 
     async def pages(self, query: str, values: list[object], *, page_size: int) -> AsyncIterator[list[Row]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.unit.store.test_sqlite_apply_slice import CONFIG, KEY, pointer, tag_offsets, tagged_at
-from tidebook.core.errors import Corrupt, Fenced, NotFound
+from tidebook.core.errors import Corrupt, Fenced, NotFound, Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -224,8 +224,10 @@ async def test_a_slice_that_ends_before_the_pointer_moves_nothing_back(store: Sq
     assert await store.head(Key(TOPIC, "late")) is None
     await store.apply(SliceWrites(TOPIC, 0, pointer(2), pointer(5), (late,)))
     assert await store.head(Key(TOPIC, "late")) is None, "all of it was applied by another replicator"
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=r"planned from .*2.*, 0 ms, but the pointer is at .*5.*, 0 ms"):
         await store.apply(SliceWrites(TOPIC, 0, pointer(2), pointer(6), (late,)))
+    with pytest.raises(Fenced, match="planned from nothing"):
+        await store.apply(SliceWrites(TOPIC, 0, None, pointer(6), (late,)))
     later = Pointer(Position(1, 5), 77)
     await store.apply(SliceWrites(TOPIC, 0, pointer(5), later, ()))
     assert await store.pointer(TOPIC, 0) == later, "its time may rise"
@@ -339,3 +341,10 @@ async def test_a_deleted_topic_leaves_no_row_in_any_table(store: SqliteStore) ->
     await store.delete_topic(TOPIC)
     for table in writes._TABLES.split(", "):
         assert store._select(f"SELECT DISTINCT topic FROM {table}", ()) == [("other",)], table
+
+
+async def test_a_closed_store_waits_for_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    await store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await store.wait_any(timeout_s=0.0)

@@ -120,16 +120,16 @@ def event_batches(write: PutEvents, *, stamp: int | None = None, packed: bool = 
     rows, segment_size = write.rows, write.head.segment_size
     row_bytes = len(id) + _ROW_BYTES
     batch: Batch = []
-    room = segment = segment_first = segment_last = i = 0
+    room = segment = segment_last = i = 0
     count = len(rows)
     while i < count:
         row = rows[i]
         i += 1
         seq_nr, position = row.seq_nr, row.position
-        in_segment = segment_first <= seq_nr <= segment_last
+        in_segment = seq_nr <= segment_last  # the numbers of a journal's rows ascend
         if not in_segment:
             segment = event_segment(seq_nr, segment_size)
-            segment_first, segment_last = segment * segment_size + 1, (segment + 1) * segment_size
+            segment_last = (segment + 1) * segment_size
         if not packed or i == count or rows[i].position is not position:
             cell = encode_row(row)
         else:

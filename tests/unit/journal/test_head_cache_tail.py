@@ -183,6 +183,7 @@ async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(
     await rig.log.truncate(TOPIC, 0, before=last)
     with pytest.raises(LogLost):
         await cache.reach(last, follow=False)
+    assert "a" in cache.heads, "a loss moves the tail nowhere"
     await rig.store.apply(
         SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, last - 1), 0), ())
     )
@@ -447,3 +448,13 @@ async def test_a_closed_cache_reaches_nothing_more(rig: Rig) -> None:
     await cache.reach(cache.next_offset - 1)
     with pytest.raises(Unavailable, match="closed"):
         await cache.reach(cache.next_offset)
+
+
+async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig) -> None:
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    await rig.store.apply(SliceWrites(TOPIC, 0, None, Pointer(Position(2, 5), 0), ()))
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            await cache.pointer()
+        assert cache.known_pointer is None or cache.known_pointer.position.epoch == 1
