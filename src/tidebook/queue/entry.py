@@ -175,7 +175,7 @@ def check_worker(report: WorkerReport) -> WorkerReport:
     """Return a worker's report; raise InvalidInput if it is malformed."""
     if type(report.id) is not bytes or len(report.id) != 16:
         raise InvalidInput("a worker's id is 16 bytes")
-    _check_text(report.name, "a worker's name")
+    _check_text(report.name, "a worker's name", KEY_BYTES_MAX)
     for number in (report.concurrency, report.running, report.done, report.failed):
         if type(number) is not int or not 0 <= number < 2**31:
             raise InvalidInput(f"the numbers of a worker are 0 to {2**31 - 1:,}, not {number!r}")
