@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
@@ -35,8 +34,6 @@ CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
 #: How many appends of a batch are in flight at once.
 BATCH_IN_FLIGHT_MAX = 256
 
-#: A `traceparent` of W3C Trace Context.
-_TRACE_CONTEXT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _encoder = msgspec.json.Encoder()
 _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 
@@ -44,18 +41,13 @@ _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    is_checked, trace = needs_no_check(call.raw_body), _trace(call)
+    is_checked, trace = needs_no_check(call.raw_body), tracing.valid_context(call.headers.traceparent)
     done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, trace, is_checked=is_checked)
     return _answer(done)
 
 
-def _trace(call: Call) -> str | None:
-    """Return the trace context of the request, which events carry that name no other; None if it is none."""
-    given = call.headers.traceparent
-    return given if given is not None and _TRACE_CONTEXT.fullmatch(given) else None
-
-
 def _events(body: AppendBody, trace: str | None, *, is_checked: bool = False) -> list[Event]:
+    """Return the events of an append; those that name no trace carry that of the request."""
     events = [each.event(is_checked=is_checked) for each in body.events]
     if trace is not None:
         for event in events:
@@ -129,7 +121,11 @@ def derived_append_id(topic: str, id: str, key: str) -> bytes:
 async def append_batch(call: Call) -> dict[str, Any]:
     """Append to many journals; each append has a result or a problem of its own."""
     [topic] = call.parameters
-    journal, appends, trace = call.book.journal(topic), call.body.appends, _trace(call)
+    journal, appends, trace = (
+        call.book.journal(topic),
+        call.body.appends,
+        tracing.valid_context(call.headers.traceparent),
+    )
     results: list[Any] = []
     if call.append_key is None and all(map(is_plain, appends)):
         results += await journal.append_many([(each.id, _events(each, trace)) for each in appends])

@@ -71,7 +71,7 @@ async def claim(call: Call) -> ClaimAnswer:
     except TidebookError:
         if not body.done:
             raise
-        jobs = []  # the jobs are finished: a repeat of the request would be told that their leases are lost
+        jobs = []  # the jobs are finished: a repeat of the request would be answered that their leases are lost
     call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
