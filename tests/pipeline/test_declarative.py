@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,17 +17,21 @@ from tidebook.core.event import Event
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "examples" / "declarative_pipeline"
 
 
-def run(spec: Path, warehouse: Path) -> None:
+def run(spec: Path, warehouse: Path, remote: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT / "src")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    command = ["spark-pipelines", "run", "--spec", str(spec), "--remote", "local[2]"]
-    command += ["--conf", f"spark.sql.warehouse.dir={warehouse}"]
+    command = ["spark-pipelines", "run", "--spec", str(spec), "--remote", remote]
+    if remote.startswith("local"):
+        command += ["--conf", f"spark.sql.warehouse.dir={warehouse}"]
     done = subprocess.run(command, cwd=spec.parent, env=environment, capture_output=True, timeout=360, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()[-3000:]
 
@@ -36,12 +40,20 @@ def rows(warehouse: Path, table: str) -> list[dict[str, Any]]:
     return [row for file in (warehouse / table).glob("*.parquet") for row in pq.read_table(file).to_pylist()]
 
 
-def test_the_template_runs_over_a_book(embedded: Book, portal: BlockingPortal, tmp_path: Path) -> None:
+def test_the_template_runs_over_a_book(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, tmp_path: Path, connect_url: str, long_form: bool
+) -> None:
+    """On the Connect server of the other tests; in the long form on one that the command starts."""
     for n in range(9):
         portal.run(embedded.journal("orders").append(f"o-{n % 3}", [Event({"n": n})]))
     portal.run(replicate_here(embedded, embedded.store, "orders"))
     portal.run(embedded.journal("orders").append("o-1", [Event({"n": 9})]))  # not replicated yet
-    project, warehouse = tmp_path / "project", tmp_path / "warehouse"
+    project = tmp_path / "project"
+    warehouse = (
+        tmp_path / "warehouse"
+        if long_form
+        else Path(str(spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"))
+    )
     shutil.copytree(TEMPLATE, project)
     spec = project / "spark-pipeline.yml"
     text = spec.read_text()
@@ -52,7 +64,7 @@ def test_the_template_runs_over_a_book(embedded: Book, portal: BlockingPortal, t
         assert there in text
         text = text.replace(there, here)
     spec.write_text(text)
-    run(spec, warehouse)
+    run(spec, warehouse, "local[2]" if long_form else connect_url)
     found = sorted((row["id"], row["events"], row["last_seq_nr"]) for row in rows(warehouse, "journals"))
     assert found == [("o-0", 3, 3), ("o-1", 4, 4), ("o-2", 3, 3)]
     assert rows(warehouse, "totals") == [{"journals": 3, "events": 10}]

@@ -70,12 +70,12 @@ def assert_as_expected(book: Book, portal: BlockingPortal, topic: str, open_book
 def test_a_worker_that_is_killed_before_and_after_its_slices(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
-    portal.run(write_history(embedded, topic, steps=120))
+    portal.run(write_history(embedded, topic, steps=60))
     kills = tmp_path / "kills"
     kills.mkdir()
     job = replication(spark, embedded, portal, topic, opening=KillAround(str(kills)))
     run_until_done(job, portal)
-    assert len(list(kills.iterdir())) >= 4
+    assert len(list(kills.iterdir())) == 4
     assert_as_expected(embedded, portal, topic, open_book)
 
 
@@ -92,19 +92,19 @@ def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
 ) -> None:
     kills = tmp_path / "kills"
     kills.mkdir()
-    rounds = tuple(range(1, 40)) if long_form else (1, 3, 9, 20)
+    rounds = tuple(range(1, 40)) if long_form else (1, 3, 9)
     with opened(portal, servers_toml) as book:
-        portal.run(write_history(book, topic, steps=120, ids=10))
+        portal.run(write_history(book, topic, steps=60, ids=10))
         job = replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=rounds))
         run_until_done(job, portal)
-        assert len(list(kills.glob("write-*"))) >= 2
+        assert len(list(kills.iterdir())) >= 2
         assert_as_expected(book, portal, topic, open_book)
 
 
 def test_two_replicators_at_once_write_the_same(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
-    portal.run(write_history(book, topic, steps=150))
+    portal.run(write_history(book, topic, steps=60))
     jobs = [replication(spark, book, portal, topic) for _ in range(2)]
     threads = [threading.Thread(target=job.run, kwargs={"once": True}) for job in jobs]
     for thread in threads:
@@ -180,7 +180,9 @@ def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
     assert done.returncode == -9, done.stderr.decode()
 
 
-@pytest.mark.parametrize("point", ["before", "after", "commit"])
+@pytest.mark.parametrize(
+    "point", ["commit", *(pytest.param(each, marks=pytest.mark.long) for each in ("before", "after"))]
+)
 def test_a_driver_that_is_killed(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
@@ -192,6 +194,7 @@ def test_a_driver_that_is_killed(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.cassandra
 def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from pyarrow import parquet
 
-import tidebook
 from tests.pipeline.conftest import opened
+from tests.pipeline.flush_faults import end_at
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.region import Region
@@ -135,28 +134,33 @@ def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
     assert rows(spark, output) == expected(330)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_flush_that_ends_at_any_step_is_finished_by_the_next(
+def test_flushes_that_end_at_any_step_are_finished_by_the_next(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,
     namespace: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    step: str,
+    long_form: bool,
 ) -> None:
-    from tests.pipeline.flush_faults import end_at
+    """Each flush begins with what the one before has left, and ends at the next step; the last one finishes.
 
-    def crash() -> None:
-        raise Crash(step)
+    In the long form every step is the end of one flush, which the next one finishes.
+    """
+    for chain in [(step,) for step in STEPS] if long_form else [STEPS]:
+        name, output, stop = f"{namespace}-{chain[0].replace(' ', '-')}", tmp_path / chain[0], 0
+        for step in chain:
+            portal.run(fill(embedded, name, start=stop, stop=stop + 12))
+            stop += 12
+            with monkeypatch.context() as broken:
+                end_at(step, partial(_crash, step), broken.setattr)
+                with pytest.raises(Crash, match=step):
+                    flush(spark, embedded, portal, name, output)
+        finish(spark, embedded, portal, name, output, start=stop)
 
-    portal.run(fill(embedded, namespace, stop=60))
-    output = tmp_path / "out"
-    with monkeypatch.context() as broken:
-        end_at(step, crash, broken.setattr)
-        with pytest.raises(Crash):
-            flush(spark, embedded, portal, namespace, output)
-    finish(spark, embedded, portal, namespace, output)
+
+def _crash(step: str) -> None:
+    raise Crash(step)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +175,16 @@ def test_a_driver_that_is_killed_at_any_step_of_a_flush_leaves_it_to_the_next(
     command = [sys.executable, "-m", "tests.pipeline.flush_faults", str(embedded.settings.folder), namespace]
     done = subprocess.run([*command, str(output), step], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    finish(spark, embedded, portal, namespace, output)
+    finish(spark, embedded, portal, namespace, output, start=60)
 
 
-def finish(spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, output: Path) -> None:
+def finish(
+    spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, output: Path, *, start: int
+) -> None:
     """More entries, another flush: every entry is there once, and the region holds nothing."""
-    portal.run(fill(book, namespace, start=60, stop=66))
+    portal.run(fill(book, namespace, start=start, stop=start + 6))
     flush(spark, book, portal, namespace, output)
-    assert rows(spark, output) == expected(66)
+    assert rows(spark, output) == expected(start + 6)
     region = portal.run(book.wal(namespace).open_region(7, writable=False))
     portal.run(region.refresh())
     assert region.meta.held_bytes == 0
@@ -203,18 +209,3 @@ def test_an_output_that_workers_cannot_share_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match="s3"):
         output_folder("s3://bucket/x")
-
-
-def test_flush_wal_on_the_command_line(tmp_path: Path) -> None:
-    with tidebook.open_sync(tmp_path / "book") as book:
-        region = book.wal("metrics").open_region(7, create=True)
-        region.write(1, [b"a", "b"])
-    command = [sys.executable, "-m", "tidebook.cli.app", "pipeline", "flush-wal", "metrics"]
-    command += ["--to", str(tmp_path / "out"), "--book", str(tmp_path / "book")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["entries"] == 2
-    (file,) = (tmp_path / "out" / "region=7" / "table=1").glob("*.parquet")
-    assert parquet.read_table(file).column("payload").to_pylist() == [b"a", b"b"]
-    with tidebook.open_sync(tmp_path / "book") as book:
-        assert list(book.wal("metrics").open_region(7, writable=False).read()) == []
