@@ -50,7 +50,7 @@ def ensure_zensical(venv: Path = VENV) -> Path:
     shutil.rmtree(venv, ignore_errors=True)
     say(f"installing requirements/docs.txt into {venv.name}: what builds the site (about 20 MB)")
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    options = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off")
+    options = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-compile", "--progress-bar", "off")
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     if run_pip([*pip, *options, "--requirement", str(REQUIREMENTS)], ROOT, count_packages(text)) != 0:
         raise SetupError("pip install failed; see its message above")

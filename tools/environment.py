@@ -132,7 +132,7 @@ def _install(name: str, contents: str, beside: str | None = None) -> None:
     packages = sum(count_packages((ROOT / file).read_text()) for file in files)
     say(f"downloading and installing {' and '.join(files)} into .venv: {contents}")
     # The installed build tools are pinned too: no unpinned ones are downloaded for source packages. Modules are
-    # compiled when they are first imported: compiling all of them took as long as the rest of the installation.
+    # compiled when they are first imported, so that most are never compiled.
     options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile", "--progress-bar", "off")
     _pip(*options, *(part for file in files for part in ("--requirement", file)), packages=packages)
 
