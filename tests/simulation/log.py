@@ -21,6 +21,7 @@ from tidebook.log.port import (
     TopicState,
     one_of,
 )
+from tidebook.runtime.futures import resolve_future
 
 
 class LogFaults(msgspec.Struct):
@@ -222,12 +223,9 @@ class SimulatedLog:
         return at.append(record, self._broker.now_ms())
 
     async def append(self, record: Outgoing) -> Acknowledged:
-        done: asyncio.Future[Acknowledged | TidebookError] = asyncio.get_running_loop().create_future()
-        self.send(record, lambda result: done.done() or done.set_result(result))
-        result = await done
-        if isinstance(result, TidebookError):
-            raise result
-        return result
+        done: asyncio.Future[Acknowledged] = asyncio.get_running_loop().create_future()
+        self.send(record, lambda result: resolve_future(done, result))
+        return await done
 
     async def read(
         self,
