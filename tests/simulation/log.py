@@ -21,6 +21,7 @@ from tidebook.log.port import (
     TopicState,
     one_of,
 )
+from tidebook.runtime.futures import resolve_future
 
 
 class LogFaults(msgspec.Struct):
@@ -92,6 +93,7 @@ class SimulatedLog:
         self._chance = broker.chance
         self._paused_until_s = 0.0
         self._dead = False
+        self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: dict[tuple[str, int], list[tuple[Outgoing, OnSent]]] = {}
         self._answers_s: dict[tuple[str, int], float] = {}
         self._pumps: set[asyncio.Task[None]] = set()
@@ -105,9 +107,12 @@ class SimulatedLog:
         self._dead = True
 
     async def resumed(self) -> None:
-        """Wait while the process is paused."""
+        """Wait while the process is paused; a dead one waits for ever."""
         while (left_s := self._paused_until_s - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_s)
+
+        if self._dead:
+            await self._never
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._chance.random() * self._broker.faults.call_s_max)
@@ -218,12 +223,9 @@ class SimulatedLog:
         return at.append(record, self._broker.now_ms())
 
     async def append(self, record: Outgoing) -> Acknowledged:
-        done: asyncio.Future[Acknowledged | TidebookError] = asyncio.get_running_loop().create_future()
-        self.send(record, lambda result: done.done() or done.set_result(result))
-        result = await done
-        if isinstance(result, TidebookError):
-            raise result
-        return result
+        done: asyncio.Future[Acknowledged] = asyncio.get_running_loop().create_future()
+        self.send(record, lambda result: resolve_future(done, result))
+        return await done
 
     async def read(
         self,

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import apsw
@@ -125,7 +126,7 @@ class Process:
             hash = (f"key {key}" if key else value).encode()
             entry = NewEntry(hash, 0, value.encode(), key, priority=chance.choice((50, 100)))
             await self._run.recorder.record(
-                self.name, "put", lambda entry=entry: self.store.put(self._run.queue, [entry], inserted_at=0),
+                self.name, "put", partial(self.store.put, self._run.queue, [entry], inserted_at=0),
                 lambda put: {"inserted": put.inserted, "merged": put.merged}, value=value, key=key,
             )  # fmt: skip
             await asyncio.sleep(chance.random() * 0.3)

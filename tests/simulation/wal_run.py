@@ -118,6 +118,8 @@ class WalRun:
             pack_bytes=chance.choice((64, 4096)),
         )
         self._lives = 0
+        #: Kept, so that their tasks, which wait for ever, are not collected.
+        self._dead: list[Owner] = []
         self._owners: list[tuple[Owner, asyncio.Task[None]]] = []
 
     def _start(self) -> None:
@@ -137,6 +139,7 @@ class WalRun:
                 case 0:
                     owner.log.kill()
                     task.cancel()
+                    self._dead.append(owner)
                     self._start()
                 case 1:
                     owner.log.pause(self.chance.random() * 6.0)

@@ -21,6 +21,8 @@ _WARNING = 4
 _EMERGENCY = 0
 #: Record sizes are limited by each topic, not by the client.
 _MESSAGE_BYTES_MAX = 1_000_000_000
+#: How often an admin client refreshes its metadata: one small request.
+ADMIN_REFRESH_MS = 2_000
 
 
 def common_config(settings: KafkaSettings) -> dict[str, Any]:
@@ -52,6 +54,15 @@ def common_config(settings: KafkaSettings) -> dict[str, Any]:
                 raise InvalidInput(f"[log] for Kafka: {field} {file} cannot be read")
             config[name] = file
     return config
+
+
+def admin_config(settings: KafkaSettings) -> dict[str, Any]:
+    """Return the librdkafka configuration of an admin client.
+
+    It sends most requests to the broker that it knows as the controller. If that one is down, it asks for another only
+    when it refreshes its metadata, by default every five minutes, and until then every request times out.
+    """
+    return common_config(settings) | {"topic.metadata.refresh.interval.ms": ADMIN_REFRESH_MS}
 
 
 def producer_config(settings: KafkaSettings, *, batch_bytes: int) -> dict[str, Any]:

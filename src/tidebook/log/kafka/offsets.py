@@ -74,8 +74,10 @@ class Offsets:
             unknown -= results.keys()
             if unknown:
                 time.sleep(_RETRY_S)
-        if any(isinstance(result, NotFound) for result in results.values()):
-            self._close()  # a client may keep this answer long after the topic was created again
+        if any(isinstance(result, NotFound | Unavailable) for result in results.values()):
+            # A client may keep this answer long after the topic was created again, and it asks a leader that is down
+            # for as long as its metadata is valid, which is minutes after another broker was elected.
+            self._close()
         return results
 
     def _ask(self, requests: list[TopicPartition], deadline: float) -> list[tuple[TopicPartition, KafkaError | None]]:

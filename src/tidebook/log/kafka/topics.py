@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavailable
 from tidebook.core.key import topic_name
-from tidebook.kafka.client import common_config, connect
+from tidebook.kafka.client import admin_config, connect
 from tidebook.kafka.errors import REFUSED, TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.port import TopicState
@@ -104,7 +104,7 @@ class Topics:
     def _client(self) -> AdminClient:
         if self._closed.done():
             raise _closed_error()
-        return connect(AdminClient, common_config(self._settings) | {"error_cb": self._on_error})
+        return connect(AdminClient, admin_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
         """Return the topic as it is now, validated, or None if it does not exist."""

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavailable
-from tidebook.kafka.client import common_config
+from tidebook.kafka.client import admin_config, common_config
 from tidebook.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
@@ -79,7 +79,7 @@ class KafkaTarget(RelayTarget):
         self._outbox = outbox
         #: The greatest `message.timestamp.before.max.ms` that is accepted.
         self._fence_ms_max = settings.lock_limit_ms // 2
-        self._admin = AdminClient(self._client)
+        self._admin = AdminClient(admin_config(kafka))
         self._topics: dict[str, tuple[float, TargetTopic]] = {}
         self._ends: dict[str, tuple[float, dict[int, int]]] = {}
         self._local = threading.local()
