@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.unit.replication.memory import CONFIG, MARK, TOPIC, Memory, Run, now_s
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import Pointer
 from tidebook.log.port import Record
 from tidebook.replication import inline
 from tidebook.replication.inline import InlineReplication, NoLock
+from tidebook.replication.status import read_job_status
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.store_slices import newer_version
@@ -148,6 +152,43 @@ def test_the_status_is_stored_at_the_start_and_every_five_seconds(run: Run) -> N
         await asyncio.sleep(16.5)
         assert writes.at_s[0] == 0.0
         assert [round(later - earlier) for earlier, later in pairwise(writes.at_s)] == [5, 5, 5]
+        await replication.close()
+
+    run(program())
+
+
+def test_the_stored_status_has_the_duration_and_the_speed_of_the_last_batch(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        held = memory.faults.hold("apply")
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(1.0)
+        for _ in range(2):
+            await memory.put()
+        await held.reached()
+        await asyncio.sleep(0.25)
+        held.release()
+        await asyncio.sleep(10.0)
+        status = await read_job_status(cast(Any, memory))
+        assert status is not None
+        assert (status.batches, status.batch_s, status.records_per_s) == (1, 0.25, 2 / 0.25)
+        await replication.close()
+
+    run(program())
+
+
+def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run) -> None:
+    async def program() -> None:
+        memory = Memory()
+        memory.configs[TOPIC] = msgspec.structs.replace(CONFIG, epoch=2, began=((3, 50), (0, 50)))
+        for partition in (0, 0, 0, 0, 1):
+            await memory.put(partition)
+        replication = inline_of(memory)
+        replication.start()
+        await asyncio.sleep(10.0)
+        assert memory.replicated == {0: Pointer(Position(2, 3), 50), 1: Pointer(Position(2, 0), 50)}
+        assert [offset for *_, offset in memory.applied] == [3, 0], "what comes before the marks is void"
         await replication.close()
 
     run(program())
