@@ -48,7 +48,12 @@ untyped = st.builds(
     Event, st.binary(max_size=50) | st.text(max_size=20) | st.integers(0, 99), tags=tags, metadata=metadata
 )
 typed = st.builds(
-    Event, st.integers(0, 99), tags=tags, metadata=metadata, type=types.filter(bool), version=st.integers(1, 2**31 - 1)
+    Event,
+    st.binary(max_size=9) | st.integers(0, 99),
+    tags=tags,
+    metadata=metadata,
+    type=types.filter(bool),
+    version=st.integers(1, 2**31 - 1),
 )
 events = untyped | typed
 
