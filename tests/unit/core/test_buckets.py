@@ -59,6 +59,10 @@ def test_the_bucket_before_ends_where_this_one_begins(time_ms: int, before: int)
     assert CHANGED.before(time_ms) == before
 
 
+def test_nothing_comes_before_the_first_bucket_however_short_it_is() -> None:
+    assert Buckets((BucketSizeChange(0, "hour"), BucketSizeChange(1, "day"))).before(0) == 0
+
+
 def test_the_history_is_fixed_ahead_of_written_rows_and_never_less() -> None:
     fixed = Buckets().fixed(1_000)
     assert fixed.fixed_ms == 1_000 + FIXED_AHEAD_MS

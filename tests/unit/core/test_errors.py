@@ -71,7 +71,7 @@ def test_a_conflict_says_what_was_wanted_and_what_was_found(
 
 def test_other_errors_say_their_facts() -> None:
     assert "takes 2,000 bytes and the limit is 1,000" in str(TooLarge("it", size_bytes=2000, limit_bytes=1000))
-    assert str(OutcomeUnknown("no answer")) == "no answer"
+    assert str(OutcomeUnknown("no answer")) == str(OutcomeUnknown(message="no answer")) == "no answer"
     lost = LogLost(topic="orders", partition=2, first=3, last=7)
     assert str(lost) == "orders/2: the log lost offsets 3 to 7 before they were replicated"
     assert str(LogLost(topic="orders", partition=2, first=3, last=7, remedy="do this")) == f"{lost}: do this"

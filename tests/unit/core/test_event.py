@@ -48,7 +48,12 @@ untyped = st.builds(
     Event, st.binary(max_size=50) | st.text(max_size=20) | st.integers(0, 99), tags=tags, metadata=metadata
 )
 typed = st.builds(
-    Event, st.integers(0, 99), tags=tags, metadata=metadata, type=types.filter(bool), version=st.integers(1, 2**31 - 1)
+    Event,
+    st.binary(max_size=9) | st.integers(0, 99),
+    tags=tags,
+    metadata=metadata,
+    type=types.filter(bool),
+    version=st.integers(1, 2**31 - 1),
 )
 events = untyped | typed
 
@@ -285,7 +290,7 @@ def test_only_single_events_that_are_a_payload_and_nothing_else_are_plain() -> N
 def test_a_packed_body_is_a_msgpack_array(count: int) -> None:
     event = encode_event(Event(b""))
     body = pack_events([event] * count)
-    assert msgspec.msgpack.decode(body) == [[BYTES, b""]] * count
+    assert body == msgspec.msgpack.encode([[BYTES, b""]] * count)
     assert unpack_events(body) == [event] * count
     check_events(body, count, ())
     with pytest.raises(Corrupt, match="announces"):
