@@ -12,6 +12,7 @@ from tests.unit.journal.rig import TOPIC, Rig
 from tests.unit.journal.test_head_cache import newer_record
 from tidebook.core.action import Mark
 from tidebook.core.errors import Fenced, LogLost, Unavailable, UnknownVersion
+from tidebook.core.fold import AppendApplied
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, SliceWrites
@@ -439,6 +440,10 @@ async def test_the_outcome_of_an_append_is_that_of_its_own_attempt(rig: Rig) -> 
     assert cache.outcome(b"x" * 16, 0) is None
     cache.pending_outcomes[b"x" * 16] = None
     assert cache.outcome(b"x" * 16, 0) is None
+    change = AppendApplied(3, 4, 2)
+    cache.pending_outcomes[b"x" * 16] = (5, change)
+    assert cache.outcome(b"x" * 16, 5) is change
+    assert cache.outcome(b"x" * 16, 6) is None
 
 
 async def test_a_closed_cache_reaches_nothing_more(rig: Rig) -> None:
