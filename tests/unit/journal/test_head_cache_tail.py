@@ -463,3 +463,17 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
         with pytest.raises(Fenced):
             await cache.pointer()
         assert cache.known_pointer is None or cache.known_pointer.position.epoch == 1
+
+
+async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
+    """What is replicated is not read from the log again."""
+    rig = open_rig()
+    for number in range(3):
+        await rig.append("a", number)
+    await rig.replicate()
+    late = open_rig()
+    cache = await cache_of(late)
+    end = await late.log.end(TOPIC, 0)
+    await cache.reach(end - 1)
+    assert (cache.next_offset, cache.tail_start) == (end, end)
+    assert late.log_faults.calls["read"] == 0
