@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TooLarge
+from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, TooLarge
 from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.record import PLAIN_BYTES_MAX, decode_record
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import EncodedAppends, encode_append, retry_floor
+from tidebook.journal.append import AppendBatch, EncodedAppends, encode_append, retry_floor
 from tidebook.journal.outcome import Appended
+from tidebook.log.port import AcknowledgedBatch, RecordColumns
 from tidebook.runtime.clock import RandomIds
 
 OpenRig = Callable[..., Rig]
@@ -180,3 +181,33 @@ def test_every_condition_of_an_append_is_in_its_record(how: dict[str, Any]) -> N
     )
     assert action.expire_after_ms == (7 if "expire_after" in how else None)
     assert (action.append_id == b"a" * 16) is ("append_id" in how)
+
+
+class BatchLog:
+    """A log that acknowledges batches when the test calls them."""
+
+    def send_many(self, columns: RecordColumns, batch: AppendBatch) -> None:
+        """Wait for the test."""
+
+
+@pytest.mark.parametrize(("offset", "is_new"), [(1, True), (0, False), (-1, False)])
+async def test_the_next_offset_after_those_seen_is_that_of_a_new_record_and_no_lower_one_is(
+    rig: Rig, offset: int, is_new: bool
+) -> None:
+    """Acknowledgements of a batch, as a log like Kafka's reports them: an offset that was seen proves another log."""
+    await rig.append("a", 1, confirm=False)
+    assert rig.journal._open is not None
+    cache = rig.journal._open.partitions[0].cache
+    seen = cache.seen
+    columns = RecordColumns(TOPIC, [0, 0], [b"a", b"b"], [encoded_alone([Event(n)]) for n in range(2)])
+    batch = AppendBatch(["a", "b"], {0: cache}, columns, confirm=False)
+    batch.send(BatchLog())  # type: ignore[arg-type]
+    batch([0, 1], AcknowledgedBatch(0, [seen + offset, seen + offset + 1], [1, 1]))
+    outcomes = await batch.outcomes()
+    assert [type(each) for each in outcomes] == [Appended if is_new else Corrupt] * 2
+    if is_new:
+        cache.check_log()
+        assert cache.seen == seen + 2
+    else:
+        with pytest.raises(Corrupt, match="was deleted and created again"):
+            cache.check_log()

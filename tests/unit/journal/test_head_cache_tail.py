@@ -12,6 +12,7 @@ from tests.unit.journal.rig import TOPIC, Rig
 from tests.unit.journal.test_head_cache import newer_record
 from tidebook.core.action import Mark
 from tidebook.core.errors import Fenced, LogLost, Unavailable, UnknownVersion
+from tidebook.core.fold import AppendApplied
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, SliceWrites
@@ -439,6 +440,10 @@ async def test_the_outcome_of_an_append_is_that_of_its_own_attempt(rig: Rig) -> 
     assert cache.outcome(b"x" * 16, 0) is None
     cache.pending_outcomes[b"x" * 16] = None
     assert cache.outcome(b"x" * 16, 0) is None
+    change = AppendApplied(3, 4, 2)
+    cache.pending_outcomes[b"x" * 16] = (5, change)
+    assert cache.outcome(b"x" * 16, 5) is change
+    assert cache.outcome(b"x" * 16, 6) is None
 
 
 async def test_a_closed_cache_reaches_nothing_more(rig: Rig) -> None:
@@ -458,3 +463,17 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
         with pytest.raises(Fenced):
             await cache.pointer()
         assert cache.known_pointer is None or cache.known_pointer.position.epoch == 1
+
+
+async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
+    """What is replicated is not read from the log again."""
+    rig = open_rig()
+    for number in range(3):
+        await rig.append("a", number)
+    await rig.replicate()
+    late = open_rig()
+    cache = await cache_of(late)
+    end = await late.log.end(TOPIC, 0)
+    await cache.reach(end - 1)
+    assert (cache.next_offset, cache.tail_start) == (end, end)
+    assert late.log_faults.calls["read"] == 0

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.action import Mark
 from tidebook.core.bounds import TICK_AHEAD_MS_MAX
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.position import Position
+from tidebook.core.record import decode_record
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.topic import open_topic
-from tidebook.log.port import Outgoing
+from tidebook.log.port import Outgoing, read_page
 
 OpenRig = Callable[..., Rig]
 
@@ -164,3 +166,13 @@ async def test_a_topic_of_the_log_that_holds_other_messages_is_not_taken_for_jou
     with pytest.raises(InvalidInput, match="no journal wrote"):
         await rig.append("a", 1)
     assert await rig.store.topic_config(TOPIC) is None
+
+
+async def test_a_new_topic_begins_at_the_greatest_time_of_the_book(rig: Rig) -> None:
+    """Its appends would otherwise come before events that queries by tag have delivered."""
+    for number, time_ms in enumerate((5, 77, 6)):
+        await rig.store.set_topic_config(f"older-{number}", JournalSettings().topic_config("id", 1), expected=None)
+        await rig.store.apply(SliceWrites(f"older-{number}", 0, None, Pointer(Position(1, 0), time_ms), ()))
+    await rig.journal.create()
+    [mark] = (await read_page(rig.log, TOPIC, 0, start=0, stop=1)).records
+    assert decode_record(mark.value or b"") == Mark(1, 77)

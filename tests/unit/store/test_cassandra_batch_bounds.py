@@ -8,7 +8,7 @@ pytest.importorskip("acsylla")
 
 from itertools import pairwise
 
-from tidebook.core.head import Head
+from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, PutEvents, PutHead
@@ -57,12 +57,21 @@ def test_a_batch_has_as_many_rows_as_it_may() -> None:
     assert sizes == [BATCH_ROWS_MAX, BATCH_ROWS_MAX, 1]
 
 
-@pytest.mark.parametrize("size", [900, 3_000, 13_000])
+@pytest.mark.parametrize("size", [900, 3_000, 13_000, *range(3_860, 3_900, 4)])
 def test_a_batch_has_as_many_bytes_as_it_may(size: int) -> None:
     batches = list(event_batches(put(40, segment_size=1000, encoded=b"x" * size)))
     [row_bytes] = {len(each.values[4]) + len(KEY.id) + 100 for batch in batches for each in batch}
     fits = min(BATCH_BYTES_MAX // row_bytes, BATCH_ROWS_MAX)
     assert [len(batch) for batch in batches] == [fits] * (40 // fits) + ([40 % fits] if 40 % fits else [])
+
+
+@pytest.mark.parametrize("id_bytes", [10, 500, 900])
+def test_heads_of_long_ids_share_a_batch_up_to_its_bytes(id_bytes: int) -> None:
+    puts = [PutHead(Key("orders", f"{number:0{id_bytes}}"), head_of(5, 1000)) for number in range(120)]
+    batches = list(head_batches(puts, 1, tags={}))
+    [row_bytes] = {len(encode_head(put.head)) + id_bytes + 150 for put in puts}
+    fits = min(BATCH_BYTES_MAX // row_bytes, BATCH_ROWS_MAX)
+    assert [len(batch) for batch in batches][:-1] == [fits] * ((120 - 1) // fits)
 
 
 def statement(size: int = 1) -> CqlStatement:

@@ -338,6 +338,15 @@ def test_the_progress_of_many_tags_comes_before_the_head_with_the_tag_rows() -> 
     assert [each.values[3] for each in before] == [f"tag-{n}" for n in range(PROGRESS_WITH_HEAD_MAX + 1)]
 
 
+def test_the_progress_of_as_many_tags_as_may_go_with_the_head_goes_with_it() -> None:
+    some = [tag_puts(2, tag=f"tag-{n}") for n in range(PROGRESS_WITH_HEAD_MAX)]
+    puts = PutTags(some[0].key, some[0].head, tuple(row for put in some for row in put.rows))
+    [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})
+    assert [each.cql for each in batch] == [cql.PUT_TAG_PROGRESS] * PROGRESS_WITH_HEAD_MAX + [cql.PUT_HEAD]
+    before = [each.cql for batch in tag_batches([puts], Buckets(), 4) for each in batch]
+    assert cql.PUT_TAG_PROGRESS not in before
+
+
 def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> None:
     puts = tag_puts(3)
     written = [each for batch in tag_batches([puts], Buckets(), 4) for each in batch if each.cql == cql.PUT_TAG]

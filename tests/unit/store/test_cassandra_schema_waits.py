@@ -327,3 +327,23 @@ def test_a_store_that_was_never_created_is_not_found_and_one_that_was_is_migrate
     opened = run(lambda: stores.find_store(Session(), SETTINGS, Metrics()))  # type: ignore[arg-type]
     assert (opened is not None) is created
     assert done == (["use", "migrate books"] if created else [])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_node_is_asked_who_it_is_only_until_all_nodes_are_known(nodes: int) -> None:
+    """Each query may reach another node; here the same one answers all, so that the first answer completes the list."""
+
+    class One(Keyspace):
+        asked = 0
+
+        async def query(self, text: str) -> list[tuple[Any, ...]]:
+            rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in range(nodes)]
+            if text.endswith("system.local"):
+                self.asked += 1
+                return rows[:1]
+            return rows[1:]
+
+    keyspace = One()
+    found = run(lambda: migrations._nodes(keyspace))  # type: ignore[arg-type]
+    assert [node.host_id for node in found] == [f"host-{number}" for number in range(nodes)]
+    assert keyspace.asked == 1
