@@ -96,7 +96,9 @@ def _ranges(
     while priority is not None:
         place = after if after is not None and after.priority == priority else EntryPlace(0, -1, -1)
         if priority >= first:
-            yield queue.id, priority, low, high, place.date_ms, place.id, now_ms
+            # Either bound may be the one that the planner seeks by, so both are as tight as they can be.
+            start = max((place.date_ms, place.id), (low, -1))
+            yield queue.id, priority, low, high, *start, now_ms
         if wanted.priority is not None:
             return
         priority = connection.execute(_NEXT_PRIORITY, (queue.id, priority + 1)).get
