@@ -146,6 +146,21 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
     assert await read(rows) == store.numbers
 
 
+async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
+    """The first range is empty in its first answer alone: the rows of the others come with the second one."""
+
+    class Late(Counted):
+        async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+            rows = await super().events(key, head, after=after, to=to, limit=limit)
+            return [] if self.asked[:1] == [(after, to, limit)] else rows
+
+    store = Late()
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    assert await read(rows) == store.numbers
+
+
 @given(
     numbers=st.sets(st.integers(1, TO)),
     rows_max=st.integers(1, 25),
