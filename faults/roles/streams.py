@@ -68,7 +68,10 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
                 await context.pause(0.5)
 
     tasks = [asyncio.create_task(run(part)) for part in parts]
-    await context.stopping.wait()
+    stopping = asyncio.create_task(context.stopping.wait())
+    ended, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()  # a part ends only by an error that no application expects: the process ends with it
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
