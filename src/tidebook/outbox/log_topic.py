@@ -1,6 +1,6 @@
-"""The topics of an embedded log: the relay sends messages to them, and consumers read them.
+"""Message topics of an embedded log: the target to which the relay sends, and `LogTopic`, by which consumers read.
 
-A file lock fences the relays, because all of them are on one machine.
+A file lock fences the relays: they all run on one machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOPIC_POLL_S = 0.2
 
 
 RunInLoop = Callable[[Coroutine[Any, Any, Any]], Any]
-#: Returns whether the store knows a topic as one of journals.
+#: Returns whether, according to the store, a topic holds journals.
 HoldsJournals = Callable[[str], Awaitable[bool]]
 
 
@@ -74,8 +74,8 @@ class LogTarget(port.RelayTarget):
         self._locks = locks
         self._holds_journals = holds_journals
         self._create_topics = create_topics
-        #: Ids of topics that were found to hold no journals.
-        self._checked: set[str] = set()
+        #: The ids of topics that were found to hold messages, not journals.
+        self._message_topic_ids: set[str] = set()
 
     def topic(self, topic: str, *, fresh: bool = False) -> port.TargetTopic:
         """Return the topic, created if it is missing; raise InvalidInput if it holds journals."""
@@ -90,11 +90,11 @@ class LogTarget(port.RelayTarget):
             if not self._create_topics:
                 raise NotFound(f"topic {topic!r} does not exist and [outbox] create_topics is off: create it")
             return await self._log.create_topic(topic, NEW_TOPIC_PARTITIONS)
-        if state.topic_id not in self._checked:
+        if state.topic_id not in self._message_topic_ids:
             record = await last_record(self._log, state)
             if record is not None and is_record(record.value):
                 raise port.refuse_journals(topic)
-            self._checked.add(state.topic_id)
+            self._message_topic_ids.add(state.topic_id)
         return state
 
     def ends(self, topic: port.TargetTopic, *, fresh: bool = False) -> dict[int, int]:
@@ -106,10 +106,10 @@ class LogTarget(port.RelayTarget):
         return ends
 
     def channel(self, topic: port.TargetTopic, *, fresh: bool, singly: bool = False) -> LogChannel:
-        """Return a channel once this process holds the topic's lock; raise Unavailable if another keeps it."""
+        """Return a channel once this process holds the topic's lock; raise Unavailable if another process keeps it."""
         deadline = time.monotonic() + LOCK_S_MAX
         while not self._locks.take(topic.topic):
-            if time.monotonic() < deadline:  # the relay that unlocked the topic releases this lock right after
+            if time.monotonic() < deadline:  # a relay releases it just after it unlocks the topic in the database
                 time.sleep(LOCK_STEP_S)
                 continue
             raise Unavailable(
@@ -124,7 +124,7 @@ class LogTarget(port.RelayTarget):
     def scan(
         self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
     ) -> port.FoundMessages:
-        """Read what the log holds now."""
+        """Search the log, up to its current end, for the messages of a session."""
         found: set[int] = set()
         lost = None
         for partition, end in self.ends(topic).items():
@@ -150,7 +150,7 @@ class LogChannel:
         self._outcome: port.Outcome | None = None
 
     def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
-        """Append the batch; return once it is durable."""
+        """Append the batch; return once it is durable or has failed, because this channel sends synchronously."""
         self._outcome = self._run(self._append(messages))
 
     async def _append(self, messages: Sequence[port.RelayedMessage]) -> port.Outcome:
@@ -243,7 +243,7 @@ class LogTopic:
                 return
             await asyncio.sleep(TOPIC_POLL_S)
             state = await self._log.topic(self.topic)
-        given = _checked(offsets or {}, state)
+        given = _check_offsets(offsets or {}, state)
         position = {
             partition: given[partition] if partition in given else await self._log.start(self.topic, partition)
             for partition in range(state.partitions)
@@ -267,10 +267,10 @@ class LogTopic:
         if not record.headers and is_record(record.value):
             raise InvalidInput(f"topic {self.topic} holds journals: read them with book.journal({self.topic!r})")
         headers = tuple(each for each in record.headers if each[0] != TOMBSTONE_HEADER)
-        deleted = len(headers) < len(record.headers)
-        moment = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
-        payload = None if deleted else record.value
-        return LogMessage(self.topic, partition, record.offset, moment, record.key, payload, headers)
+        is_tombstone = len(headers) < len(record.headers)
+        timestamp = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+        payload = None if is_tombstone else record.value
+        return LogMessage(self.topic, partition, record.offset, timestamp, record.key, payload, headers)
 
     async def _wait(self, position: Mapping[int, int]) -> None:
         """Wait until some partition has a message at its position."""
@@ -303,7 +303,7 @@ class SyncLogTopic:
         return self._portal.iterate(self._topic.read(offsets=offsets, follow=follow))
 
 
-def _checked(offsets: Mapping[int, int], state: TopicState) -> Mapping[int, int]:
+def _check_offsets(offsets: Mapping[int, int], state: TopicState) -> Mapping[int, int]:
     for partition, offset in offsets.items():
         if type(partition) is not int or not 0 <= partition < state.partitions:
             raise NotFound(f"topic {state.topic} has partitions 0 to {state.partitions - 1}, not {partition!r}")

@@ -69,7 +69,7 @@ class RelaySession(msgspec.Struct, frozen=True):
     age_ms: int
     fence: str
     topic_uuid: str | None
-    #: The end offset of each partition before it was opened: a scan starts there.
+    #: The end offset of each partition before the session was opened: a scan starts there.
     scan_from: Mapping[int, int]
 
     def id_in(self, headers: Iterable[tuple[str, Any]] | None) -> int | None:
@@ -119,7 +119,7 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class MessageBatch(msgspec.Struct, frozen=True):
-    """An open session: its messages, when it was opened, and whether more rows may be waiting."""
+    """The messages of a session that was just opened, the time of that, and whether more rows may be waiting."""
 
     session: bytes
     messages: tuple[WaitingMessage, ...]
@@ -154,9 +154,10 @@ class OutboxTopicStatus(msgspec.Struct, frozen=True):
     notice: str | None
     notice_cause: NoticeCause | None
     notice_age_ms: int | None
+    #: Whether a session is open.
     dirty: bool
     relayed: int
-    #: Approximately how many of them in the last 60 seconds.
+    #: Approximately how many messages were relayed in the last 60 seconds.
     per_minute: int
     parked: int
     held: int
@@ -183,8 +184,9 @@ SESSION_HEADER = "tidebook-session"
 #: 16 bytes of outbox uuid and 8 bytes of row id: consumers recognize duplicates by it.
 ID_HEADER = "tidebook-id"
 
-#: How a late sender is fenced. `lock`: by the embedded log's file lock, which a stopped process keeps. `append_id`:
-#: it is not, but a journal applies each append id once.
+#: How a relay that lost its lock is kept from sending late. `timestamp`: the broker rejects old records. `transaction`:
+#: by Kafka's producer epoch. `lock`: by the embedded log's file lock, which a stopped process keeps. `append_id`: it is
+#: not, but a journal applies each append id once. `none`: it is not, and a late message may be a duplicate.
 Fence = Literal["timestamp", "transaction", "none", "lock", "append_id"]
 
 
@@ -221,7 +223,7 @@ class TargetTopic(msgspec.Struct, frozen=True):
     fence: Fence
     #: `timestamp`: for how long after a session was opened the log accepts its messages.
     fence_ms: int
-    #: Why a message may be sent twice after a pause; None if it cannot.
+    #: Why a relay that was paused may send a message twice; None if it cannot.
     weak: str | None = None
 
 
@@ -272,7 +274,7 @@ class Channel(Protocol):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """Which messages of a session are in the log; `lost` says why others may have been there and been deleted."""
+    """Which messages of a session are in the log; `lost` says why others may have been deleted from it."""
 
     ids: frozenset[int]
     lost: str | None = None
@@ -299,7 +301,7 @@ class RelayTarget(ABC):
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read the log up to its current end and return the session's messages; `on_step` may raise to stop it.
 
-        With the fence `append_id` nothing is read: this thread then sends the same session again.
+        With the fence `append_id` nothing is read: the caller sends the same session again instead.
         """
 
     def of(self, topic: str) -> RelayTarget:

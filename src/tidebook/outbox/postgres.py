@@ -40,7 +40,7 @@ SELECT fresh.topic FROM known k CROSS JOIN LATERAL (
 UNION
 {_STATEMENTS.topics_with_due}"""
 
-#: The incarnation of the table: differs after a restart of the server, or when the table was created or rewritten.
+#: Identifies the table's incarnation: it changes when the server restarts or the table is created again or rewritten.
 _INCARNATION = """\
 SELECT pg_postmaster_start_time(), current_database(), current_schema(),
 to_regclass('kafka_messages')::oid, pg_relation_filenode(to_regclass('kafka_messages'))"""
@@ -54,9 +54,9 @@ _CLEAN = "DELETE FROM kafka_wake WHERE asleep_until < clock_timestamp() - interv
 
 
 class PostgresOutboxStore(OutboxStore):
-    """A connection in autocommit. Only opening a session waits for the disk.
+    """A connection in autocommit mode. Of a relay's commits, only those that open a session or park wait for the disk.
 
-    Transactions run in a pipeline, in which a statement is sent without waiting for the result of the one before.
+    Transactions run in psycopg's pipeline mode: statements are sent without waiting for the results of earlier ones.
     """
 
     dialect = "postgresql"
@@ -68,8 +68,8 @@ class PostgresOutboxStore(OutboxStore):
         if synchronous_commit == "off":  # a session lost after its messages were sent would send them twice
             self._execute("SET synchronous_commit TO on")
         # Every statement uses an index; stale statistics must not make the planner choose otherwise.
-        for planner in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"):
-            self._execute(f"SET {planner} TO off")
+        for option in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"):
+            self._execute(f"SET {option} TO off")
         self._execute("SET plan_cache_mode TO force_generic_plan")  # planning took longer than running
         # A relay that is stopped inside a transaction must not keep the topic's row locked.
         self._execute(f"SET idle_in_transaction_session_timeout TO {max(settings.lock_limit_ms, 1)}")

@@ -1,4 +1,4 @@
-"""Publish in the caller's transaction: the messages exist if and only if it commits.
+"""Publish messages in the caller's transaction: they exist if and only if it commits.
 
 Other backends send to Kafka itself, or collect the messages in a list for tests.
 """
@@ -22,10 +22,10 @@ from tidebook.runtime import tracing
 
 
 class Backend(Protocol):
-    """Takes published messages."""
+    """A destination of published messages."""
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
-        """Take the messages; return an awaitable if `target` is async."""
+        """Accept the messages for delivery; return an awaitable if `target` is async."""
 
 
 class DatabaseBackend:
@@ -171,7 +171,7 @@ def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = Fa
 
 
 def publish_through(backend: Backend, target: Any, messages: list[Message], *, ordered: bool) -> Any:
-    """Publish validated messages; in a program that traces, they carry the trace context as a header."""
+    """Publish validated messages; if tracing is on, they carry the trace context as a header."""
     if not tracing.is_on():
         return backend.publish(target, messages, ordered=ordered)
     with tracing.span("outbox.publish", messages=len(messages)) as span:

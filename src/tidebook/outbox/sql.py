@@ -1,4 +1,4 @@
-"""The outbox's SQL in its three dialects: what publishes messages, and what a store runs."""
+"""The outbox's SQL in its three dialects: the statements that publish messages, and those of an `OutboxStore`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.outbox.message import Message, order_key, pack_headers
 
 Dialect = Literal["postgresql", "mysql", "sqlite"]
-#: `%s`, `%b` (psycopg, binary), `?`, or `$1`.
+#: How a driver writes placeholders: `%s`, `%b` (psycopg, binary), `?`, or `$1`.
 Style = Literal["format", "binary", "qmark", "dollar"]
 
 #: MySQL: the number of rows of `kafka_order_lock`, over which `ordered=True` spreads its locks.
@@ -70,7 +70,7 @@ def publish_statements(
     """Yield the statements that insert the messages, in order; `ordered` first locks each topic and key."""
     if ordered and messages:
         yield from _order_locks(dialect, style, messages)
-    for part in _parts(messages, ROWS_MAX[dialect]):
+    for part in _chunks(messages, ROWS_MAX[dialect]):
         rows = [(m.topic, m.key, m.partition_key, m.payload, pack_headers(m.headers)) for m in part]
         if style == "binary":
             yield SqlStatement(_UNNEST, tuple(map(list, zip(*rows, strict=True))))
@@ -110,7 +110,7 @@ def order_number(topic: str, key: bytes | None) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _parts(messages: Iterable[Message], rows_max: int) -> Iterator[list[Message]]:
+def _chunks(messages: Iterable[Message], rows_max: int) -> Iterator[list[Message]]:
     part: list[Message] = []
     size = 0
     for message in messages:
@@ -200,9 +200,9 @@ class SqlDialect(msgspec.Struct, frozen=True, kw_only=True):
 
     #: The database's clock, read when the statement runs.
     now: str
-    #: The time that many milliseconds after now.
+    #: The time `{0}` milliseconds from now.
     later: str
-    #: A time in milliseconds since 1970.
+    #: The time `{0}` in milliseconds since 1970.
     epoch: str
     #: Minutes since 1970.
     minute: str
@@ -215,13 +215,13 @@ class SqlDialect(msgspec.Struct, frozen=True, kw_only=True):
     upsert_offset: str = "ON CONFLICT (topic, partition) DO UPDATE SET scan_from = excluded.scan_from"
     #: The end of a SELECT that locks its rows.
     for_update: str = "FOR UPDATE"
-    #: For the scan floor: the snapshot's oldest running transaction, and the number of this one. Zero: no floor.
+    #: For the scan floor: the oldest transaction id still running, and the id of this one; 0 where there is no floor.
     transaction_numbers: str = "0, 0"
     #: Selects every topic that has a waiting row, with one index probe per topic.
     topics_in_use: str = _TOPICS_BY_INDEX
 
     def age(self, column: str) -> str:
-        """Return the milliseconds since the time in a column."""
+        """Return an expression for the milliseconds since the time in a column."""
         return f"({self.epoch.format(self.now)} - {self.epoch.format(column)})"
 
 
@@ -262,7 +262,7 @@ class StoreStatements:
     def __init__(self, d: SqlDialect) -> None:
         info, held = "UPDATE kafka_topic_info SET", "WHERE topic = %s AND locked_by = %s"
         free = f"(locked_by IS NULL AND (error = 0 OR retry_at <= {d.now}))"
-        #: Whether a topic may be locked: it is free and not resting, or its lock is older than the parameter, in ms.
+        #: Whether a topic may be locked: it is unlocked and not resting, or the lock is older than the parameter (ms).
         self.lockable = f"({free} OR locked_at < {d.later.format('-%s')})"
         due = f"state = 1 AND retry_at <= {d.now}"
         self.identity = "SELECT uuid, version FROM kafka_outbox"

@@ -1,4 +1,4 @@
-"""One connection to the outbox's tables, written once over a few primitives of a database's driver."""
+"""The relay's operations on the outbox's tables, over one connection; each database adds only a few primitives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFUSED = f"{port.ParkedState.RETRYING:d}, {port.ParkedState.PARKED:d}"
 
 
 class Result(Protocol):
-    """The result of a statement; it may be fetched later than the statement is sent."""
+    """The result of a statement; in a pipeline, it is fetched some time after the statement was sent."""
 
     def fetchall(self) -> Sequence[Row]:
         """Return the rows."""
@@ -86,7 +86,7 @@ class OutboxStore(ABC):
         """Close the connection."""
 
     def _uuid(self, value: bytes) -> Any:
-        """Return 16 bytes as the driver writes a uuid."""
+        """Convert 16 bytes to the type that the driver expects for a uuid."""
         return value
 
     def _ids(self, ids: Sequence[int]) -> SqlStatement:
@@ -160,7 +160,7 @@ class OutboxStore(ABC):
         self._execute(self._sql.unlock, (lock.topic, self._uuid(lock.uuid)))
 
     def rest(self, lock: port.TopicLock, *, reason: str, rest_ms: int, failed: bool = True) -> None:
-        """Release the lock and let no relay take the topic for `rest_ms`; `failed` counts a retry.
+        """Release the lock and let no relay take the topic for `rest_ms`; with `failed`, count a retry.
 
         Do nothing if the lock is lost.
         """
@@ -202,9 +202,9 @@ class OutboxStore(ABC):
             rows = [port.WaitingMessage(*row) for row in found.fetchall()]
             selection = select(rows, frozenset(held_keys))
             if session.ends:
-                marks = ", ".join(["(%s, %s, %s)"] * len(session.ends))
+                placeholders = ", ".join(["(%s, %s, %s)"] * len(session.ends))
                 offsets = [value for offset in sorted(session.ends.items()) for value in (topic, *offset)]
-                self._execute(self._sql.put_offsets.format(marks), offsets)
+                self._execute(self._sql.put_offsets.format(placeholders), offsets)
             self._park(topic, selection.park)
             opened = self._open_session(lock, session, [row.id for row in selection.send], len(sent))
         opened_ms = int(opened.fetchall()[0][0]) if opened is not None else 0
@@ -215,7 +215,7 @@ class OutboxStore(ABC):
     def finish(self, lock: port.TopicLock, sent: Sequence[int], *, unlock: bool) -> None:
         """Delete the sent messages and close the session; raise Fenced if the lock is lost.
 
-        It is not durable, because a scan would find the messages again.
+        The commit need not be durable: if it is lost, the next relay's scan finds the messages in the log.
         """
         self._delete_and_update(lock, sent, self._sql.close_and_unlock if unlock else self._sql.close_session)
 
@@ -272,7 +272,7 @@ class OutboxStore(ABC):
     # ---- parked messages
 
     def _held_keys(self, topic: str) -> set[bytes]:
-        """Return the order keys that are held, after messages whose retry is due were moved back."""
+        """Move messages whose retry is due back to `kafka_messages`, then return the order keys that are still held."""
         due = self._rows(self._sql.due, (topic,))
         self._unpark(topic, [int(id) for id, _ in due], {_bytes(key) for _, key in due if key is not None}, "tries")
         holding = _REFUSED if self._hold_parked else f"{port.ParkedState.RETRYING:d}"
@@ -298,7 +298,7 @@ class OutboxStore(ABC):
     def _unpark(self, topic: str, ids: Sequence[int], keys: set[bytes], tries: str) -> None:
         """Move rows, and those held by their keys, back to `kafka_messages` with their old ids.
 
-        The topic's rewinds are counted, so that relays no longer scan only above these ids.
+        Increment the topic's `rewinds`, which invalidates scan floors above these ids.
         """
         returned = set(ids)
         for key in keys:
@@ -402,7 +402,7 @@ def _held_row(lock: port.TopicLock, guard: Result) -> Row:
 
 
 def _more_waits(rows: Sequence[port.WaitingMessage], selection: port.BatchSelection, limit: port.BatchLimit) -> bool:
-    """Return whether rows may wait after a batch: it reached its limit, or left some rows out."""
+    """Return whether more rows may be waiting: the batch reached its limit, or left some rows out."""
     return (
         len(rows) >= limit.rows
         or len(selection.send) + len(selection.park) < len(rows)
@@ -411,5 +411,5 @@ def _more_waits(rows: Sequence[port.WaitingMessage], selection: port.BatchSelect
 
 
 def _bytes(value: Any) -> bytes:
-    """Return bytes, in whichever type the driver returned them."""
+    """Convert the bytes or the UUID that a driver returned to bytes."""
     return bytes(value.bytes) if hasattr(value, "bytes") else bytes(value)

@@ -22,12 +22,13 @@ from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
 
-#: Heartbeats per lock limit.
+#: How often a relay renews its lock within `lock_limit_s`.
 HEARTBEATS_PER_LOCK_LIMIT = 6
-#: The share of the fence's time that a batch may use.
+#: The share of `fence_ms` within which a batch must be acknowledged.
 FENCE_USABLE_SHARE = 0.9
+#: The longest wait for an outcome between two checks of the heartbeat and of the shutdown.
 STEP_S_MAX = 0.5
-#: End offsets are fetched once per this many batches.
+#: How many batches are sent before the end offsets are fetched again.
 BATCHES_PER_ENDS = 20
 
 
@@ -126,7 +127,7 @@ class TopicRelay:
     # ---- the session left open by the last owner
 
     def _resolve_session(self, topic: port.TargetTopic, session: port.RelaySession) -> bool:
-        """Find an open session's messages in the log; return False if they could still arrive."""
+        """Find an open session's messages in the log and close it; return False if they could still arrive."""
         self._metrics.count("outbox_sessions_open", topic=topic.topic)
         if session.fence == "transaction":
             fenced = msgspec.structs.replace(topic, fence="transaction")
@@ -160,7 +161,7 @@ class TopicRelay:
     ) -> tuple[frozenset[int], str | None]:
         """Return the session's messages that are or were in a compacted topic, and why others may have been."""
         ids = found.ids
-        if len(session.scan_from) == topic.partitions:  # partitions were not added: a key has one partition
+        if len(session.scan_from) == topic.partitions:  # no partition was added: each key is still in one
             ids |= batch_selection.compacted_away(self._store.open_rows(self._lock, session), ids)
         if found.lost is None and found.gaps and len(ids) < len(session.ids):
             return ids, "the topic is compacted, and they may have been there"
@@ -169,7 +170,7 @@ class TopicRelay:
     def _resend(self, topic: port.TargetTopic, session: port.RelaySession) -> bool:
         """Send the session's remaining rows again under their append ids.
 
-        No row is left out: it would no longer belong to a session, and be sent as new.
+        All of them are sent: a row that was left out would no longer belong to a session, and be sent as a new one.
         """
         rows = self._store.open_rows(self._lock, session)
         batch = port.MessageBatch(session.uuid, rows, 0, more=True)
@@ -263,7 +264,7 @@ class TopicRelay:
         batch: port.MessageBatch,
         outcome: port.BatchPartlySent | port.BatchOutcomeUnknown,
     ) -> bool:
-        """Handle a batch that was not sent completely; return whether to continue with the next one."""
+        """Handle a batch that was not sent completely; return False if the lock was released, True to continue."""
         match outcome:
             case port.BatchPartlySent(sent=sent, refused=refused):
                 if refused:  # before the session is closed: a doubtful message must not be sent as a new one
@@ -285,7 +286,7 @@ class TopicRelay:
                         reason += f": the batch was over {topic.fence_ms:,} ms old when it reached the broker; if this "
                         reason += "continues, the clocks of database and brokers differ by more than that"
                     rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
-                    if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
+                    if topic.fence in {"timestamp", "none"}:  # until then, messages could still arrive after a scan
                         rest_ms = max(rest_ms, self._settings.lock_limit_ms)
                     self._rest(reason, rest_ms)
                 return False
@@ -329,7 +330,7 @@ class TopicRelay:
         repeatable = notice.cause is port.NoticeCause.WEAK  # each lost session is reported, even with the same text
         self._metrics.count("outbox_at_least_once", topic=topic, cause=notice.cause.value)
         if not repeatable or self._state.reported_notices.get(topic) != notice:
-            LOGGER.warning("outbox: topic %r is at least once: %s", topic, notice.text)
+            LOGGER.warning("outbox: topic %r is delivered at least once: %s", topic, notice.text)
             self._state.reported_notices[topic] = notice
         if not repeatable or self._lock.notice != notice:
             self._store.notice(topic, notice)
