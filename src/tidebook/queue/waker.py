@@ -1,4 +1,4 @@
-"""Wake listeners when work becomes due, whichever process put it, with one connection and the loop's timers."""
+"""Wake a queue's listeners when an entry becomes due, whichever process put it: by polls, timers and notifications."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SLOW_POLL_S: Final = 5.0
 _GROWTH: Final = 10.0
 #: How often the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
-#: Queues in one poll.
+#: The most queues that one poll reads.
 POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
 #: The longest time for which a timer is set; a later date needs several timers in turn.
 _TIMER_S_MAX: Final = 3_600.0
-#: A reading of the store's clock that is older than this is replaced by any newer one.
+#: A reading of the store's clock that is older than this is replaced by any newer one, even a less precise one.
 _READING_S_MAX: Final = 30.0
 
 
 class StoreClock:
-    """Maps the store's dates to this process's monotonic clock, by the fastest recent reading."""
+    """Maps the store's dates to this process's monotonic clock, by the recent reading with the shortest round trip."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
@@ -59,14 +59,14 @@ class StoreClock:
 
 
 class DueDates:
-    """What this process knows about the due dates of one queue, and what it published about its sleep."""
+    """One queue that this process watches: its listeners, known due dates and timers, and its published sleep."""
 
     def __init__(self, ref: QueueRef) -> None:
         self.ref = ref
         self.listeners: set[asyncio.Event] = set()
         #: Process dates in the future, ascending.
         self.dates: list[int] = []
-        #: Those that were added since the last poll was sent, which may have missed them.
+        #: Dates added since the last poll was sent, whose result may lack them.
         self.added: list[int] = []
         #: Whether the store may have later dates than these.
         self.has_later_dates = False
@@ -74,15 +74,16 @@ class DueDates:
         self.waits_for_key = False
         #: Whether the queue is paused: then no put needs to wake this process.
         self.paused = False
-        #: The sleep that was published to putters: until when, and whether it waits for a held key; None: none.
+        #: The published sleep: its end, and whether it waits for a held key; None if none is published.
         self.published_sleep: tuple[int, bool] | None = None
-        #: How many claims returned entries since the last wake-up: then more entries may be due.
+        #: The number of claims since the last wake-up that returned entries; if not 0, more entries may be due.
         self.claims = 0
         self.date_timer: asyncio.TimerHandle | None = None
         self.poll_timer: asyncio.TimerHandle | None = None
         self.announce_timer: asyncio.TimerHandle | None = None
         self._poll_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
         self._announce_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
+        #: Whether ready work has not been announced yet.
         self._is_new = True
 
     def wake_listeners(self) -> None:
@@ -91,7 +92,7 @@ class DueDates:
             listener.set()
 
     def update(self, due: Due) -> None:
-        """Replace what is known by what the store reported, and what was put since it was asked."""
+        """Replace the known dates by those that the store reported, plus those added since the poll was sent."""
         self.dates = sorted({*due.upcoming, *self.added})
         self.has_later_dates = len(due.upcoming) >= UPCOMING_MAX
         self.waits_for_key = due.held
@@ -103,7 +104,7 @@ class DueDates:
         if index == len(self.dates) or self.dates[index] != date_ms:
             self.dates.insert(index, date_ms)
 
-    def pass_dates(self, now_ms: int) -> None:
+    def remove_past_dates(self, now_ms: int) -> None:
         while self.dates and self.dates[0] <= now_ms:
             del self.dates[0]
 
@@ -114,7 +115,7 @@ class DueDates:
         return min(self.dates[0] if self.dates else NEVER_MS, lease_end), self.waits_for_key
 
     def reset_backoff(self) -> None:
-        """Reset the polling and announcing pauses: the queue has changed."""
+        """Reset the pauses between polls and between announcements, because the queue has changed."""
         self._reset_announcing()
         self._poll_backoff.reset()
 
@@ -155,7 +156,8 @@ class Waker:
         self._metrics = metrics
         self._watches: dict[int, DueDates] = {}
         self._poll_requests: dict[int, DueDates] = {}
-        self._awake: list[int] = []
+        #: Queues whose published sleep is to be withdrawn.
+        self._to_withdraw: list[int] = []
         self._poll_requested = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -199,17 +201,17 @@ class Waker:
         if watch is None:
             return
         if not count:
-            self._claimed_all(watch)
+            self._on_empty_claim(watch)
             return
         watch.claims += 1
-        if watch.claims == 2 and watch.published_sleep is not None:  # busy: puts need not notify it
+        if watch.claims == 2 and watch.published_sleep is not None:  # this process is busy: no notification needed
             watch.published_sleep = None
-            self._awake.append(ref.id)
+            self._to_withdraw.append(ref.id)
             self._poll_requested.set()
 
-    def _claimed_all(self, watch: DueDates) -> None:
-        # Poll again, and so publish the sleep again. Without a successful claim before it, an empty claim is no reason
-        # to poll: other processes may hold the entries, and polling would become a busy loop.
+    def _on_empty_claim(self, watch: DueDates) -> None:
+        # Poll, which also publishes the sleep again. An empty claim without a successful one before it is no reason to
+        # poll: other processes may hold the entries, and polling would become a busy loop.
         if watch.claims and (watch.published_sleep is None or watch.announce_timer is not None):
             watch.claims = 0
             watch.reset_backoff()
@@ -251,7 +253,7 @@ class Waker:
 
     def _date_reached(self, watch: DueDates) -> None:
         before = len(watch.dates)
-        watch.pass_dates(self.clock.now_ms() + 1)  # the loop's timers may fire a fraction of a millisecond early
+        watch.remove_past_dates(self.clock.now_ms() + 1)  # the loop's timers may fire a fraction of a millisecond early
         if len(watch.dates) < before:
             watch.reset_backoff()
             self._wake(watch)
@@ -268,7 +270,7 @@ class Waker:
             if self._poll_requests:
                 self._poll_requested.set()
             try:
-                if awake := self._take_awake():
+                if awake := self._take_withdrawals():
                     await self._store.awake(self._sleeper, awake)
                 if watches:
                     await self._poll(watches)
@@ -278,9 +280,9 @@ class Waker:
                     watch.published_sleep = None
                     self._schedule_poll(watch, time.monotonic() + _RETRY_S)
 
-    def _take_awake(self) -> list[int]:
+    def _take_withdrawals(self) -> list[int]:
         """Return the queues whose published sleep to withdraw, unless it was published again since."""
-        awake, self._awake = self._awake, []
+        awake, self._to_withdraw = self._to_withdraw, []
         return [id for id in awake if id not in self._watches or self._watches[id].published_sleep is None]
 
     async def _poll(self, watches: list[DueDates]) -> None:
@@ -376,7 +378,7 @@ class Waker:
 def _reset_timer(
     timer: asyncio.TimerHandle | None, when: float | None, call: Callable[[DueDates], None], watch: DueDates
 ) -> asyncio.TimerHandle | None:
-    """Cancel a timer and return a new one, or None if it has no date."""
+    """Cancel a timer and return a new one; None if `when` is None."""
     if timer is not None:
         timer.cancel()
     if when is None:

@@ -1,4 +1,4 @@
-"""The workers of all processes on PostgreSQL, as they last reported themselves."""
+"""Record, remove and list the heartbeats of queue workers in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidebook.queue.postgres.statement_runner import StatementRunner
 
 
 class PostgresWorkers:
-    """The part of the store that knows the workers."""
+    """The methods of `PostgresQueues` that concern workers."""
 
     _runner: StatementRunner
     _schema: str
