@@ -30,7 +30,7 @@ TYPE_VERSION_MAX = 2**31 - 1
 #: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
-#: Stands for the payload type of an append that is more than a single payload.
+#: Takes the place of the payload type for an append that is not plain, that is, more than a single payload.
 NOT_PLAIN = -1
 
 #: An event in encodable form: the fields of an `EncodedEvent`, without the last ones if they have their defaults.
@@ -92,7 +92,7 @@ class Event(Generic[P]):
 class EncodedEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """An event as it is encoded in log and store, to which the payload and the metadata are opaque bytes.
 
-    The layout is exact, like that of an action: a new field requires a new version of the envelope.
+    Unknown fields are rejected, as in an action: a new field requires a new version of the record format.
     """
 
     payload_type: Annotated[int, msgspec.Meta(ge=JSON, le=BYTES)]
@@ -185,7 +185,7 @@ def _encodable(event: Event) -> _Encodable:
         return payload_type, payload, (), None, *check_type(event.type, event.version)
     tags = tuple(sorted({_check_tag(tag) for tag in event.tags}))  # the attribute may have been set to a list
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
-        raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
+        raise InvalidInput(f"the tags of one event take at most {TAGS_BYTES_MAX:,} characters in total")
     if len(tags) > TAGS_WARN:
         warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=3)
     metadata = None
@@ -252,10 +252,10 @@ def _not_an_event(given: object) -> InvalidInput:
 
 def _check_tag(tag: object) -> str:
     if type(tag) is not str or not tag:
-        raise InvalidInput(f"a tag is a text that is not empty, not {tag!r}")
+        raise InvalidInput(f"a tag is a non-empty string, not {tag!r}")
     size = len(encode_text(tag, "a tag"))
     if size > TAG_BYTES_MAX or "\x00" in tag:
-        raise InvalidInput(f"a tag may take {TAG_BYTES_MAX} bytes and no NUL: {tag[:40]!r} takes {size}")
+        raise InvalidInput(f"a tag takes at most {TAG_BYTES_MAX} bytes, without NUL: {tag[:40]!r} takes {size}")
     return tag
 
 
@@ -267,13 +267,13 @@ def check_type(name: object, version: object) -> tuple[str, int]:
         raise InvalidInput(f"an event's type is a text and its version a number: {error}") from error
 
 
-@lru_cache(512, typed=True)  # a service has few types of events; True is not version 1
+@lru_cache(512, typed=True)  # a service has few event types; typed: True is not taken for 1
 def _checked_type(name: object, version: object) -> tuple[str, int]:
     if type(name) is not str or not name:
-        raise InvalidInput(f"the name of an event's type is a text that is not empty, not {name!r}")
+        raise InvalidInput(f"the name of an event's type is a non-empty string, not {name!r}")
     encode_text(name, "the name of an event's type")
     if not _is_valid_type(name):
-        raise InvalidInput(f"the name of an event's type may take {TYPE_BYTES_MAX} bytes and no NUL: {name[:40]!r}")
+        raise InvalidInput(f"an event type's name takes at most {TYPE_BYTES_MAX} bytes, without NUL: {name[:40]!r}")
     if type(version) is not int or not 1 <= version <= TYPE_VERSION_MAX:
         raise InvalidInput(f"the version of type {name!r} is a number from 1, not {version!r}")
     return name, version
@@ -288,7 +288,7 @@ def decode_event(encoded: bytes | msgspec.Raw) -> EncodedEvent:
 
 
 def decode_events(encoded: Iterable[bytes]) -> list[EncodedEvent]:
-    """Return `decode_event` of each."""
+    """Decode several events, as `decode_event` does."""
     try:
         return [_decode(event) for event in encoded]
     except DECODE_ERRORS as error:
@@ -304,7 +304,7 @@ def event_tags(encoded: bytes) -> tuple[str, ...]:
 
 
 def event_type_of(encoded: bytes) -> tuple[str | None, int]:
-    """Return name and version of an encoded event's type without decoding the rest; the name is None without a type."""
+    """Return the name (None if it has no type) and the version of an encoded event's type, decoding nothing else."""
     if encoded[:1] == _PLAIN_HEADER:
         return None, 1
     try:
@@ -315,7 +315,7 @@ def event_type_of(encoded: bytes) -> tuple[str | None, int]:
 
 
 def restore_event(encoded: bytes | msgspec.Raw) -> Event:
-    """Return an event that is encoded to these bytes; raise Corrupt for damaged bytes."""
+    """Decode an event, with its payload and metadata, to append it again; raise Corrupt for damaged bytes."""
     event = decode_event(encoded)
     return Event(
         decode_payload(event.payload_type, event.payload),
@@ -389,12 +389,12 @@ def _check_types_and_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> 
         if not _are_valid_tags(tags):
             raise Corrupt(
                 "the tags of an event are damaged: one is empty, has a NUL, takes more than "
-                f"{TAG_BYTES_MAX} bytes or comes twice, or they take too much room together"
+                f"{TAG_BYTES_MAX} bytes or is repeated, or their total length is over the limit"
             )
         for tag in tags:
             counts[tag] = counts.get(tag, 0) + 1
     if len(tagged) != len(counts) or dict(tagged) != counts:
-        raise Corrupt("the append counts other tags than its events carry")
+        raise Corrupt("the tag counts of the append differ from the tags of its events")
 
 
 @lru_cache(512)

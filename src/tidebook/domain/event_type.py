@@ -23,7 +23,7 @@ _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class EventType(msgspec.Struct, frozen=True):
-    """The name under which events of a class are stored, its current version, and how older ones become it."""
+    """The name under which events of a class are stored, the current version, and the upcasters from older versions."""
 
     name: str
     version: int = 1
@@ -75,7 +75,7 @@ def _declare(class_: type[T], declared: EventType) -> type[T]:
 
 
 def _check_upcasters(declared: EventType) -> None:
-    """Raise InvalidInput if the versions have a hole: an event of that version could never be read."""
+    """Raise InvalidInput if an upcaster is missing, because events of its version could not be read, or superfluous."""
     if not 1 <= declared.oldest <= declared.version <= TYPE_VERSION_MAX:
         raise InvalidInput(f"event type {declared.name!r}: oldest is a version from 1 up to {declared.version}")
     needed = set(range(declared.oldest, declared.version))
@@ -92,7 +92,7 @@ def _check_upcasters(declared: EventType) -> None:
 
 
 def declared_type(class_: type) -> EventType:
-    """Return how a class is declared: by `event_type`, or by default under its own name in version 1."""
+    """Return the declaration of a class by `event_type`; without one, its own name in version 1."""
     return _declared.get(class_) or EventType(class_.__name__)
 
 
@@ -121,7 +121,7 @@ class _Codec:
             return
         if not is_dataclass(class_) and not issubclass(class_, msgspec.Struct):
             raise InvalidInput(
-                f"{class_.__qualname__} is no event: declare a dataclass, a msgspec Struct or a pydantic model"
+                f"{class_.__qualname__} is not an event class: use a dataclass, a msgspec Struct or a pydantic model"
             )
         try:
             msgspec.json.schema(class_)  # a decoder would accept fields that it cannot decode
@@ -139,7 +139,7 @@ class _Codec:
 
 
 def _dump_model(model: Any) -> bytes:
-    text: str = model.model_dump_json(warnings=False)  # what it warns of cannot be read back, which is checked
+    text: str = model.model_dump_json(warnings=False)  # `encode` checks what pydantic would warn about
     return text.encode()
 
 
@@ -181,7 +181,7 @@ class EventTypes:
         return codec.name
 
     def encode(self, event: Any) -> Event:
-        """Return a typed event for the log: an object of one of the classes, or an `Event` with tags around one.
+        """Return a typed event for the log: an object of one of the classes, or an `Event` that wraps one.
 
         Raise InvalidInput for any other object, and for one that could not be read back.
         """
@@ -200,7 +200,7 @@ class EventTypes:
         return Event(EncodedJson(data), tags=tags, metadata=metadata, type=codec.name, version=codec.version)
 
     def encode_all(self, events: Sequence[object]) -> list[Event]:
-        """Return `encode` of each."""
+        """Encode several events, as `encode` does."""
         if isinstance(events, str | bytes) or not isinstance(events, Sequence):
             raise InvalidInput("events are a list of objects of the declared classes")
         return [self.encode(event) for event in events]

@@ -46,7 +46,7 @@ def encode_append(
     """Validate the arguments of an append; return its action and its encoded record.
 
     A plain append is encoded from a template, and its action has no body: the fold, which determines the outcome, does
-    not look at it.
+    not need it.
     """
     is_unconditional = expected is None and at is None and incarnation is None
     if is_unconditional and expire_after is None and append_id is None and retry is None:
@@ -122,7 +122,7 @@ class PendingAppend(msgspec.Struct, gc=False):
         """Send the record."""
         cache = self.cache
         self.sent_after = cache.seen
-        if self.confirm or cache.next_offset >= 0:  # without a tail nothing folds the record, which sets the outcome
+        if self.confirm or cache.next_offset >= 0:  # without a tail, no fold would set the outcome
             cache.pending_outcomes[self._action.append_id] = None
             self.is_pending = True
         log.send(self.record, self)
@@ -244,7 +244,7 @@ class AppendBatch:
         if self._confirm or any(cache.next_offset >= 0 for cache in self._caches.values()):
             for index, partition in enumerate(self._columns.partitions):
                 cache = self._caches[partition]
-                if self._confirm or cache.next_offset >= 0:  # without a tail it would never be removed
+                if self._confirm or cache.next_offset >= 0:  # without a tail, it would never be removed
                     cache.pending_outcomes[self._action(index).append_id] = None
         log.send_many(self._columns, self)
 
@@ -311,19 +311,19 @@ class EncodedAppends:
     def __init__(self, appends: Sequence[Sequence[Event]], config: TopicConfig, ids: Ids) -> None:
         self._epoch = config.epoch
         self._ids = ids
-        self._kinds, self._data = kinds, data = plain_payloads(appends)
+        self._payload_types, self._data = types, data = plain_payloads(appends)
         plain_max = config.limit_bytes - PLAIN_BYTES_MAX
         for index, size_bytes in enumerate(map(len, data)):
             if not 0 < size_bytes <= plain_max:
-                kinds[index], data[index] = NOT_PLAIN, encode_append(config, ids, appends[index])[1]
+                types[index], data[index] = NOT_PLAIN, encode_append(config, ids, appends[index])[1]
 
     def values(self, batch: slice) -> list[bytes]:
         """Return the encoded records of one batch, each with a new append id."""
-        kinds, data = self._kinds[batch], self._data[batch]
-        if NOT_PLAIN not in kinds:
-            return encode_plain_appends(self._epoch, self._ids.several(len(kinds)), kinds, data)
-        plain = [index for index, kind in enumerate(kinds) if kind != NOT_PLAIN]
-        columns = [kinds[index] for index in plain], [data[index] for index in plain]
+        types, data = self._payload_types[batch], self._data[batch]
+        if NOT_PLAIN not in types:
+            return encode_plain_appends(self._epoch, self._ids.several(len(types)), types, data)
+        plain = [index for index, type_ in enumerate(types) if type_ != NOT_PLAIN]
+        columns = [types[index] for index in plain], [data[index] for index in plain]
         encoded = encode_plain_appends(self._epoch, self._ids.several(len(plain)), *columns)
         for index, record in zip(plain, encoded, strict=True):
             data[index] = record

@@ -13,14 +13,14 @@ _eight_bytes = struct.Struct(">Q").pack
 
 
 class Clock(Protocol):
-    """A source of wall-clock time, which may be set at any moment, and of monotonic time, which may not."""
+    """A source of wall-clock time, which may jump when the clock is set, and of monotonic time, which never does."""
 
     def now_ms(self) -> int:
         """Return the wall-clock time in milliseconds since 1970."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since an arbitrary moment; they never decrease, and leases are measured by them."""
+        """Return milliseconds since an arbitrary moment, which never decrease; leases are measured by this clock."""
         ...
 
 
@@ -51,7 +51,7 @@ class Ids(Protocol):
 
 
 class RandomIds:
-    """Ids of ten random bytes for each source, followed by a counter: unique, and far cheaper than UUIDs."""
+    """Ids that start with ten random bytes per source and end with a counter: unique, and far cheaper than UUIDs."""
 
     def __init__(self) -> None:
         self._reseed()

@@ -21,8 +21,8 @@ class MicroBatcher(Generic[Item, Result]):
 
     A group is filled up to a weight of `group_max`. An item weighs 1, or what `weigh` returns; an item that exceeds the
     limit runs in a group of one. If many items wait, a group is filled further, up to `share_max`, but not beyond an
-    equal share of all items that wait or are in flight: otherwise one group would take all items, and the others
-    that may be in flight would stay idle.
+    equal share of all items that wait or are in flight: otherwise one group would take all items, and fewer
+    groups than allowed would be in flight.
     """
 
     def __init__(

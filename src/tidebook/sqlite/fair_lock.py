@@ -19,8 +19,8 @@ _PAUSE_S_MAX = 0.002
 class FairLock:
     """Two file locks: a process holds `next` while it waits for `main`.
 
-    A process that has just released `main` must get `next` first, so it queues after the one that waits. The kernel
-    releases both when a process dies. Not thread-safe.
+    A process that has just released `main` must take `next` first, so it queues after the process that waits. The
+    kernel releases both when a process dies. Not thread-safe.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The horizon of streams by tag: a log time below which no event can arrive any longer.
+"""The horizon of streams by tag: the log time below which no more events can arrive (a low watermark).
 
 The pointer of each partition has the log time through which it is replicated, which never decreases. Everything
 strictly below the least of these times is complete and in its final order, whatever the clocks do.
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Horizon(msgspec.Struct, frozen=True):
-    """The time below which a set of topics is complete, and the partition that holds it there."""
+    """The time below which a set of topics is complete, and the partition that determines it."""
 
     time_ms: int
     #: The greatest time that any partition has reached.
@@ -112,7 +112,9 @@ class Horizons:
     async def lagging(
         self, topics: Iterable[str] | None = None
     ) -> dict[tuple[str, int], tuple[Position | None, int]] | None:
-        """Return the lagging partitions that the last read found: the position replicated, and the records after it.
+        """Return the replicated position and the number of records after it, for each lagging partition.
+
+        Only topics that the last `read` found are considered.
 
         Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
         Raise Fenced if a pointer is of a newer epoch than its topic's configuration.
@@ -178,7 +180,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None
     #: Records that the log has and the store does not; None if the log does not answer.
     lag: int | None
-    #: How long the horizon has not moved under a waiting stream; 0 if no stream was watching.
+    #: For how long the horizon has not moved while a stream waited; 0 if no stream was waiting.
     stalled_s: float = 0.0
     #: What to do about it; None if nothing is waiting.
     remedy: str | None = None
@@ -231,8 +233,8 @@ async def renew_followed(store: StoreWriter, clock: Clock) -> bool:
 class HorizonWait:
     """Waits for the horizon to move, for one live stream, and reports replication that makes no progress.
 
-    `waiting` is set while there is none. A record that has just been appended is no stall: a partition must have been
-    lagging, with its pointer unchanged, for as long as the horizon has not moved.
+    `waiting` is set while replication makes no progress. A record that has just been appended is not a stall: a
+    partition must have been lagging, with its pointer unchanged, for as long as the horizon has not moved.
     """
 
     def __init__(
@@ -267,7 +269,7 @@ class HorizonWait:
             self._renew_at_ms = now_ms + RENEW_MS
 
     async def wait(self, timeout_s: float, *, delivered: bool) -> None:
-        """Wait until a pointer may have moved; after rows were `delivered`, with the shortest wait first."""
+        """Wait until a pointer may have moved; if rows were just `delivered`, start with the shortest interval."""
         await self._check()
         self._since = await self._store.wait_any(timeout_s=timeout_s, since=-1 if delivered else self._since)
 
