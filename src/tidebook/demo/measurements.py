@@ -1,4 +1,4 @@
-"""A write-ahead log: measurements are durable when `write` returns, and a job moves them to Parquet files later."""
+"""A demo of a write-ahead log: measurements are durable when `write` returns; a job moves them to Parquet later."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Measurements:
 
     async def flush(self) -> int:
         """Move the measurements to Parquet once, and return the exit code of the job; `flush.log` has its messages."""
-        words = ["pipeline", "flush-wal", NAMESPACE, "--to", str(self._folder / "lake"), "--book", str(self._folder)]
+        args = ["pipeline", "flush-wal", NAMESPACE, "--to", str(self._folder / "lake"), "--book", str(self._folder)]
         with (self._folder / "flush.log").open("wb") as log:
             job = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tidebook.cli", *words, "--json"), stdout=log, stderr=log
+                *(sys.executable, "-m", "tidebook.cli", *args, "--json"), stdout=log, stderr=log
             )
             try:
                 return await job.wait()
             finally:
-                if job.returncode is None:  # the shop ends: an interrupted flush is completed by the next one
+                if job.returncode is None:  # the shop stops; the next flush completes this one
                     job.terminate()
                     await job.wait()

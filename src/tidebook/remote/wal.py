@@ -1,4 +1,4 @@
-"""Write-ahead logs on a server: a region that is open for writing is a session there."""
+"""The client of a server's write-ahead logs; a region that is open for writing is a session on the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _decode_entries = msgspec.json.Decoder(WalEntryLine).decode_lines
 
 
 class RemoteRegionMeta:
-    """The tables of a region as the server last described them: `tables[id].next_seq_num` and the like."""
+    """The tables of a region as the server last described them: for example, `tables[id].next_seq_num`."""
 
     def __init__(self, tables: Sequence[TableAnswer], term: int) -> None:
         self.term = term
@@ -38,7 +38,7 @@ class RemoteRegionMeta:
 
 
 class RemoteRegion:
-    """A region of a write-ahead log on a server; see `tidebook.wal.region.Region`, whose methods it has."""
+    """A region of a write-ahead log on a server; it has the methods of `tidebook.wal.region.Region`."""
 
     def __init__(self, namespace: str, id: int, connection: Connection) -> None:
         self.id = id
@@ -48,7 +48,7 @@ class RemoteRegion:
         self.meta = RemoteRegionMeta((), 0)
 
     async def open(self, *, create: bool, writable: bool) -> None:
-        """Claim the region for writing, or only read its state; use `open_region` of the write-ahead log."""
+        """Claim the region for writing, or only read its state; called by `RemoteWal.open_region`."""
         if not writable:
             await self.refresh()
             return
@@ -59,14 +59,14 @@ class RemoteRegion:
 
     @property
     def writable(self) -> bool:
-        """Whether the region was opened for writing; a write finds out whether another writer has claimed it."""
+        """Whether the region was opened for writing; if another writer has claimed it since, the next write raises."""
         return self._session is not None
 
     async def write(self, table: int, payloads: Sequence[Any]) -> Written:
         """Write payloads to a table, atomically and in order; return their sequence numbers and the record's offset.
 
-        See `Region.write`. A session that was idle for long has ended: the write raises `Fenced`, and the region must
-        be opened again.
+        See `Region.write`. The server closes a session that is idle for too long: then a write raises `Fenced`, and
+        the region must be opened again.
         """
         [written] = await self.write_many([(table, payloads)])
         return written
@@ -74,7 +74,7 @@ class RemoteRegion:
     async def write_many(self, writes: Writes) -> list[Written]:
         """Write to several tables atomically, in the order given; return one `Written` for each pair."""
         pairs = list(writes.items() if isinstance(writes, Mapping) else writes)
-        pack_writes(pairs)  # raises for what the server would refuse
+        pack_writes(pairs)  # raises the errors of the server's validation
         if self._session is None:
             raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
         bodies = [TableWriteBody(table, tuple(map(PayloadBody.of, payloads))) for table, payloads in pairs]
@@ -97,7 +97,7 @@ class RemoteRegion:
                     yield WalEntry(line.table, line.seq, payload_from(line.payload, line.payload_base64), line.offset)
 
     async def refresh(self) -> None:
-        """Bring `meta` up to date."""
+        """Fetch the region's current state into `meta`."""
         answer = await self.status()
         self.meta = RemoteRegionMeta(answer.tables, answer.term)
 
@@ -131,14 +131,14 @@ class RemoteRegion:
         return answer
 
     async def close(self) -> None:
-        """Give the claim up."""
+        """Release the claim, if the region was opened for writing."""
         session, self._session = self._session, None
         if session is not None:
             await self._connection.call("wal.close_session", *self._at, session)
 
 
 class RemoteWal:
-    """The regions of one namespace on a server; see `tidebook.wal.wal.Wal`, whose methods it has."""
+    """The regions of one namespace on a server; it has the methods of `tidebook.wal.wal.Wal`."""
 
     def __init__(self, namespace: str, connection: Connection) -> None:
         self.namespace = namespace
@@ -162,7 +162,7 @@ class RemoteWal:
         await self._connection.call("wal.delete_region", self.namespace, region_id(id))
 
     async def close(self) -> None:
-        """Give up the claims of all open regions."""
+        """Release the claims of all open regions."""
         regions, self._open = self._open, []
         for region in regions:
             await region.close()

@@ -1,4 +1,4 @@
-"""Regions of write-ahead logs that clients hold open for writing."""
+"""Sessions of remote writers: the regions of write-ahead logs that this server has claimed for its clients."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ RegionKey = tuple[str, int]
 
 
 class RegionSession:
-    """One claim of a region."""
+    """A region that is claimed for one client."""
 
     def __init__(self, id: str, wal: Wal, region: Region, now_s: float) -> None:
         self.id = id
         self.wal = wal
         self.region = region
         self.used_s = now_s
-        #: Requests that use it now.
+        #: The number of requests that use it now.
         self.uses = 0
 
 
 class RegionSessions:
-    """The claims that this server holds, at most one for each region; one that is idle for long is given up.
+    """The claims that this server holds, at most one for each region; a session that is idle for `idle_s` is closed.
 
-    A new session closes the one before, which finishes its writes, and then claims the region with a new term: so what
-    the new owner recovers contains all writes of the old one.
+    Opening a session first closes the previous one, which finishes its writes, and then claims the region with a new
+    term. The state that the new owner recovers thus contains all writes of the previous one.
     """
 
     def __init__(self, book: Book, *, idle_s: float, sessions_max: int) -> None:
@@ -82,7 +82,7 @@ class RegionSessions:
             found.used_s = time.monotonic()
 
     async def close_session(self, namespace: str, region: int, session: str) -> None:
-        """Give a claim up; nothing happens if it has ended."""
+        """Close a session and release its claim; do nothing if it has ended."""
         key = (namespace, region)
         async with self._lock(key):
             found = self._sessions.get(key)
@@ -91,14 +91,14 @@ class RegionSessions:
                 await found.wal.close()
 
     async def close_region(self, namespace: str, region: int) -> None:
-        """Give up the claim of a region, whichever session has it."""
+        """Close the session of a region, if there is one, whatever its id."""
         key = (namespace, region)
         async with self._lock(key):
             if (found := self._sessions.pop(key, None)) is not None:
                 await found.wal.close()
 
     async def close_idle(self) -> None:
-        """Give up the claims that were not used for `idle_s` seconds."""
+        """Close the sessions that were not used for `idle_s` seconds."""
         now_s = time.monotonic()
         for key, session in list(self._sessions.items()):
             if not session.uses and now_s - session.used_s > self._idle_s:
@@ -110,7 +110,7 @@ class RegionSessions:
             await self.close_region(*key)
 
     def _lock(self, key: RegionKey) -> asyncio.Lock:
-        if key not in self._sessions:  # keep the locks of open regions and of those that are being opened only
+        if key not in self._sessions:  # keep only the locks of regions that are open or being opened
             unused = [each for each, lock in self._locks.items() if not lock.locked() and each not in self._sessions]
             for each in unused:
                 del self._locks[each]

@@ -1,8 +1,8 @@
 """Group commit: the owner packs concurrent writes of many tables into records and sends them in a pipeline.
 
 A record is valid when it is acknowledged at the next expected offset, so that no other writer's record precedes it.
-Everything else (a gap between two acknowledgements, a failure, an unknown outcome) stops the sending until a repair has
-read from the log which records are valid.
+After anything else (a gap between two acknowledgements, a failure, an unknown outcome) nothing more is sent until a
+repair has read from the log which records are valid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tidebook.wal.topics import PARTITION, RegionTopics
 
 
 class PendingWrite(msgspec.Struct, eq=False):
-    """A write to one or more tables, or a mark or drop (`control`), that was accepted and is not resolved yet."""
+    """A write to one or more tables, or a control record, that was accepted and is not resolved yet."""
 
     #: Concurrent writes share a record, but one write is never split over records.
     payloads: Sequence[Payloads]
@@ -72,7 +72,7 @@ class InFlightRecord(msgspec.Struct, eq=False):
 
 
 class OutcomeScan:
-    """The valid records of this writer that a scan of the log finds; pass it to the scan as `on_record`.
+    """Collects this writer's valid records during a scan of the log; pass it to the scan as `on_record`.
 
     Create it before the scan: it remembers the incarnations of the tables that in-flight writes refer to.
     """
@@ -85,7 +85,7 @@ class OutcomeScan:
         self._writes: dict[tuple[int, int, int], int] = {}
         self._seen: set[int] = set()
         self._restored_at = meta.restored_at
-        #: Where the scan restarted because a cleaner had truncated the log: earlier records may have been missed.
+        #: The offset at which the scan restarted after a cleaner truncated the log: it may have missed earlier records.
         self._scanned_from = 0
         tables = {flight.record.parts[0].table for flight in in_flight if isinstance(flight.record, Write)}
         self._incarnations = {table: meta.tables[table].incarnation for table in tables if table in meta.tables}
@@ -183,7 +183,7 @@ class GroupCommit:
         self._topics = topics
         self._term, self._writer = meta.term, meta.writer
         self._settings = settings = topics.settings
-        #: Counts one event of a metric.
+        #: Increments the counter of this name.
         self._count = count
         self._generation = generation()
         self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
@@ -203,9 +203,9 @@ class GroupCommit:
         self._changed = asyncio.Event()
 
     async def write(self, payloads: Sequence[Payloads] = (), *, control: Control | None = None) -> list[Written]:
-        """Write payloads to their tables in one record, or a mark or drop; return when the record is valid.
+        """Write payloads to their tables in one record, or a control record; return when the record is valid.
 
-        Wait first while more than `pending_bytes_max` are pending. The order of the calls is the order in the log.
+        Wait first while more than `pending_bytes_max` bytes are pending. The log keeps the order of the calls.
         """
         size_bytes = payloads[0].size_bytes if len(payloads) == 1 else sum([each.size_bytes for each in payloads])
         if size_bytes > self._payloads_bytes_max:
@@ -276,7 +276,7 @@ class GroupCommit:
             self._send_record()
 
     def _send_record(self) -> None:
-        """Send one record: as many pending writes as `pack_bytes` allows, or one mark or drop."""
+        """Send one record: as many pending writes as `pack_bytes` allows, or one control record."""
         pending = self._pending
         calls: list[PendingWrite] = []
         size_bytes = 0
@@ -395,7 +395,7 @@ class GroupCommit:
     def _holds_claim(self) -> bool:
         """Return whether this writer's claim is in force; if not, set `fenced`."""
         if self.meta.writer == self._writer:
-            self._term = self.meta.term  # a claim of this writer may be in force that was reported as failed
+            self._term = self.meta.term  # a claim that was reported as failed may be in force
             return True
         if self.fenced is None:
             self.fenced = Fenced(
@@ -439,7 +439,7 @@ class GroupCommit:
         return in_flight
 
     def _fail_in_flight(self, error: TidebookError) -> None:
-        """Fail all in-flight and pending writes: the log cannot be read. The next write starts another repair."""
+        """Fail all in-flight and pending writes after the log could not be read; the next write starts a new repair."""
         self._must_claim = True
         for flight in self._take_in_flight():
             outcome = flight.outcome

@@ -23,7 +23,7 @@ _NARROW_MAX: Final = 2**32 - 1
 
 
 class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A mapping as serialized for snapshots and Spark tasks: 4 or 8 bytes per number, little-endian."""
+    """The serialized form of `SeqOffsets`, for snapshots and Spark tasks: 4 or 8 bytes per number, little-endian."""
 
     stop: PositiveCounter
     wide: bool
@@ -178,5 +178,5 @@ def _mapping(firsts: array[int], offsets: array[int], batches: int, stop: int) -
 
 
 def _is_ascending(values: array[int], least: int) -> bool:
-    """Return whether the values are strictly ascending from `least` or more."""
+    """Return whether the values are strictly ascending and all at least `least`."""
     return not values or (values[0] >= least and all(map(lt, values, islice(values, 1, None))))
