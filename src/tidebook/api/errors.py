@@ -1,4 +1,4 @@
-"""Errors that only a server raises, beside those of `tidebook.core.errors`."""
+"""Errors that only the HTTP server raises, in addition to those in `tidebook.core.errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SignInRequired(TidebookError):
 
 
 class PermissionDenied(TidebookError):
-    """The token is valid and does not allow this request; `required` is the role that does."""
+    """The token is valid but does not allow this request; `required` is the role that does."""
 
     def __init__(self, message: str, *, required: str | None = None) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class PermissionDenied(TidebookError):
 
 
 class MethodNotAllowed(InvalidInput):
-    """The path exists, and not with this method; `allowed` are the methods that it has."""
+    """The path does not support this method; `allowed` has the methods that it supports."""
 
     def __init__(self, message: str, *, allowed: list[str]) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class MethodNotAllowed(InvalidInput):
 
 
 class UnsupportedContent(InvalidInput):
-    """The body has another content type than the route accepts."""
+    """The route does not accept the content type of the body."""
 
 
 class TooManyRequests(Unavailable):

@@ -15,7 +15,7 @@ from tidebook.api.route import Route
 from tidebook.api.routes import ROUTES
 
 _REFERENCE = "#/components/schemas/{name}"
-#: What a path parameter is, where it is not any text.
+#: The schemas of the path parameters that do not accept arbitrary text.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,200}$"},
     "queue": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,200}$"},

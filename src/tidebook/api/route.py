@@ -1,4 +1,4 @@
-"""A route: everything that the server, the documentation and a client need to know of one operation."""
+"""A route: the declaration of one HTTP operation, from which server, client and documentation are built."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from tidebook.api.access import Role
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-#: The object that a token's prefix must match: the path parameter of this name, the items of the answer (each is
-#: checked or left out), or the book as a whole, for which a token with a prefix is refused.
+#: The object that a token's prefix must match: the path parameter of this name, the items of the answer (those
+#: that do not match are left out), or the book as a whole, for which a token with a prefix is refused.
 Scope = Literal["topic", "queue", "namespace", "items", "book", "none"]
-#: How the answer is sent: as one JSON document, as text, or as NDJSON lines, which are server-sent events if asked for.
+#: How the answer is sent: as one JSON document, as text, or as NDJSON `lines`; `events` may also be server-sent events.
 Form = Literal["json", "text", "lines", "events", "none"]
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
@@ -33,9 +33,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = None
     form: Form = "json"
     status: int = 200
-    #: Whether it changes something: it is audited, and takes an Idempotency-Key.
+    #: Whether the operation changes something; if so, it is audited and takes an Idempotency-Key.
     mutates: bool = False
-    #: Whether its audit entry must be durable before it is answered.
+    #: Whether the audit entry must be durable before the answer is sent.
     destructive: bool = False
     #: Whether the answer holds a secret, which is never stored.
     answers_secret: bool = False

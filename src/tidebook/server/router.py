@@ -1,4 +1,4 @@
-"""Find the route of a request: a tree of path segments, made from the table of routes."""
+"""Find the route of a request: a tree of path segments, built from the table of routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console as an application: pages, their JSON twins, acts, and the files that pages load."""
+"""The console as an ASGI application: pages, their JSON twins, acts (forms that change something), and static files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THEMES: Final = ("auto", "light", "dark")
 FLASH_CHARS_MAX: Final = 400
 FIELDS_MAX: Final = 2_000
 SIGN_IN_PATH: Final = "/sign-in"
-#: Nothing is loaded from elsewhere, and neither scripts nor styles are taken from the page itself.
+#: Allows nothing from other origins, and no inline scripts or styles.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -68,7 +68,7 @@ class Console:
         return self.parts.state
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the background tasks."""
         await self.parts.bulk.close()
         await self.parts.surveyor.close()
 
@@ -116,13 +116,13 @@ class Console:
         return endpoint
 
     def _require_role(self, target: Page | Act | LiveView, headers: Headers) -> None:
-        """Refuse a token that is too weak before anything else of its request is looked at."""
+        """Refuse a token without the required role before the rest of the request is parsed."""
         principal = self.state.gate.authenticate("GET", headers)
         if principal.role < target.route.role:
             self.state.gate.authorize(principal, target.route, None)
 
     def _view(self, target: Page | Act | LiveView, request: Request, headers: Headers, fields: Any) -> View:
-        """Check who asks, as the API does, and return what the handler sees."""
+        """Authenticate and authorize the request, as the API does, and return the view for its handler."""
         gate = self.state.gate
         principal = gate.authenticate(request.method, headers)
         gate.authorize(principal, target.route, scope_name(target.route, fields))
@@ -166,11 +166,11 @@ class Console:
         return Response(msgspec.json.encode(data, enc_hook=str), media_type="application/json")
 
     async def _confirm(self, act: Act, request: Request, headers: Headers) -> Response:
-        """Show what an act would do."""
+        """Show the dry run of an act, with a form to confirm it."""
         self._require_role(act, headers)
         view = self._view(act, request, headers, _decode(act.form, request.scope["query_string"]))
         if act.preview is None:
-            raise MethodNotAllowed("this is done by a form of the console", allowed=["POST"])
+            raise MethodNotAllowed("this path only accepts the console's form", allowed=["POST"])
         preview = await act.preview(view)
         return self._confirmation(act, view, preview, back=_local(request.query_params.get("back")), warning="")
 
@@ -214,7 +214,7 @@ class Console:
         return response
 
     async def _record(self, act: Act, view: View, status: int) -> None:
-        """Record an act as the API records its route; secrets are no part of the target."""
+        """Record an act in the audit, as the API records its route; the recorded target never contains a secret."""
         audit, route = self.state.audit, act.route
         target = act.path if route.answers_secret else link(act.path, **given_fields(view.fields))
         if route.destructive:
@@ -223,7 +223,7 @@ class Console:
             audit.record(view.principal, view.client, route.name, target, status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rows of a live view; what is refused is a problem, as in the API."""
+        """Send the rows of a live view; a refused request gets a problem document, as in the API."""
         request, headers = Request(scope, receive), Headers(scope["headers"])
         try:
             self._require_role(live, headers)
@@ -298,21 +298,21 @@ def _theme(headers: Headers) -> str:
 
 
 def _address(request: Request) -> str:
-    """Return the path and the query of a request."""
+    """Return the path and the query string of a request."""
     query = request.scope["query_string"].decode("latin-1")
     path = quote(request.scope["path"])
     return f"{path}?{query}" if query else path
 
 
 def _local(address: str | None) -> str:
-    """Return an address of this console; any other becomes the overview, so that no form leads elsewhere."""
+    """Return an address of this console; any other becomes the overview, which prevents open redirects."""
     if not address or not address.startswith("/") or address.startswith("//") or "\\" in address:
         return "/"
     return address if address.isprintable() and address.isascii() else "/"
 
 
 def parse_form(body: bytes) -> list[tuple[str, str]]:
-    """Return the fields of a form that a browser sent; line ends become those of Unix."""
+    """Return the fields of a form that a browser sent, with CRLF replaced by LF."""
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""One event: its payload as a tree, text or bytes, and the record of the log beside the row of the store."""
+"""The console's page of one event: its payload as a tree, text or bytes, its log record, and its row in the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidebook.server.console.payload_view import ClippedText, Dump, TreeNode, as
 from tidebook.server.console.view import View
 
 Form = Literal["tree", "text", "hex"]
-#: How many bytes of a record or a row are shown beside one another.
+#: How many bytes of the record and of the row are shown, side by side, and how many of them per line.
 SIDE_BYTES_MAX = 256
 SIDE_ROW_BYTES = 8
 
@@ -33,7 +33,7 @@ class EventQuery(msgspec.Struct, frozen=True):
     id: str
     number: Annotated[int, Meta(ge=1, le=LAST)]
     form: Form = "tree"
-    #: The first byte of a dump.
+    #: The index of the first byte of a dump.
     byte: Annotated[int, Meta(ge=0)] = 0
     unmask: bool = False
 
@@ -65,7 +65,7 @@ class RowSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The data of the page, also served as JSON."""
 
     topic: str
     id: str
@@ -78,23 +78,24 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     size_bytes: int
     kind: str
-    #: The payload in the form that was asked for; the bytes of a masked payload are not shown.
+    #: The payload in the form that the query selects; the others are None. A mask, if any, was applied.
     tree: TreeNode | None
     text: ClippedText | None
     hex: Dump | None
     metadata: TreeNode | None
     record: RecordSide
     row: RowSide
-    #: Whether record and row hold the same bytes; None if that is not known.
+    #: Whether record and row have the same bytes of the event; None if that is not known.
     same: bool | None
     previous: int | None
     next: int | None
+    #: Whether a mask applies to the topic, and whether it hides fields in this request.
     masked: bool
     hidden: bool
 
 
 async def event(view: View) -> EventData:
-    """Show one event."""
+    """Return the data of the page; raise `NotFound` if there is no such journal or event."""
     query = view.fields
     journal = view.book.journal(query.topic)
     head = await journal.head(query.id, barrier="offset")
