@@ -65,18 +65,16 @@ def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
 
 
 def failed(error: KafkaException | KafkaError, doing: str) -> TidebookError:
-    """Return the error of a request that writes no record."""
+    """Return the Tidebook error for a failed request that writes no record, such as a read or a topic change."""
     error = kafka_error(error)
     code = error.code()
     if code in UNKNOWN_TOPIC:
         return NotFound(f"{doing}: there is no such topic or partition")
     if code in _INVALID:
-        return InvalidInput(f"{doing}: Kafka refuses it: {error.str()}")
+        return InvalidInput(f"{doing}: Kafka rejected it: {error.str()}")
     if code in REFUSED:
         return Unavailable(f"{doing}: Kafka denied access ({error.str()}): check user, password, CA and ACLs")
-    return Unavailable(
-        f"{doing}: Kafka does not answer ({error.name()}: {error.str()}): it is tried again on the next use"
-    )
+    return Unavailable(f"{doing}: Kafka does not answer ({error.name()}: {error.str()}): the next use tries again")
 
 
 def not_sent(error: KafkaException | KafkaError, topic: str, partition: int) -> TidebookError:
@@ -90,7 +88,7 @@ def not_acknowledged(error: KafkaError, topic: str, partition: int) -> TidebookE
         return not_sent(error, topic, partition)
     hint = ""
     if error.code() in UNKNOWN_TOPIC:
-        hint = "; is the topic still there?"
+        hint = "; does the topic still exist?"
     elif error.code() in REFUSED:
         hint = "; check user, password, CA and ACLs"
     return OutcomeUnknown(

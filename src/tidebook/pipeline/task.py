@@ -1,4 +1,4 @@
-"""The Spark task that replicates records of log partitions, given as Arrow batches, to the store."""
+"""The Spark task that replicates log records to the store; it gets them as Arrow batches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ConcurrentPartitions:
         self._running: dict[tuple[str, int], _Running] = {}
 
     def begin(self, topic: str, partition: int, records: Sequence[Record]) -> None:
-        """Start a partition's next records; block until its previous ones are done and the limits allow it."""
+        """Start replicating a partition's next records; block until its previous ones are done and limits allow."""
         at = (topic, partition)
         if at not in self._replicators:
             self._began_s[at] = time.monotonic()

@@ -83,7 +83,7 @@ async def _status(
     lag = max(0, end - max(replicated, start))
     since_ms = now_ms
     if lag:
-        if pointer is not None:  # unless the log can be read
+        if pointer is not None:  # used if the log cannot be read
             since_ms = pointer.time_ms
         try:
             page = await log.read(topic, partition, start=max(replicated, start), stop=end, limit=1)
@@ -128,7 +128,7 @@ def starts_of(statuses: Sequence[PartitionStatus]) -> dict[str, dict[str, int]]:
 async def accept_losses(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> list[LostOffsets]:
     """Move the pointers to the log's start, and return the offsets that are skipped.
 
-    Later appends of the affected journals may get other sequence numbers than their writers were returned, or be void.
+    Appends after the lost records may get other sequence numbers than were returned to their writers, or become void.
     """
     accepted = []
     for status in await partition_statuses(log, store, await topic_configs(store, topics), now_ms=0):
@@ -150,7 +150,7 @@ async def find_lag(
     stops: Mapping[int, int],
     now_ms: int,
 ) -> str | None:
-    """Return a warning of the records after `pointers` and before `stops`; None if there are only marks.
+    """Return a warning about the records after `pointers` and before `stops`; None if there are only marks.
 
     Marks among the first `LOOK_RECORDS_MAX` records of a partition are not counted.
     """
@@ -170,13 +170,13 @@ async def find_lag(
     if not waiting:
         return None
     return (
-        f"topic {topic}: {waiting:,} records of the log are not in the store yet, the oldest since "
+        f"topic {topic}: {waiting:,} records of the log are not in the store yet, the oldest for "
         f"{(now_ms - oldest_ms) / 1000:,.1f} s: their events are missing from this read. "
-        "Run 'tidebook pipeline replicate' to bring them there"
+        "Run 'tidebook pipeline replicate' to replicate them"
     )
 
 
-#: What runs the replication: tasks of a process that has the book open, or a Spark job.
+#: Where replication runs: in tasks of a process that has the book open, or in a Spark job.
 Engine = Literal["inline", "spark"]
 
 

@@ -207,7 +207,7 @@ def test_a_read_warns_of_events_that_are_not_replicated(
         stream(book).prepareForTriggerAvailableNow()
     assert len(caplog.messages) == 2
     for message in caplog.messages:
-        assert message.startswith("topic orders: 3 records of the log are not in the store yet, the oldest since ")
+        assert message.startswith("topic orders: 3 records of the log are not in the store yet, the oldest for ")
 
 
 def test_a_running_stream_warns_while_nothing_replicates(

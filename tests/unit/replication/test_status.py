@@ -143,7 +143,7 @@ async def test_a_warning_counts_the_records_and_tells_the_age_of_the_oldest(
     assert await lag_of(book, config) is None
     await append(book, clock, 3)
     assert str(await lag_of(book, config)).startswith(
-        "topic orders: 3 records of the log are not in the store yet, the oldest since 8.0 s: "
+        "topic orders: 3 records of the log are not in the store yet, the oldest for 8.0 s: "
     )
     assert await lag_of(book, config, stops={0: 2}) is None
     assert "orders: 1 records" in str(await lag_of(book, config, stops={0: 3}))
@@ -151,7 +151,7 @@ async def test_a_warning_counts_the_records_and_tells_the_age_of_the_oldest(
     monkeypatch.setattr(statuses, "LOOK_RECORDS_MAX", 1)
     assert "orders: 3 records" in str(await lag_of(book, config))
     await book.log.truncate(TOPIC, 0, before=4)
-    assert "orders: 1 records of the log are not in the store yet, the oldest since 6.0 s" in str(
+    assert "orders: 1 records of the log are not in the store yet, the oldest for 6.0 s" in str(
         await lag_of(book, config)
     )
 
@@ -166,7 +166,7 @@ async def test_marks_that_are_not_replicated_are_no_lag_and_do_not_count_as_the_
     clock.advance(1_000)
     assert await lag_of(book, config) is None
     await append(book, clock)
-    assert "orders: 1 records of the log are not in the store yet, the oldest since 8.0 s" in str(
+    assert "orders: 1 records of the log are not in the store yet, the oldest for 8.0 s" in str(
         await lag_of(book, config)
     )
 

@@ -1,4 +1,4 @@
-"""A thin layer over the driver: connect, prepare, execute, and translate all errors."""
+"""A thin layer over Cassandra's driver: connect, prepare, execute, retry, and translate all errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def run_bounded(act: Callable[[T], Awaitable[None]], items: Iterable[T], *
         for item in chain(first, waiting):  # sequentially, if only one may be in flight
             await act(item)
         return
-    # A worker starts with one item and continues with whatever is left, so items are only created when needed.
+    # Each task starts with one item and then takes from the shared iterator, so items are only created when needed.
 
     async def work(item: T) -> None:
         for next_item in chain((item,), waiting):
@@ -49,13 +49,13 @@ async def run_bounded(act: Callable[[T], Awaitable[None]], items: Iterable[T], *
 RECONNECT_MS: Final = 250
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
-#: A connection without any answer for this long (`IDLE_S`) is closed.
+#: How often an idle connection is checked, and how long one may go without a response before it is closed.
 HEARTBEAT_S: Final = 5
 IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
-#: Concurrent serial reads and changes of one setting delay each other, and time out long before a node is down.
+#: Concurrent serial reads and compare-and-sets of one setting contend, and may time out although all nodes are up.
 SERIAL_ATTEMPTS: Final = 5
-#: Single statements in flight per batch allowed: 128 batches or 256 rows keep one node busy without overloading it.
+#: Single statements allowed in flight for each batch allowed: 128 batches, or 256 single rows, use one node fully.
 SINGLES_PER_BATCH: Final = 2
 
 _VERIFY: Final = {
@@ -124,7 +124,7 @@ class CassandraSession:
         return result
 
     async def read_serial(self, cql: str, values: Sequence[Any]) -> Any:
-        """Read a compare-and-set table linearizably; an unfinished change is completed or discarded first."""
+        """Read a compare-and-set table linearizably; an unfinished compare-and-set is completed or discarded first."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         for attempt in range(SERIAL_ATTEMPTS):
             try:
@@ -212,8 +212,8 @@ class CassandraSession:
                 timeout=self._settings.write_timeout_s,
             )  # fmt: skip
             statement.set_is_idempotent(False)
-            # The default policy retries on the next node if one answers "unavailable", and would find its own value
-            # there.
+            # The default policy retries on the next node if one answers "unavailable": the retry could then find the
+            # value of the first attempt and report a conflict.
             statement.set_retry_policy("fallthrough")
             result = await self._session.execute(statement)
         answer: dict[str, Any] = result.first().as_dict()
@@ -237,7 +237,7 @@ class CassandraSession:
             await self._session.query(ddl, timeout=SCHEMA_TIMEOUT_S)
 
     async def query(self, cql: str) -> list[tuple[Any, ...]]:
-        """Execute a read that is not worth preparing."""
+        """Execute a read without preparing it, and return its rows."""
         self._refuse_fork()
         with translated("a read"):
             result = await self._session.query(cql, timeout=self._settings.read_timeout_s)
@@ -265,7 +265,7 @@ class CassandraSession:
             future = asyncio.ensure_future(self._session.create_prepared(cql, timeout=self._settings.read_timeout_s))
             self._preparing[cql] = future
             future.add_done_callback(lambda done: self._on_prepared(cql, done))
-        # Shielded, because others await the same statement: a cancelled caller must not cancel theirs.
+        # Shielded, because other callers may await the same future: cancelling one must not cancel them.
         return await asyncio.shield(future)
 
     def _on_prepared(self, cql: str, done: asyncio.Future[Any]) -> None:
