@@ -18,7 +18,9 @@ from tidebook.runtime.json_log import is_json
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+#: Whether standard output is text for a person, not JSON.
 _human = True
+#: Whether the exit code is the result, so that a closed pipe does not end the command.
 _is_check = False
 
 
@@ -31,7 +33,7 @@ class OutputFailed(Exception):
 
 
 class GuardedOutput:
-    """Wraps standard output and raises `OutputFailed` for every failed write, also of help and of the live display."""
+    """Wraps standard output and raises `OutputFailed` for each failed write, also of help texts and live displays."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -121,7 +123,7 @@ class Table:
         self._rows: list[tuple[object, ...]] = []
 
     def add(self, found: Mapping[str, Any] | msgspec.Struct, *cells: object, **more: Any) -> None:
-        """Add a row: `cells` are for a person; the fields, which `more` completes, are printed at once as JSON."""
+        """Add a row: `cells` are for a person; in JSON mode the fields, with those of `more`, are printed at once."""
         if _human:
             self._rows.append(cells)
         else:
@@ -173,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe_type(type: str | None, version: int) -> str:
-    """Return the type of an event as the first words of its line; empty if it has none."""
+    """Return the type and version of an event as the prefix of its line; empty if it has no type."""
     return "" if type is None else f"{format_value(type)} v{version}  "
 
 

@@ -1,4 +1,4 @@
-"""`tidebook queue`: put, feed, work, workers, pause, resume, list, listen, status, flags."""
+"""`tidebook queue`: put, feed, work, workers, pause, resume, list, listen, status, flags (dead letters)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_priority(text: str) -> int:
     raise InvalidInput(f"--priority is 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
 
 
-def _date(text: str | None, option: str) -> datetime | None:
+def _parse_date(text: str | None, option: str) -> datetime | None:
     """Parse a time, given in ISO 8601 with a time zone or as seconds from now, as in +30."""
     if text is None:
         return None
@@ -82,8 +82,8 @@ def put(
     expires_at: str | None = option("TIME", "Drop it after this time, or +SECONDS from now."),
 ) -> None:
     """Put entries into a queue."""
-    level, not_before = parse_priority(priority), _date(process_at, "--process-at")
-    not_after = _date(expires_at, "--expires-at")
+    level, not_before = parse_priority(priority), _parse_date(process_at, "--process-at")
+    not_after = _parse_date(expires_at, "--expires-at")
     inserted = merged = 0
 
     async def put_values(opened: Book, values: list[Any]) -> None:
@@ -97,7 +97,7 @@ def put(
     try:
         bulk_input.write(book, data, "put", put_values)
     finally:
-        if inserted or merged:  # also what was put before a failure
+        if inserted or merged:  # including entries put before a failure
             row = {"queue": queue, "inserted": inserted, "merged": merged}
             output.emit(row, f"put {inserted}, merged {merged}")
 
@@ -136,9 +136,9 @@ async def workers(book: Book, queue: Name, limit: LimitOption = 100) -> None:
 
 @app.command()
 async def pause(book: Book, queue: Name) -> None:
-    """Give out no entry to any worker until the queue is resumed.
+    """Let no worker claim an entry until the queue is resumed.
 
-    Running jobs go on, and entries can still be put. The pause is stored with the queue and outlives restarts.
+    Running jobs continue, and entries can still be put. The pause is stored with the queue and survives restarts.
     """
     await (await _existing(book, queue)).pause()
     output.emit({"queue": queue, "paused": True}, f"{queue} is paused")
@@ -146,7 +146,7 @@ async def pause(book: Book, queue: Name) -> None:
 
 @app.command()
 async def resume(book: Book, queue: Name) -> None:
-    """Give out the entries of a paused queue again."""
+    """Let workers claim the entries of a paused queue again."""
     await (await _existing(book, queue)).resume()
     output.emit({"queue": queue, "paused": False}, f"{queue} is resumed")
 
@@ -214,7 +214,7 @@ def work(
     retry_s: float = seconds("Wait this long after the first failure; each further failure doubles it.", default=1.0),
     retry_max_s: float = seconds("Wait at most this long after a failure.", default=3_600.0),
     grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=30.0),
-    label: str | None = option("NAME", "How `queue workers` and the console call this worker; by default HOST:PID."),
+    label: str | None = option("NAME", "This worker's name in `queue workers` and the console; by default HOST:PID."),
     once: OnceOption = False,
 ) -> None:
     """Run a handler on entries as they become due, with heartbeats.

@@ -29,7 +29,7 @@ from tidebook.runtime.supervisor import GRACE_S, RunStatus, Supervisor
 from tidebook.wiring.book import Book
 from tidebook.wiring.replication import is_embedded
 
-#: How often the states are printed, if one has changed.
+#: How often the parts are checked for a changed state, which is then printed.
 REPORT_S = 0.5
 
 
@@ -43,8 +43,8 @@ async def run_app(
 ) -> None:
     """Run an application's feeds, workers, relays and projections.
 
-    APP receives the book and returns a part or a list of them; it may be async, or an async context manager. What
-    fails is started again. The first SIGINT or SIGTERM lets running jobs finish; a second one exits immediately.
+    APP receives the book and returns a part or a list of them; it may be async, or an async context manager. A part
+    that fails is restarted. The first SIGINT or SIGTERM lets running jobs finish; a second one exits immediately.
     """
     if log_json:
         log_as_json()
@@ -63,7 +63,7 @@ async def run_app(
 
 @asynccontextmanager
 async def _parts_of(name: str, make: Callable[..., Any], book: Book) -> AsyncIterator[list[object]]:
-    """Call the application's function and yield the parts that it returns, within its block if it has one."""
+    """Call the application's function and yield its parts; if it returns a context manager, stay inside it."""
     made = make(book)
     if hasattr(made, "__aenter__"):
         async with made as parts:

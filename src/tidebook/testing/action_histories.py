@@ -1,4 +1,4 @@
-"""Generate small histories of a journal for tests: all histories of a given length, or random ones by Hypothesis."""
+"""Generate small histories of a journal for tests: all histories of a given length, or random ones from Hypothesis."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def append(
 
 
 def delete(to: int, *, incarnation: Position | None = None, epoch: int = FIRST_EPOCH) -> Delete:
-    """Return a delete up to a number."""
+    """Return a delete of the events up to sequence number `to`."""
     return Delete(epoch, to, incarnation)
 
 
@@ -171,7 +171,7 @@ _RANDOM: Mapping[str, Callable[[Head | None, int, int], Action]] = {
     "expiring": lambda head, count, number: append(expire_after_ms=count),
     "repeated": lambda head, count, number: append(append_id=bytes([count]) * 16),
     "delete": lambda head, count, number: delete(max(number, 1)),
-    "delete of this life": lambda head, count, number: delete(
+    "delete of this incarnation": lambda head, count, number: delete(
         max(number, 1), incarnation=head.incarnation if head is not None else START
     ),
     "purge": lambda head, count, number: purge(),

@@ -1,4 +1,4 @@
-"""What runs beside a book: the relay as a supervised part, the health of a process, and `settle` for tests."""
+"""The outbox relay as a supervised part, and the implementation of a book's `health`, `settle` and `running`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OutboxRelay:
         self._threads = threads
 
     async def run(self) -> None:
-        """Relay until cancelled: batches in flight are completed first."""
+        """Relay until cancelled; the batches in flight are then completed."""
         await self._outbox.relay(threads=self._threads)
 
     async def settle(self) -> None:
@@ -46,7 +46,7 @@ class OutboxRelay:
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this process can use the book, and what runs in it."""
 
-    #: What is wrong, one sentence each; empty if the process is healthy.
+    #: The problems, one sentence each; empty if the process is healthy.
     problems: tuple[str, ...] = ()
     #: The replication of this process; None if it does not replicate.
     replication: InlineStatus | None = None
@@ -59,7 +59,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BookState:
-    """What `health` and `settle` look at: the log, the store, and what runs in this process."""
+    """Implements `Book.health` and `Book.settle` from the log, the store, and the parts that run in this process."""
 
     def __init__(
         self, log: Log, store: StoreWriter, replication: InlineReplication | None, supervisors: Sequence[Supervisor]
@@ -70,7 +70,7 @@ class BookState:
         self._supervisors = supervisors
 
     async def health(self) -> Health:
-        """Ask the log and the store, and collect the states of the replication and of all that runs."""
+        """Check that log and store respond, and collect the states of the replication and of all running parts."""
         problems = []
         for name, part in (("log", self._log), ("store", self._store)):
             try:
@@ -101,14 +101,14 @@ class BookState:
             raise Unavailable(f"the book has not settled within {timeout_s:g} s: {why}") from error
 
     async def _settle_once(self, *, clear_tags: bool) -> bool:
-        """Return whether something was appended meanwhile."""
-        # Projections over whole topics wait for the horizon too, also if no event has a tag.
+        """Replicate everything and settle all parts; return whether something was appended meanwhile."""
+        # Projections over whole topics wait for the horizon too, even if no event has a tag.
         done = await replicate_to_end(self._log, self._store, clear_tags=clear_tags, tick=True)
         for at, reason in done.stopped.items():
             raise Unavailable(f"the book cannot settle: {at} is stopped: {reason}")
         ends = await _ends(self._log, self._store)
-        # A part may give work to any other, a process manager to a queue's worker for example, in whatever order they
-        # were given: one pass for each of them.
+        # A part may create work for any other, as a process manager does for a queue's worker, and their order is
+        # arbitrary: so there are as many passes as parts.
         for _ in range(sum(len(supervisor.status()) for supervisor in self._supervisors)):
             for supervisor in self._supervisors:
                 await supervisor.settle()
@@ -125,7 +125,7 @@ async def _ends(log: Log, store: StoreWriter) -> dict[Partition, int]:
 
 
 async def _is_appended_to(log: Log, before: Mapping[Partition, int], now: Mapping[Partition, int]) -> bool:
-    """Return whether there are records other than marks, which have no key."""
+    """Return whether records other than marks, which have no key, were appended between two sets of end offsets."""
     for at, end in now.items():
         start = before.get(at, 0)
         while start < end:
@@ -137,14 +137,14 @@ async def _is_appended_to(log: Log, before: Mapping[Partition, int], now: Mappin
 
 
 class SyncRunning(BlockingFacade[Supervisor]):
-    """The blocking form of what `running` returns."""
+    """The blocking form of the supervisor that `running` returns."""
 
     def status(self) -> list[RunStatus]:
         """Return the state of each part, in the order in which they were given."""
         return self._target.status()
 
     def until_stopped(self) -> None:
-        """Wait for SIGTERM or SIGINT in the main thread, then return: leaving the block drains."""
+        """Wait for SIGTERM or SIGINT in the main thread, then return; leaving the block then drains the parts."""
         stopped = threading.Event()
         with on_stop_signal(stopped.set):
             stopped.wait()

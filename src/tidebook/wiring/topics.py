@@ -48,14 +48,14 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescription:
     """Describe a topic; raise `NotFound` if it does not exist, `Corrupt` if only the store has it."""
-    pointers = await store.pointers(topic_name(topic))  # read first: the configuration's epoch is not older
+    pointers = await store.pointers(topic_name(topic))  # first, so that the configuration is not older
     config = await store.topic_config(topic)
     state = await log.topic(topic)
     if state is None:
         if config is None:
             raise NotFound(f"there is no topic {topic}")
         raise Corrupt(
-            f"topic {topic}: the store knows it and the log does not: restore the log, or run "
+            f"topic {topic}: the store has it and the log does not: restore the log, or run "
             f"'tidebook journal adopt {topic}', which begins a new epoch on what the store has"
         )
     numbers = range(state.partitions if config is None else config.partitions)

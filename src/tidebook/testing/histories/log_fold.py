@@ -1,6 +1,7 @@
-"""The checker's own fold: what the records of a log partition make of its journals.
+"""Compute journals from dumped log records, independently of the product, so that the checker can compare the two.
 
-It is written from the reference of journals, for whole histories in memory, and is deliberately not the product's fold.
+This second fold is written from the documented rules of journals, for whole histories in memory, and deliberately
+shares no code with `tidebook.core.fold`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ IDS_MAX = 16
 
 
 class FoldedEvent(msgspec.Struct):
-    """An event that the log made part of a journal, and whether it still is."""
+    """An event that a valid append added to a journal, and whether a delete or purge has removed it since."""
 
     key: str
     seq_nr: int
@@ -30,7 +31,7 @@ class FoldedEvent(msgspec.Struct):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The event's place in the log."""
+        """The partition, the offset and the index within the record, by which events are ordered."""
         return self.partition, self.offset, self.index
 
 
@@ -44,11 +45,11 @@ class LoggedJournal:
         self.deleted = 0
         self.incarnation: list[int] | None = None
         self.position: list[int] | None = None
-        #: All events that ever were, in log order.
+        #: The events of all incarnations, including removed ones, in log order.
         self.events: list[FoldedEvent] = []
         self._partition = partition
         self._ids: list[tuple[str, list[int]]] = []
-        self._forgotten: list[int] | None = None
+        self._evicted: list[int] | None = None
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Apply a record of this journal."""
@@ -60,17 +61,17 @@ class LoggedJournal:
         if any(id == record["append_id"] for id, _ in self._ids):
             return
         floor = record.get("floor")
-        if floor is not None and self._forgotten is not None and (floor < 0 or [at[0], floor] <= self._forgotten):
+        if floor is not None and self._evicted is not None and (floor < 0 or [at[0], floor] <= self._evicted):
             return
-        expected, wanted, incarnation = record.get("expected"), record.get("at"), record.get("incarnation")
+        expected, first, incarnation = record.get("expected"), record.get("at"), record.get("incarnation")
         last = self.last if self.live else 0
-        if (expected is not None and expected != last) or (wanted is not None and wanted <= last):
+        if (expected is not None and expected != last) or (first is not None and first <= last):
             return
         if incarnation is not None and (not self.live or incarnation != self.incarnation):
             return
         if not self.live:
             self.live, self.deleted, self.incarnation = True, 0, at
-        first = last + 1 if wanted is None else wanted
+        first = last + 1 if first is None else first
         for index, value in enumerate(record["values"]):
             tags = frozenset(record["tags"][index])
             event = FoldedEvent(self.key, first + index, value, tags, self._partition, at[1], index)
@@ -78,7 +79,7 @@ class LoggedJournal:
         self.last, self.position = first + len(record["values"]) - 1, at
         self._ids.append((record["append_id"], at))
         if len(self._ids) > IDS_MAX:
-            self._forgotten = self._ids.pop(0)[1]
+            self._evicted = self._ids.pop(0)[1]
 
     def _delete(self, record: Mapping[str, Any], at: list[int]) -> None:
         incarnation = record.get("incarnation")
@@ -93,8 +94,8 @@ class LoggedJournal:
             self._remove(to)
 
     def _purge(self, record: Mapping[str, Any], at: list[int]) -> None:
-        wanted = record.get("if_position")
-        if self.live and wanted in (None, self.position):
+        if_position = record.get("if_position")
+        if self.live and if_position in (None, self.position):
             self._remove(self.last)
             self.live, self.last, self.deleted, self.incarnation, self.position = False, 0, 0, None, at
 
@@ -105,7 +106,7 @@ class LoggedJournal:
 
 
 def fold_log(history: RecordedHistory) -> dict[str, LoggedJournal] | None:
-    """Return all journals that the dumps of the log give; None if the history has no dump."""
+    """Return the journals that the dumped records produce, by key; None if the history has no dump."""
     dumps = [call for call in history.of("dump_log") if call.outcome == "ok"]
     if not dumps:
         return None
@@ -119,5 +120,5 @@ def fold_log(history: RecordedHistory) -> dict[str, LoggedJournal] | None:
 
 
 def all_events(journals: Iterable[LoggedJournal]) -> dict[str, FoldedEvent]:
-    """Return every event that the log made part of a journal, by its value."""
+    """Return every event that was ever part of a journal, by its value."""
     return {event.value: event for journal in journals for event in journal.events}

@@ -1,4 +1,4 @@
-"""Apache Cassandra: one node."""
+"""Run one Apache Cassandra node for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ LOGBACK = """\
 class Cassandra(JavaServer):
     """One Cassandra node on loopback, with the keyspace ``tidebook``.
 
-    With ``security``, clients need TLS and a password. ``settings`` add to cassandra.yaml, or change it. A node of a
-    cluster has a loopback address of its own as ``host``, and ``java_options`` that come last.
+    With ``security``, clients need TLS and a password. ``settings`` are added to cassandra.yaml, or override it. Each
+    node of a cluster needs its own loopback address as ``host``; ``java_options`` follow all other options.
     """
 
     name: ClassVar[str] = "cassandra"
     version: ClassVar[str] = CASSANDRA
-    #: With an agent, Java uses an archive only if these options state that the agent changes no class.
+    #: Java uses a class-data archive together with an agent only if these options allow it: the agent changes no class.
     archive_options: ClassVar[tuple[str, ...]] = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+AllowArchivingWithJavaAgent")
     port_names: ClassVar[tuple[str, ...]] = ("client", "storage", "jmx")
 
@@ -172,13 +172,12 @@ class Cassandra(JavaServer):
                 session.log_in(None)
                 yield session
                 return
-            made = self.security.certificates
-            trusting = ssl.create_default_context(cafile=str(made.authority))
-            trusting.load_cert_chain(
-                made.server, made.server_key
-            )  # sent only if the node requests a client certificate
-            with trusting.wrap_socket(connection, server_hostname=self.host) as private:
-                session = _Session(private)
+            certificates = self.security.certificates
+            context = ssl.create_default_context(cafile=str(certificates.authority))
+            # Sent only if the node requests a client certificate.
+            context.load_cert_chain(certificates.server, certificates.server_key)
+            with context.wrap_socket(connection, server_hostname=self.host) as encrypted:
+                session = _Session(encrypted)
                 session.log_in(SUPERUSER)
                 yield session
 
