@@ -9,15 +9,19 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TOPIC, fill, filled
 from tests.integration.server.running import client, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
+from tidebook.api.errors import DeadlineExceeded
+from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.queue.port import QueueSettings
 from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
+from tidebook.server.console.console import late_error
 from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
 from tidebook.server.console.view import View
@@ -149,6 +153,11 @@ async def test_a_form_of_a_signed_in_browser_needs_its_csrf_token(tmp_path: Path
 
 
 DESTRUCTIVE = [each for each in CATALOG.acts.values() if each.route.destructive and each.name != "access.create_token"]
+
+
+@pytest.mark.parametrize(("method", "kind"), [("POST", OutcomeUnknown), ("GET", DeadlineExceeded)])
+def test_an_act_that_is_cancelled_at_its_deadline_may_have_happened(method: str, kind: type[TidebookError]) -> None:
+    assert type(late_error(Request({"type": "http", "method": method}), 3.0)) is kind
 
 
 @pytest.mark.parametrize("act", DESTRUCTIVE, ids=lambda act: act.name)

@@ -104,8 +104,7 @@ class Console:
             except TidebookError as error:
                 response = self._problem(error, headers, as_json=as_json)
             except TimeoutError:
-                late = DeadlineExceeded(f"this took longer than {limit_s:g} s: ask for less", deadline_s=limit_s)
-                response = self._problem(late, headers, as_json=as_json)
+                response = self._problem(late_error(request, limit_s), headers, as_json=as_json)
             except Exception:
                 logger.exception("%s failed", target.path)
                 response = self._failure(internal_problem(), headers, as_json=as_json)
@@ -295,6 +294,13 @@ def _refusal(preview: Preview, confirmed: str, counted: str) -> str:
 def _theme(headers: Headers) -> str:
     theme = headers.cookie_value(THEME_COOKIE)
     return theme if theme in THEMES else "auto"
+
+
+def late_error(request: Request, limit_s: float) -> TidebookError:
+    """Return the error for a request that was cancelled at its deadline; an act may have happened nevertheless."""
+    if request.method == "POST":
+        return OutcomeUnknown(f"this was cancelled after {limit_s:g} s, and its change may have happened: look again")
+    return DeadlineExceeded(f"this took longer than {limit_s:g} s: ask for less", deadline_s=limit_s)
 
 
 def _address(request: Request) -> str:
