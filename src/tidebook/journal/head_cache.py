@@ -426,11 +426,9 @@ class HeadCache:
 
         A tail that has not begun may begin after `as_of`, and the records between would never be folded.
         """
-        if (
-            id not in self.heads
-            and self.next_offset >= 0
-            and (self.next_offset <= as_of + 1 or self._unreplicated.find(id, as_of, self.next_offset - 1) == [])
-        ):
+        if id in self.heads or self.next_offset < 0:
+            return
+        if self.next_offset <= as_of + 1 or self._unreplicated.find(id, as_of, self.next_offset - 1) == []:
             self.heads.keep(id, head)
 
     async def head(self, id: str) -> Head | None:

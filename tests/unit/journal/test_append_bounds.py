@@ -211,3 +211,16 @@ async def test_the_next_offset_after_those_seen_is_that_of_a_new_record_and_no_l
     else:
         with pytest.raises(Corrupt, match="was deleted and created again"):
             cache.check_log()
+
+
+async def test_the_floor_of_an_append_of_many_is_above_every_offset_that_was_seen(rig: Rig) -> None:
+    await rig.append("a", 1, confirm=False)
+    assert rig.journal._open is not None
+    cache = rig.journal._open.partitions[0].cache
+    columns = RecordColumns(TOPIC, [0], [b"a"], [encoded_alone([Event(1)])])
+    batch = AppendBatch(["a"], {0: cache}, columns, confirm=False)
+    batch.send(BatchLog())  # type: ignore[arg-type]
+    batch([0], [OutcomeUnknown("no answer")])
+    [unknown] = await batch.outcomes()
+    assert isinstance(unknown, OutcomeUnknown)
+    assert unknown.floor == cache.seen + 1

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.journal.rig import TOPIC, Rig
 from tests.unit.journal.test_head_cache import newer_record
 from tidebook.core.action import Mark
-from tidebook.core.errors import Fenced, LogLost, Unavailable, UnknownVersion
+from tidebook.core.errors import Corrupt, Fenced, LogLost, Unavailable, UnknownVersion
 from tidebook.core.fold import AppendApplied
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -477,3 +477,42 @@ async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: 
     await cache.reach(end - 1)
     assert (cache.next_offset, cache.tail_start) == (end, end)
     assert late.log_faults.calls["read"] == 0
+
+
+@kafka_only
+async def test_a_caller_that_is_cancelled_while_the_cache_is_closed_is_cancelled(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    held = rig.store_faults.hold("head")
+    waiting = asyncio.create_task(cache.head("a"))
+    await held.reached()
+    shared = cache._resolving["a"]
+    shared.add_done_callback(lambda _: waiting.cancel())
+    shared.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_closing_returns_when_the_tasks_of_the_cache_have_ended(rig: Rig) -> None:
+    cache = await cache_of(rig)
+    ended = False
+
+    async def work() -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+            ended = True
+
+    cache._reach_task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    await cache.close()
+    assert ended
+
+
+async def test_a_head_of_a_recreated_log_is_not_returned_though_it_is_known(rig: Rig) -> None:
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    assert cache.is_recreated(0, 5)
+    with pytest.raises(Corrupt):
+        await cache.head("a")

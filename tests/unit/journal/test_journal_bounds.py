@@ -13,6 +13,7 @@ from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.journal import journal as journals
+from tidebook.journal.outcome import Appended
 from tidebook.runtime import tracing
 
 OpenRig = Callable[..., Rig]
@@ -106,6 +107,7 @@ async def test_heads_are_resolved_so_many_at_a_time_and_each_failure_is_its_appe
         each.release()
     outcomes = await appending
     assert [type(each).__name__ for each in outcomes] == ["Appended", "Unavailable", *["Appended"] * 4]
+    assert [each.last for each in outcomes if isinstance(each, Appended)] == [1] * 5
     assert await rig.journal.pointer("b") is None
     assert await rig.journal.pointer("f") == 1
 
@@ -240,3 +242,19 @@ async def test_many_appends_are_one_span_of_a_trace_which_their_events_carry(
     monkeypatch.undo()
     read = [event.metadata async for event in rig.journal.read("b")]
     assert read == ([{"traced": True}] if is_on else [None])
+
+
+@kafka_only
+async def test_a_purge_of_an_expired_journal_does_not_make_its_process_follow_the_log(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.journal.create()
+    await rig.replicate()
+    await rig.append("a", 1)
+    assert rig.journal._open is not None
+    head = rig.journal._open.partitions[0].cache.heads["a"]
+    assert head is not None
+    await other.append("b", "precedes the purge")
+    rig.log_faults.calls.clear()
+    assert await rig.journal.purge_expired("a", head) is True
+    await turns()
+    assert rig.log_faults.calls["wait"] == 0

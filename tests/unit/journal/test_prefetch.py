@@ -201,3 +201,22 @@ async def test_a_failed_request_raises_when_its_rows_are_taken() -> None:
     with pytest.raises(Unavailable):
         await rows.take(0)
     rows.close()
+
+
+async def test_a_journal_without_rows_is_asked_for_once() -> None:
+    store = Counted(())
+    store.may_answer.set()
+    rows = opened(store)
+    assert await rows.take(0) == []
+    assert not rows.dense
+    assert store.asked == [(0, TO, 20)]
+
+
+async def test_pages_of_one_event_are_requested_one_by_one() -> None:
+    store = Counted()
+    rows = RowPrefetcher(cast(StoreReader, store), Key("t", "a"), limit=1)
+    rows.begin(head(), after=0, to=TO)
+    rows.prefetch()
+    await asyncio.sleep(0)
+    assert store.asked == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
+    rows.close()

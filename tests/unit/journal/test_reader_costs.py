@@ -202,3 +202,14 @@ async def test_rows_that_were_requested_and_are_not_needed_are_counted(open_rig:
     assert rig.metrics.counted("read_rows_discarded") == 0
     assert await rig.read("a") == [4]
     assert rig.metrics.counted("read_rows_discarded") == 1
+
+
+@kafka_only
+async def test_a_read_of_what_the_store_has_up_to_its_barrier_reads_no_log(open_rig: OpenRig) -> None:
+    rig, other = open_rig(follow_s=0), open_rig()
+    await rig.append("b", "begins the tail")
+    await other.append("a", 1)
+    await other.replicate()
+    rig.log_faults.calls.clear()
+    assert await rig.read("a", barrier="offset") == [1]
+    assert rig.log_faults.calls["read"] == 0

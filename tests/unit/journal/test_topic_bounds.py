@@ -176,3 +176,20 @@ async def test_a_new_topic_begins_at_the_greatest_time_of_the_book(rig: Rig) -> 
     await rig.journal.create()
     [mark] = (await read_page(rig.log, TOPIC, 0, start=0, stop=1)).records
     assert decode_record(mark.value or b"") == Mark(1, 77)
+
+
+async def test_an_epoch_that_began_in_some_partitions_is_begun_in_the_others(open_rig: OpenRig) -> None:
+    """The process that adopted the log has died in between."""
+    rig = open_rig(partitions=2)
+    for id in ("a", "b", "c", "d"):
+        await rig.append(id, 1)
+    await rig._log.delete_topic(TOPIC)
+    await rig._log.create_topic(TOPIC, 2)
+    rig.store_faults.fail("apply", Unavailable("the process dies"), where=lambda writes: writes.partition == 1)
+    with pytest.raises(Unavailable):
+        await rig.journal.adopt()
+    assert sorted(await rig.store.pointers(TOPIC)) == [0]
+    late = open_rig(partitions=2)
+    config = await late.journal.create()
+    pointers = await late.store.pointers(TOPIC)
+    assert {number: each.position.epoch for number, each in pointers.items()} == {0: config.epoch, 1: config.epoch}

@@ -241,6 +241,13 @@ def test_a_long_parked_record_is_truncated_and_its_size_is_stored() -> None:
     assert parked_row(tuple(statement.values[:9])).whole_bytes == PARKED_BYTES_MAX + 1
 
 
+def test_a_parked_record_that_just_fits_is_kept_whole_and_as_it_is() -> None:
+    parked = Parked("orders", 0, AT, 5, "o-1", "damaged", b"x" * PARKED_BYTES_MAX)
+    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    [[statement]] = first
+    assert parked_row(tuple(statement.values[:9])) == parked
+
+
 def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
     reason = "odd (kept: the first 4,000,000 of 5,000,000 bytes)"
     parked = Parked("orders", 0, AT, 5, "o-1", reason, b"xyz")

@@ -347,3 +347,17 @@ def test_a_node_is_asked_who_it_is_only_until_all_nodes_are_known(nodes: int) ->
     found = run(lambda: migrations._nodes(keyspace))  # type: ignore[arg-type]
     assert [node.host_id for node in found] == [f"host-{number}" for number in range(nodes)]
     assert keyspace.asked == 1
+
+
+def test_a_node_that_never_answers_for_itself_is_asked_twice_for_each_node() -> None:
+    class Others(Keyspace):
+        asked = 0
+
+        async def query(self, text: str) -> list[tuple[Any, ...]]:
+            self.asked += text.endswith("system.local")
+            rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in (1, 2)]
+            return rows[:1] if text.endswith("system.local") else rows
+
+    keyspace = Others()
+    assert len(run(lambda: migrations._nodes(keyspace))) == 2  # type: ignore[arg-type]
+    assert keyspace.asked == 6
