@@ -219,4 +219,7 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     rows.prefetch()
     await asyncio.sleep(0)
     assert store.asked == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
+    store.may_answer.set()
+    assert [row.seq_nr for row in await rows.take(0)] == [1]
+    assert rows.dense, "the ranges after it stay requested"
     rows.close()
