@@ -102,3 +102,13 @@ def test_their_weight_is_near_what_they_take_in_memory(parts: dict[str, int]) ->
     finally:
         tracemalloc.stop()
     assert 0.7 < heads.bytes_held / held < 1.4
+
+
+def test_a_head_that_replaces_another_counts_alone() -> None:
+    heads = HeadLru(count_max=MANY, bytes_max=MANY)
+    few, many = head(recent=2, jumps=1, tags=3), head(recent=5, jumps=7, tags=20)
+    for each in (None, few, many, None, many, few, few, head(recent=3, jumps=4, tags=3)):
+        heads.keep("id", each)
+        assert heads.bytes_held == len("id") + _memory_bytes(each)
+    heads.clear()
+    assert (len(heads), heads.bytes_held) == (0, 0)

@@ -119,3 +119,10 @@ def test_offsets_whose_records_are_gone_are_dropped_a_block_at_a_time_too() -> N
         held.add("a", record("a", offset))
     assert [held.drop_below(30) for _ in range(3)] == [True, True, False]
     assert not held._older
+
+
+@pytest.mark.parametrize(("key", "value", "size"), [(b"id", b"value", 7), (None, b"value", 5), (b"id", None, 2)])
+def test_a_record_counts_with_its_key_and_its_value(key: bytes | None, value: bytes | None, size: int) -> None:
+    held = Unreplicated(offsets_max=80, bytes_max=10**9)
+    held.add("id", Record(0, 0, key, value))
+    assert held._bytes_held == RECORD_BYTES + size
