@@ -213,3 +213,18 @@ async def test_a_read_of_what_the_store_has_up_to_its_barrier_reads_no_log(open_
     rig.log_faults.calls.clear()
     assert await rig.read("a", barrier="offset") == [1]
     assert rig.log_faults.calls["read"] == 0
+
+
+@kafka_only
+async def test_the_next_mark_is_not_sent_before_the_one_in_flight_is_acknowledged(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.calls.clear()
+    held = rig.log_faults.hold("send", where=is_mark)
+    first = asyncio.create_task(rig.read("a"))
+    await held.reached()
+    second = asyncio.create_task(rig.read("a"))
+    await turns()
+    assert rig.log_faults.calls["send"] == 1
+    held.release()
+    assert (await first, await second) == ([1], [1])
+    assert rig.log_faults.calls["send"] == 2

@@ -235,3 +235,15 @@ def test_events_are_read_with_their_tags_metadata_and_place() -> None:
     assert {(each.timestamp_ms, each.partition, each.offset) for each in found} == {(77, 3, 9)}
     with pytest.raises(Corrupt, match="damaged"):
         read_events([EventRow(1, b"\xc1", 77, Position(2, 9), 0)], 3)
+
+
+@pytest.mark.parametrize(("evicted", "left"), [(None, None), (2, 2), (3, None), (9, None)])
+def test_without_the_store_a_view_starts_with_what_was_evicted_before_its_incarnation(
+    evicted: int | None, left: int | None
+) -> None:
+    given = None if evicted is None else Position(1, evicted)
+    cached = ViewBase(msgspec.structs.replace(head(), evicted=given), 20)
+    base = choose_base(stored=None, cached=cached, pointer=None, tail_start=0, epoch=1)
+    assert base is not None
+    assert base.head is not None
+    assert base.head.evicted == (None if left is None else Position(1, left))
