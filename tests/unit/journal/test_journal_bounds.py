@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
-from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import Corrupt, InvalidInput, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.journal import journal as journals
 from tidebook.journal.outcome import Appended
@@ -258,3 +258,14 @@ async def test_a_purge_of_an_expired_journal_does_not_make_its_process_follow_th
     assert await rig.journal.purge_expired("a", head) is True
     await turns()
     assert rig.log_faults.calls["wait"] == 0
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+async def test_many_appends_to_a_recreated_log_are_refused_and_not_sent(rig: Rig, confirm: bool) -> None:
+    await rig.append("a", 1)
+    assert rig.journal._open is not None
+    assert rig.journal._open.partitions[0].cache.is_recreated(0, 5)
+    rig.log_faults.calls.clear()
+    with pytest.raises(Corrupt, match="created again"):
+        await rig.journal.append_many([("a", [Event(2)])], confirm=confirm)
+    assert rig.log_faults.calls["send"] == 0

@@ -223,3 +223,12 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     assert [row.seq_nr for row in await rows.take(0)] == [1]
     assert rows.dense, "the ranges after it stay requested"
     rows.close()
+
+
+async def test_ranges_requested_in_advance_are_discarded_where_one_came_in_part() -> None:
+    """The events are too large for one answer: the next range would begin after the rest of this one."""
+    store = Counted(rows_max=7)
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    assert await read(rows) == store.numbers
