@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -517,3 +518,38 @@ async def test_a_head_of_a_recreated_log_is_not_returned_though_it_is_known(rig:
     assert cache.is_recreated(0, 5)
     with pytest.raises(Corrupt):
         await cache.head("a")
+
+
+async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.append("a", 0)
+    cache = await cache_of(rig)
+    before = cache.next_offset
+    for number in range(3):
+        await other.append("a", number)
+    for offset in range(before, before + 3):
+        await cache.reach(offset, follow=False)
+        assert (cache.next_offset, cache.seen) == (offset + 1, offset)
+
+
+@kafka_only
+async def test_a_failed_read_of_the_tail_that_nobody_awaits_is_nobodys_error(open_rig: OpenRig) -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    rig = open_rig(follow_s=0)
+    await rig.append("a", 1)
+    cache = await cache_of(rig)
+    last = (await rig.write(None, Mark(1))).offset
+    held = rig.log_faults.hold("read")
+    rig.log_faults._faults["read"][-1].error = Unavailable("the log is down")
+    leaving = asyncio.create_task(cache.reach(last, follow=False))
+    await held.reached()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    held.release()
+    await turns()
+    rig.log_faults.heal()
+    await cache.reach(last, follow=False)  # replaces the task that failed
+    gc.collect()
+    await turns()
+    assert reported == []

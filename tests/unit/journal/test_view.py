@@ -9,10 +9,12 @@ from tidebook.core.errors import Corrupt, Fenced
 from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head, RecentAppend
 from tidebook.core.position import Position
+from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import EventRow, Pointer
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.view import (
     ReadPlan,
+    ReadView,
     ViewBase,
     check_rows,
     choose_base,
@@ -23,6 +25,8 @@ from tidebook.journal.view import (
     read_events,
     stored_base,
 )
+from tidebook.log.port import Record
+from tidebook.testing.action_histories import append, placed_at
 from tidebook.testing.conformance.journal_records import topic_config
 
 LIFE = Position(1, 3)
@@ -247,3 +251,12 @@ def test_without_the_store_a_view_starts_with_what_was_evicted_before_its_incarn
     assert base is not None
     assert base.head is not None
     assert base.head.evicted == (None if left is None else Position(1, left))
+
+
+def test_a_tail_of_exactly_the_bytes_that_may_be_kept_is_kept() -> None:
+    action = placed_at(append(2), 0)
+    record = Record(0, 5, b"a", encode_record(action, limit_bytes=10**6))
+    for bytes_max, is_kept in ((len(action.body) - 1, False), (len(action.body), True)):
+        view = ReadView(ViewBase(None, -1), topic_config("t"), bytes_max=bytes_max)
+        view.take(record)
+        assert (view.appends is not None) is is_kept
