@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any, Literal
@@ -60,14 +61,17 @@ async def consume(context: Context) -> None:
 async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]) -> None:
     """Run the parts, each again after an error, until the role stops."""
 
-    async def run(part: Callable[[], Awaitable[None]]) -> None:
+    async def run(number: int, part: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await part()
-            except (TidebookError, sqlite3.OperationalError, psycopg.OperationalError, DBAPIError):
+            except (TidebookError, sqlite3.OperationalError, psycopg.OperationalError, DBAPIError) as error:
+                seconds = (time.monotonic_ns() - context.plan.began_ns) / 1e9
+                # Into the log of the process: a part that fails again and again looks like one that waits.
+                print(f"{seconds:.1f} s: part {number}: {type(error).__name__}: {error}", flush=True)
                 await context.pause(0.5)
 
-    tasks = [asyncio.create_task(run(part)) for part in parts]
+    tasks = [asyncio.create_task(run(number, part)) for number, part in enumerate(parts)]
     stopping = asyncio.create_task(context.stopping.wait())
     ended, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in ended:

@@ -70,9 +70,10 @@ def horizon_of(partitions: Mapping[str, int], pointers: Mapping[str, Mapping[int
 
 
 class Horizons:
-    """Reads horizons repeatedly. A topic's number of partitions never changes, so it is read once.
+    """Reads horizons repeatedly, for several streams at once. A topic's number of partitions is read once.
 
-    The exception is a topic that is deleted and created again: then its pointers are missing or have moved backwards.
+    It only changes if the topic is deleted and created again: then its pointers are missing or have moved backwards.
+    They also seem to move backwards if answers overtake each other; then the number is read again to no effect.
     """
 
     def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
@@ -102,11 +103,12 @@ class Horizons:
             if _moved_backwards(self._pointers.get(topic, {}), found):
                 self._partitions.pop(topic, None)
         self._pointers |= pointers
-        new = [topic for topic in registered if topic not in self._partitions]
+        # A copy: while configurations are read below, another read may remove a topic, which must still count here.
+        counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
+        new = [topic for topic in registered if topic not in counts]
         for topic, config in (await gather_by_topic(self._store.topic_config, new)).items():
             if config is not None:
-                self._partitions[topic] = config.partitions
-        counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
+                self._partitions[topic] = counts[topic] = config.partitions
         return horizon_of(counts, pointers)
 
     async def lagging(
@@ -120,7 +122,8 @@ class Horizons:
         Raise Fenced if a pointer is of a newer epoch than its topic's configuration.
         """
         log, wanted = self.log, self._registered if topics is None else topics
-        names = [topic for topic in wanted if topic in self._partitions]
+        counts = {topic: self._partitions[topic] for topic in wanted if topic in self._partitions}
+        names = list(counts)
         if log is None:
             return None
         pointers = await gather_by_topic(self._store.pointers, names)
@@ -130,7 +133,7 @@ class Horizons:
             first = firsts[topic, partition] or await log.start(topic, partition)
             return await log.end(topic, partition) - first
 
-        partitions = [(topic, partition) for topic in names for partition in range(self._partitions[topic])]
+        partitions = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
         firsts = {
             (topic, number): first_unreplicated_offset(pointers[topic].get(number), topic, number, config)
             if (config := configs[topic]) is not None

@@ -19,7 +19,13 @@ from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, Tidebook
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra.errors import translate
 from tidebook.store.cassandra.mutations import CqlStatement
-from tidebook.store.cassandra.session import CassandraSession, run_bounded
+from tidebook.store.cassandra.session import (
+    OVERDUE_S,
+    SCHEMA_OVERDUE_S,
+    SCHEMA_TIMEOUT_S,
+    CassandraSession,
+    run_bounded,
+)
 from tidebook.store.cassandra.settings import CassandraSettings
 
 SINGLE = [CqlStatement("ONE", [1])]
@@ -283,6 +289,77 @@ def test_wrong_credentials_are_known_by_the_message_too(message: str) -> None:
 def test_a_connection_that_tls_closed_may_come_back_and_a_refused_certificate_may_not() -> None:
     assert type(translate(errors.CassErrorSslClosed("closed"), "a read")) is Unavailable
     assert type(translate(errors.CassErrorSslInvalidCert("bad"), "a read")) is InvalidInput
+
+
+# ---- a driver that never answers
+
+
+class Silent(Driver):
+    """Prepares, if at all, and answers nothing."""
+
+    def __init__(self, *, prepares: bool = True) -> None:
+        super().__init__()
+        self.prepares = prepares
+
+    async def create_prepared(self, cql: str, timeout: float) -> Statement:
+        return await super().create_prepared(cql, timeout) if self.prepares else await self._never()
+
+    async def execute(self, statement: Statement) -> Any:
+        return await self._never()
+
+    execute_batch = execute
+
+    async def query(self, text: str, timeout: float) -> Page:
+        return await self._never()
+
+    async def use_keyspace(self, keyspace: str) -> None:
+        await self._never()
+
+    async def _never(self) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(
+    ("request_of", "meaning", "ends_s"),
+    [
+        (lambda session: session.read("SELECT", []), Unavailable, 2 + OVERDUE_S),
+        (lambda session: session.read_serial("SELECT", []), Unavailable, 2 + OVERDUE_S),
+        (lambda session: session.query("SELECT"), Unavailable, 2 + OVERDUE_S),
+        (lambda session: session.use("books"), Unavailable, 2 + OVERDUE_S),
+        (lambda session: session.compare_and_set("IF", []), OutcomeUnknown, 7 + OVERDUE_S),
+        (lambda session: session.write_once(SINGLE[0]), OutcomeUnknown, 7 + OVERDUE_S),
+        (lambda session: session.write(SINGLE), OutcomeUnknown, 7 + OVERDUE_S),
+        (lambda session: session.write(DOUBLE), OutcomeUnknown, 7 + OVERDUE_S),
+        (lambda session: session.define("CREATE"), OutcomeUnknown, SCHEMA_TIMEOUT_S + SCHEMA_OVERDUE_S),
+    ],
+    ids=["read", "read_serial", "query", "use", "compare_and_set", "write_once", "write", "batch", "define"],
+)
+def test_a_request_that_the_driver_loses_ends_soon_after_its_timeout(
+    request_of: Callable[[CassandraSession], Awaitable[Any]], meaning: type[TidebookError], ends_s: float
+) -> None:
+    session = session_of(Silent(), read_timeout_s=2.0, write_timeout_s=7.0, write_deadline_s=7.0)
+
+    async def lose() -> float:
+        with pytest.raises(meaning, match="no answer within"):
+            await request_of(session)
+        return asyncio.get_running_loop().time()
+
+    assert run(lose) == pytest.approx(ends_s)
+
+
+def test_a_statement_whose_preparation_is_lost_is_prepared_again() -> None:
+    driver = Silent(prepares=False)
+    session = session_of(driver)
+
+    async def lose() -> None:
+        reads = await asyncio.gather(*(session.read("SELECT", []) for _ in range(2)), return_exceptions=True)
+        assert [type(each) for each in reads] == [Unavailable] * 2
+        driver.prepares = True
+        with pytest.raises(Unavailable):
+            await session.read("SELECT", [])
+        assert driver.prepared == ["SELECT"]
+
+    run(lose)
 
 
 # ---- in flight

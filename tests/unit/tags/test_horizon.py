@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tidebook
 from tidebook.core.event import Event
@@ -92,6 +94,81 @@ async def test_a_topic_registered_since_the_last_read_counts_at_once() -> None:
     await horizons.read()
     registry.times_ms["new"] = 45
     assert await horizons.read() == Horizon(45, 50, "new", 0)
+
+
+class SlowRegistry:
+    """A store and log whose answers to single questions are held back; a pointer's offset is its time."""
+
+    def __init__(self, **times_ms: int) -> None:
+        self.times_ms = times_ms
+        self.held: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
+
+    def hold(self, question: str) -> tuple[asyncio.Event, asyncio.Event]:
+        """Return an event that is set when the question is asked, and one that lets it be answered."""
+        self.held[question] = asyncio.Event(), asyncio.Event()
+        return self.held[question]
+
+    async def _answer(self, question: str) -> None:
+        if question in self.held:
+            asked, answered = self.held.pop(question)
+            asked.set()
+            await answered.wait()
+
+    async def topics(self) -> list[str]:
+        return sorted(self.times_ms)
+
+    async def pointers(self, topic: str) -> dict[int, Pointer]:
+        time_ms = self.times_ms[topic]
+        await self._answer(f"pointers {topic}")
+        return {0: Pointer(Position(1, time_ms), time_ms)}
+
+    async def topic_config(self, topic: str) -> TopicConfig:
+        await self._answer(f"config {topic}")
+        return TopicConfig(topic_id="x", partitions=1)
+
+    async def start(self, topic: str, partition: int) -> int:
+        return 0
+
+    async def end(self, topic: str, partition: int) -> int:
+        return 100
+
+
+async def test_a_topic_counts_while_another_stream_reads_its_partitions_again() -> None:
+    """Its pointers overtook each other; the other stream's horizon once was that of the remaining topics."""
+    registry: Any = SlowRegistry(behind=30, before=50)
+    horizons = Horizons(registry)
+    await horizons.read()
+    before_asked, before_answered = registry.hold("config before")
+    behind_asked, behind_answered = registry.hold("config behind")
+    async with asyncio.TaskGroup() as streams:
+        registry.times_ms["before"] = 49  # an answer from before the first read
+        one = streams.create_task(horizons.read())
+        await before_asked.wait()
+        registry.times_ms["behind"] = 29
+        other = streams.create_task(horizons.read())
+        await behind_asked.wait()
+        before_answered.set()
+        assert await one == Horizon(30, 49, "behind", 0)
+        behind_answered.set()
+        assert await other == Horizon(29, 49, "behind", 0)
+
+
+async def test_the_lag_of_a_topic_is_found_while_another_stream_reads_its_partitions_again() -> None:
+    registry: Any = SlowRegistry(a=30)
+    horizons = Horizons(registry, registry)
+    await horizons.read()
+    pointers_asked, pointers_answered = registry.hold("pointers a")
+    async with asyncio.TaskGroup() as streams:
+        lagging = streams.create_task(horizons.lagging())
+        await pointers_asked.wait()
+        registry.times_ms["a"] = 29
+        config_asked, config_answered = registry.hold("config a")
+        other = streams.create_task(horizons.read())
+        await config_asked.wait()
+        pointers_answered.set()
+        assert await lagging == {("a", 0): (Position(1, 30), 69)}
+        config_answered.set()
+        assert (await other).time_ms == 29
 
 
 async def test_the_partitions_of_a_recreated_topic_are_read_again(tmp_path: Path) -> None:

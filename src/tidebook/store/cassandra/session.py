@@ -53,6 +53,10 @@ RETRY_MAX_S: Final = 1.0
 HEARTBEAT_S: Final = 5
 IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
+#: The driver counts a timeout from when it first sends the request, and after DDL it waits ten seconds for the nodes to
+#: agree. A request without an answer this long after its timeout is lost.
+OVERDUE_S: Final = 5.0
+SCHEMA_OVERDUE_S: Final = 15.0
 #: Concurrent serial reads and compare-and-sets of one setting contend, and may time out although all nodes are up.
 SERIAL_ATTEMPTS: Final = 5
 #: Single statements allowed in flight for each batch allowed: 128 batches, or 256 single rows, use one node fully.
@@ -63,6 +67,15 @@ _VERIFY: Final = {
     "address": acsylla.SSLVerifyFlags.PEER_IDENTITY,
     "name": acsylla.SSLVerifyFlags.PEER_IDENTITY_DNS,
 }
+
+
+async def _answer(request: Awaitable[T], timeout_s: float, *, overdue_s: float = OVERDUE_S) -> T:
+    """Await the driver's answer to a request with this timeout; one that is lost has timed out, too."""
+    try:
+        async with asyncio.timeout(timeout_s + overdue_s):
+            return await request
+    except TimeoutError as late:
+        raise errors.CassErrorLibRequestTimedOut(f"no answer within {timeout_s + overdue_s:g} s") from late
 
 
 class CassandraSession:
@@ -119,7 +132,7 @@ class CassandraSession:
             )  # fmt: skip
             statement.set_is_idempotent(True)
             began = time.perf_counter()
-            result = await self._session.execute(statement)
+            result = await _answer(self._session.execute(statement), self._settings.read_timeout_s)
         self._metrics.time("cassandra_read", time.perf_counter() - began)
         return result
 
@@ -185,16 +198,17 @@ class CassandraSession:
                 await self._attempt([statement])
 
     async def _attempt(self, batch: Batch) -> None:
+        timeout_s = self._settings.write_timeout_s
         if len(batch) == 1:
-            await self._session.execute(await self._bound(batch[0]))
+            await _answer(self._session.execute(await self._bound(batch[0])), timeout_s)
             return
-        driver_batch = self._new_batch(timeout=self._settings.write_timeout_s)
+        driver_batch = self._new_batch(timeout=timeout_s)
         driver_batch.set_consistency(self._writing)
         driver_batch.set_is_idempotent(True)
         for each in batch:
             prepared = self._prepared.get(each.cql) or await self._prepare(each.cql)
             driver_batch.add_statement(prepared.bind(each.values))
-        await self._session.execute_batch(driver_batch)
+        await _answer(self._session.execute_batch(driver_batch), timeout_s)
 
     async def _bound(self, statement: CqlStatement) -> Any:
         prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
@@ -215,7 +229,7 @@ class CassandraSession:
             # The default policy retries on the next node if one answers "unavailable": the retry could then find the
             # value of the first attempt and report a conflict.
             statement.set_retry_policy("fallthrough")
-            result = await self._session.execute(statement)
+            result = await _answer(self._session.execute(statement), self._settings.write_timeout_s)
         answer: dict[str, Any] = result.first().as_dict()
         return answer
 
@@ -230,24 +244,26 @@ class CassandraSession:
                 statement = acsylla.create_statement(ddl, timeout=SCHEMA_TIMEOUT_S)
                 statement.set_host(address, self._settings.port)
                 try:
-                    await self._session.execute(statement)
+                    await _answer(self._session.execute(statement), SCHEMA_TIMEOUT_S, overdue_s=SCHEMA_OVERDUE_S)
                     return
                 except (*NOT_SENT, errors.CassErrorLibNoHostsAvailable):
                     pass
-            await self._session.query(ddl, timeout=SCHEMA_TIMEOUT_S)
+            request = self._session.query(ddl, timeout=SCHEMA_TIMEOUT_S)
+            await _answer(request, SCHEMA_TIMEOUT_S, overdue_s=SCHEMA_OVERDUE_S)
 
     async def query(self, cql: str) -> list[tuple[Any, ...]]:
         """Execute a read without preparing it, and return its rows."""
         self._refuse_fork()
         with translated("a read"):
-            result = await self._session.query(cql, timeout=self._settings.read_timeout_s)
+            timeout_s = self._settings.read_timeout_s
+            result = await _answer(self._session.query(cql, timeout=timeout_s), timeout_s)
         return [row.as_tuple() for row in result]
 
     async def use(self, keyspace: str) -> None:
         """Select the keyspace."""
         self._refuse_fork()
         with translated("choosing the keyspace"):
-            await self._session.use_keyspace(keyspace)
+            await _answer(self._session.use_keyspace(keyspace), self._settings.read_timeout_s)
 
     async def close(self) -> None:
         """Close the session; a second call does nothing, nor does one in a forked child, where it cannot be closed."""
@@ -262,7 +278,8 @@ class CassandraSession:
             raise Unavailable("the store is closed: open the book again")
         future = self._preparing.get(cql)
         if future is None:
-            future = asyncio.ensure_future(self._session.create_prepared(cql, timeout=self._settings.read_timeout_s))
+            timeout_s = self._settings.read_timeout_s
+            future = asyncio.ensure_future(_answer(self._session.create_prepared(cql, timeout=timeout_s), timeout_s))
             self._preparing[cql] = future
             future.add_done_callback(lambda done: self._on_prepared(cql, done))
         # Shielded, because other callers may await the same future: cancelling one must not cancel them.
