@@ -117,21 +117,27 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
     lines = _lines(text)
     folder = tree.pop("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str):
-        at = lines.get("", {}).get("folder") or lines["folder"][""]
-        raise InvalidInput(f"{path}, line {at}: folder must be text")
+        raise InvalidInput(f"{_place(path, lines, 'folder')}: folder must be text")
     sections = {}
     for name, value in tree.items():
-        if name not in SECTIONS or not isinstance(value, dict):
-            line = lines.get(name, {}).get("") or lines.get("", {}).get(name)
-            where = f"{path}, line {line}" if line else str(path)
+        if name not in SECTIONS:
             there = f"there are {', '.join(SECTIONS)}"
-            raise InvalidInput(f"{where}: [{name}] is no section{_suggestion(name, (*SECTIONS, 'folder'))}; {there}")
+            close = _suggestion(name, (*SECTIONS, "folder"))
+            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is no section{close}; {there}")
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{_place(path, lines, name)}: {name} must be a section, [{name}]")
         options = dict(value)
         url = options.pop("url", None)
         if url is not None and not isinstance(url, str):
-            raise InvalidInput(f"{path}, line {lines[name]['url']}: url in [{name}] must be text")
+            raise InvalidInput(f"{_place(path, lines, name, 'url')}: url in [{name}] must be text")
         sections[name] = Section(url, options, str(path), lines.get(name, {}))
     return path.parent / folder, sections
+
+
+def _place(path: Path, lines: dict[str, dict[str, int]], name: str, option: str = "") -> str:
+    """Return the file and, where it is known, the line of a section, its option, or a name before all sections."""
+    line = lines.get(name, {}).get(option) or lines.get("", {}).get(name)
+    return f"{path}, line {line}" if line else str(path)
 
 
 _HEADER = re.compile(r"""\s*\[\s*(?P<name>[^\[\]#]+?)\s*\]""")

@@ -104,6 +104,22 @@ def test_a_folder_that_is_no_text_is_reported_with_its_line(tmp_path: Path, text
         settings(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("folder.name = 5\n", "tidebook.toml: folder must be text"),
+        ("log = 5\n", r"line 1: log must be a section, \[log\]"),
+        ("[[log]]\n", r"tidebook.toml: log must be a section, \[log\]"),
+        ("[sql]\nurl = 5\n", r"line 2: url in \[sql\] must be text"),
+        ("sql.url = 5\n", r"tidebook.toml: url in \[sql\] must be text"),
+        ("sql = { url = 5 }\n", r"line 1: url in \[sql\] must be text"),
+    ],
+)
+def test_a_value_in_another_notation_is_reported_too(tmp_path: Path, text: str, reported: str) -> None:
+    with pytest.raises(InvalidInput, match=reported):
+        settings(tmp_path, text)
+
+
 def test_a_mistyped_folder_is_reported_with_the_closest_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is no section: did you mean folder\?"):
         settings(tmp_path, 'foldr = "data"\n')
