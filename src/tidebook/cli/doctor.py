@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tidebook.cli import output
 from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
+from tidebook.runtime.clock import RandomIds, SystemClock
+from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
 from tidebook.wiring.server_checks import check_servers, check_topic
@@ -73,6 +76,7 @@ async def doctor(book: BookOption) -> None:
             raise
         findings.add("book", None, str(error))  # a new installation without a book is not an error
     else:
+        _check_settings(findings, settings)
         _check_folder(findings, settings)
         _check_files(findings, settings)
         async for found in check_servers(settings):
@@ -108,6 +112,32 @@ def _check_installation(findings: Findings) -> None:
         installed = find_spec(module) is not None
         detail = "installed" if installed else f"not installed: pip install 'tidebook[{name}]'"
         findings.add(f"extra {name}", None, detail)
+
+
+def _check_settings(findings: Findings, settings: Settings) -> None:
+    """Check every section, for a command reads only those of the parts that it uses."""
+    from tidebook.journal.settings import JournalSettings
+    from tidebook.outbox.settings import OutboxSettings
+    from tidebook.pipeline.session import pipeline_settings
+    from tidebook.server.settings import ServerSettings
+    from tidebook.tags.settings import TagSettings
+    from tidebook.wal.settings import WalSettings
+    from tidebook.wiring.queue import make_queues
+
+    checks: dict[str, Callable[[], object]] = {
+        "journal": lambda: settings.options("journal", JournalSettings),
+        "tags": lambda: settings.options("tags", TagSettings),
+        "wal": lambda: settings.options("wal", WalSettings),
+        "outbox": lambda: settings.options("outbox", OutboxSettings),
+        "server": lambda: settings.options("server", ServerSettings),
+        "pipeline": lambda: pipeline_settings(settings),
+        "queue": lambda: make_queues(settings, clock=SystemClock(), ids=RandomIds(), metrics=Metrics()),
+    }
+    for name, check in checks.items():
+        try:
+            check()
+        except TidebookError as error:
+            findings.add(f"settings [{name}]", False, str(error))
 
 
 def _check_folder(findings: Findings, settings: Settings) -> None:

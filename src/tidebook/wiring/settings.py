@@ -21,6 +21,12 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 
 SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server", "mask")
+#: The sections that a URL moves to a server, each with an example.
+SERVERS = {
+    "log": "kafka://host:9092",
+    "store": "cassandra://host:9042/keyspace",
+    "sql": "postgresql://user@host/database",
+}
 DEFAULT_FOLDER = "tidebook-data"
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -82,10 +88,22 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
         raise InvalidInput(f"{text.split('://')[0]}:// is not a book here: give a folder or a tidebook.toml")
     path = Path(text)
     folder, sections = _read_file(path) if path.suffix == ".toml" else (path, {})
-    for name in ("log", "store", "sql"):
+    for name in SERVERS:
         if url := environment.get(f"TIDEBOOK_{name.upper()}_URL"):
             sections[name] = msgspec.structs.replace(sections.get(name, Section()), url=url)
+        _check_url(sections.get(name, Section()), name)
     return Settings(folder, sections)
+
+
+def _check_url(section: Section, name: str) -> None:
+    """Raise `InvalidInput` for options of a server that is not named: the part would be embedded without a word."""
+    for option in section.options:
+        place = f"{section.place(name, option)} {option}"
+        if section.url is None:
+            close = _suggestion(option, ["url"]) or f": add a line 'url = \"{SERVERS[name]}\"', or remove this one"
+            raise InvalidInput(f"{place} has no effect without a url, and [{name}] would be embedded{close}")
+        if name == "sql":
+            raise InvalidInput(f"{place} is unknown: there is only url")
 
 
 def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
@@ -96,23 +114,30 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
         raise InvalidInput(f"{path}: there is no such settings file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read as TOML: {error}") from error
+    lines = _lines(text)
     folder = tree.pop("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str):
-        raise InvalidInput(f"{path}: folder must be text")
+        raise InvalidInput(f"{_place(path, lines, 'folder')}: folder must be text")
     sections = {}
-    lines = _lines(text)
     for name, value in tree.items():
-        if name not in SECTIONS or not isinstance(value, dict):
-            line = lines.get(name, {}).get("") or lines.get("", {}).get(name)
-            where = f"{path}, line {line}" if line else str(path)
+        if name not in SECTIONS:
             there = f"there are {', '.join(SECTIONS)}"
-            raise InvalidInput(f"{where}: [{name}] is no section{_suggestion(name, SECTIONS)}; {there}")
+            close = _suggestion(name, (*SECTIONS, "folder"))
+            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is no section{close}; {there}")
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{_place(path, lines, name)}: {name} must be a section, [{name}]")
         options = dict(value)
         url = options.pop("url", None)
         if url is not None and not isinstance(url, str):
-            raise InvalidInput(f"{path}, line {lines[name]['url']}: url in [{name}] must be text")
+            raise InvalidInput(f"{_place(path, lines, name, 'url')}: url in [{name}] must be text")
         sections[name] = Section(url, options, str(path), lines.get(name, {}))
     return path.parent / folder, sections
+
+
+def _place(path: Path, lines: dict[str, dict[str, int]], name: str, option: str = "") -> str:
+    """Return the file and, where it is known, the line of a section, its option, or a name before all sections."""
+    line = lines.get(name, {}).get(option) or lines.get("", {}).get(name)
+    return f"{path}, line {line}" if line else str(path)
 
 
 _HEADER = re.compile(r"""\s*\[\s*(?P<name>[^\[\]#]+?)\s*\]""")

@@ -13,10 +13,12 @@ import pytest
 
 import tidebook
 from tests.integration.outbox.relaying import Cluster
+from tidebook.core.action import Mark
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.event import Event
-from tidebook.core.record import is_record
+from tidebook.core.record import encode_record, is_record
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.port import Outgoing
 from tidebook.outbox import Message
 from tidebook.outbox.kafka.sender import KafkaSender
 from tidebook.outbox.kafka.target import KafkaTarget
@@ -44,6 +46,16 @@ def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: 
 def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> None:
     done = book.journal("orders").append("o-1", [Event(1)])
     book._portal.run(book.log.truncate("orders", done.partition, before=done.offset + 1))
+    book.outbox.publish_alone([Message("orders", b"paid")])
+    assert book.outbox.relay(once=True) == 0
+    assert "holds journals" in only_error(book)
+
+
+def test_a_topic_of_journals_that_the_store_does_not_know_is_one_still(book: SyncBook) -> None:
+    """The store was lost, or is another one: the records of the log are still a journal's."""
+    mark = encode_record(Mark(1), limit_bytes=1000)
+    book._portal.run(book.log.create_topic("orders", 1))
+    book._portal.run(book.log.append(Outgoing("orders", 0, None, mark)))
     book.outbox.publish_alone([Message("orders", b"paid")])
     assert book.outbox.relay(once=True) == 0
     assert "holds journals" in only_error(book)

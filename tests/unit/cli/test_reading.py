@@ -168,11 +168,27 @@ def test_a_topic_is_deleted_only_after_a_yes(
     assert (cli("topics", "list").out == "") is deleted
 
 
-@pytest.mark.parametrize("file", ["log.db", "store.db", "queue.db", "outbox.db"])
+@pytest.mark.parametrize("section", ["journal", "tags", "wal", "outbox", "queue", "queue.mail", "pipeline", "server"])
+def test_the_doctor_checks_every_section_of_the_settings(cli: Cli, tmp_path: Path, section: str) -> None:
+    """A command reads only the sections of the parts that it uses."""
+    file = tmp_path / "tidebook.toml"
+    file.write_text(f"\n[{section}]\nno_such_option = 1\n")
+    assert (
+        cli("wal", "write", "metrics", "7", "1", "1", "--create", "--book", str(tmp_path / "tidebook-data")).code == 0
+    )
+    result = cli("doctor", "--book", str(file))
+    assert result.code == 1
+    wrong = [row for row in map(json.loads, result.out.splitlines()) if row["ok"] is False]
+    assert [row["check"] for row in wrong] == [f"settings [{section.partition('.')[0]}]"]
+    assert "line 3" in wrong[0]["detail"]
+
+
+@pytest.mark.parametrize("file", ["log.db", "store.db", "queue.db", "outbox.db", "server.db"])
 def test_the_doctor_checks_every_file(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     cli("queue", "put", "mail", "1")
     cli("outbox", "migrate")
+    assert cli("token", "create", "mine").code == 0
     assert cli("doctor").code == 0
     (book / file).write_bytes(b"this is no database at all" * 500)
     for leftover in book.glob(f"{file}-*"):

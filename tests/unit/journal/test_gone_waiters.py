@@ -99,3 +99,5 @@ async def test_a_tail_that_cannot_be_read_after_its_reader_left(open_rig: OpenRi
     await held.reached()
     await cancel(reading)
     held.release()
+    await turns()
+    assert await rig.read("a", barrier="offset") == [1]  # another task takes the place of the failed one

@@ -41,6 +41,13 @@ def test_a_lost_append_is_a_conflict() -> None:
     assert (told.key, told.expected, told.at, told.found) == (KEY, 4, None, 9)
 
 
+def test_the_expected_number_in_another_incarnation_is_not_reported_as_found() -> None:
+    """Expected 4 and found 4 would be no conflict: the number found is that of another journal of this id."""
+    told = outcome_of(Rejected(4), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(told, Conflict)
+    assert (told.expected, told.found) == (4, None)
+
+
 def test_an_append_for_another_epoch_is_fenced() -> None:
     assert isinstance(outcome_of(Stale(), "orders", "o-1", ACTION, 2, AT), Fenced)
 

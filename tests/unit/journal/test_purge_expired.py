@@ -71,6 +71,18 @@ async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(
     assert await rig.read("a") == [1, "fresh"]
 
 
+async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too(rig: Rig) -> None:
+    """Both are folded at their acknowledgements: the log is not read again."""
+    head = await expired_head(rig)
+    held = rig.log_faults.hold("send", where=is_purge)
+    purging = asyncio.create_task(rig.journal.purge_expired("a", head))
+    await held.reached()
+    await rig.append("a", "fresh")
+    held.release()
+    assert await purging is False
+    assert await rig.read("a") == [1, "fresh"]
+
+
 @pytest.mark.parametrize("then", ["nothing", "append", "append and purge"])
 async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
     rig, other = open_rig(), open_rig()

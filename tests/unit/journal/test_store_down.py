@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -127,3 +127,24 @@ async def test_a_tail_that_was_cut_is_unavailable_and_not_lost_while_the_store_i
         assert await rig.read("a") == [1, 2]
     finally:
         await rig.close()
+
+
+async def test_records_of_others_that_were_cut_are_not_lost_while_the_store_is_down(
+    open_rig: Callable[..., Rig],
+) -> None:
+    """The tail of this process is before the start of the log, and only the store knows that nothing is missing."""
+    rig, other = open_rig(), open_rig()
+    await rig.append("a", 1)
+    await rig.read("a")
+    _, partition = await rig.journal._locate("a")
+    assert partition is not None
+    last = (await other.append("a", 2)).offset
+    await rig.replicate()
+    await rig.truncate()
+    take_down(rig)
+    with pytest.raises(Unavailable, match="the store is down"):
+        await partition.cache.reach(last, follow=False)
+    with pytest.raises(Unavailable, match="the store is down"):
+        await rig.read("a")
+    rig.store_faults.heal()
+    assert await rig.read("a") == [1, 2]

@@ -73,6 +73,58 @@ def test_an_unknown_section_is_reported_with_its_line_and_the_closest_name(tmp_p
         settings(tmp_path, "[log]\n\n[jurnal]\npartitions = 1\n")
 
 
+@pytest.mark.parametrize(
+    ("section", "url"),
+    [("log", "kafka://"), ("store", "cassandra://"), ("sql", "postgresql://")],
+)
+def test_options_of_a_server_that_is_not_named_are_refused_instead_of_embedding(
+    tmp_path: Path, section: str, url: str
+) -> None:
+    with pytest.raises(InvalidInput, match=rf"line 2: \[{section}\] user has no effect without a url.*'url = \"{url}"):
+        settings(tmp_path, f'[{section}]\nuser = "me"\n')
+    with pytest.raises(InvalidInput, match=r"line 2: .*did you mean url\?"):
+        settings(tmp_path, f'[{section}]\nulr = "{url}host"\n')
+    assert settings(tmp_path, f"[{section}]\n").section(section).embedded
+
+
+def test_options_may_be_in_the_file_where_the_environment_has_the_url(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text("[log]\nreplication = 3\n")
+    found = read_settings(tmp_path / "tidebook.toml", environment={"TIDEBOOK_LOG_URL": "kafka://host:9092"})
+    assert found.section("log").options == {"replication": 3}
+
+
+def test_a_database_has_no_options_beside_its_url(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"line 3: \[sql\] pool is unknown: there is only url"):
+        settings(tmp_path, '[sql]\nurl = "postgresql://host/database"\npool = 3\n')
+
+
+@pytest.mark.parametrize("text", ["\nfolder = 5\n", "\n[folder]\nname = 5\n"])
+def test_a_folder_that_is_no_text_is_reported_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"tidebook\.toml, line 2: folder must be text"):
+        settings(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("folder.name = 5\n", "tidebook.toml: folder must be text"),
+        ("log = 5\n", r"line 1: log must be a section, \[log\]"),
+        ("[[log]]\n", r"tidebook.toml: log must be a section, \[log\]"),
+        ("[sql]\nurl = 5\n", r"line 2: url in \[sql\] must be text"),
+        ("sql.url = 5\n", r"tidebook.toml: url in \[sql\] must be text"),
+        ("sql = { url = 5 }\n", r"line 1: url in \[sql\] must be text"),
+    ],
+)
+def test_a_value_in_another_notation_is_reported_too(tmp_path: Path, text: str, reported: str) -> None:
+    with pytest.raises(InvalidInput, match=reported):
+        settings(tmp_path, text)
+
+
+def test_a_mistyped_folder_is_reported_with_the_closest_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is no section: did you mean folder\?"):
+        settings(tmp_path, 'foldr = "data"\n')
+
+
 def test_an_error_in_a_queue_table_is_reported_with_its_line(tmp_path: Path) -> None:
     found = settings(tmp_path, '[queue]\nschema = "q"\n[queue.mail]\nmax_timeout = 3\n')
     with pytest.raises(InvalidInput, match=r"line 4: \[queue.mail\] max_timeout is unknown: did you mean max_timeouts"):
