@@ -125,7 +125,7 @@ async def status(book: Book, queue: AnyName = None) -> None:
 
 @app.command()
 async def workers(book: Book, queue: Name, limit: LimitOption = 100) -> None:
-    """Print the workers of a queue in all processes, with their last heartbeats."""
+    """Print a queue's workers and their heartbeats."""
     table = output.Table("worker", "state", "since", "heartbeat", "running", "done", "failed")
     for one in await (await _existing(book, queue)).workers(limit):
         state = "gone" if one.gone else "live"

@@ -40,6 +40,8 @@ READING = [
     "wal snapshot metrics 7",
     "wal clean metrics 7",
     "wal delete metrics 7 --yes",
+    "wal flush metrics 7",
+    "backup copy --book {book}",
     "pipeline replicate",
     "pipeline status",
     "pipeline parked",
@@ -59,6 +61,9 @@ READING = [
     "queue status mail",
     "queue listen mail",
     "queue flags",
+    "queue workers mail",
+    "queue pause mail",
+    "queue resume mail",
     "queue work mail builtins:print",
     "queue feed mail paid",
     "doctor --book {book}",
@@ -73,7 +78,7 @@ WRITING = {
     # These serve or run a book, which they create, or keep the tokens of a server.
     "serve", "run", "token create", "token list", "token revoke", "audit verify",
     # These copy into a book, which they create.
-    "import kafka-journal", "import deimos",
+    "import kafka-journal", "import deimos", "restore",
 }  # fmt: skip
 
 

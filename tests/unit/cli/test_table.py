@@ -58,4 +58,4 @@ def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
     finally:
         os.close(here)
         os.close(there)
-    assert printed == ["QUEUE", "DUE", "LATER", "PROCESSING", "DEAD", "mail", "1", "0", "0", "0"]
+    assert printed == ["QUEUE", "DUE", "LATER", "PROCESSING", "DEAD", "PAUSED", "SINCE", "mail", "1", "0", "0", "0", "-"]
