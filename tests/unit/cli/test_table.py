@@ -58,4 +58,5 @@ def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
     finally:
         os.close(here)
         os.close(there)
-    assert printed == ["QUEUE", "DUE", "LATER", "PROCESSING", "DEAD", "PAUSED", "SINCE", "mail", "1", "0", "0", "0", "-"]
+    header = ["QUEUE", "DUE", "LATER", "PROCESSING", "DEAD", "PAUSED", "SINCE"]
+    assert printed == [*header, "mail", "1", "0", "0", "0", "-"]
