@@ -38,6 +38,7 @@ READING = [
     "wal mark metrics 7 1 1",
     "wal drop metrics 7 1 --yes",
     "wal snapshot metrics 7",
+    "wal flush metrics 7",
     "wal clean metrics 7",
     "wal delete metrics 7 --yes",
     "pipeline replicate",
@@ -59,8 +60,12 @@ READING = [
     "queue status mail",
     "queue listen mail",
     "queue flags",
+    "queue workers mail",
+    "queue pause mail",
+    "queue resume mail",
     "queue work mail builtins:print",
     "queue feed mail paid",
+    "backup {book}",
     "doctor --book {book}",
 ]
 #: Commands that create what they need, or use no book.
@@ -73,7 +78,7 @@ WRITING = {
     # These serve or run a book, which they create, or keep the tokens of a server.
     "serve", "run", "token create", "token list", "token revoke", "audit verify",
     # These copy into a book, which they create.
-    "import kafka-journal", "import deimos",
+    "import kafka-journal", "import deimos", "restore",
 }  # fmt: skip
 
 
