@@ -56,9 +56,11 @@ class SyncQueue(BlockingFacade[Queue[D]], Generic[D]):
         self._portal.run(self._target.open())
         return self
 
-    def claim(self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True) -> list[Job[D]]:
+    def claim(
+        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True, worker: bytes = b""
+    ) -> list[Job[D]]:
         """Claim due entries; see `Queue.claim`."""
-        return self._portal.run(self._target.claim(limit, lease, together=together))
+        return self._portal.run(self._target.claim(limit, lease, together=together, worker=worker))
 
     put_once = blocking(Queue.put_once)
     marks = blocking(Queue.marks)

@@ -162,6 +162,7 @@ class SyncFeed(BlockingFacade[Feed]):
     """The blocking form of `Feed`."""
 
     waiting = forwarded(Feed.waiting)
+    problem = forwarded(Feed.problem)
     run = blocking(Feed.run)
     settle = blocking(Feed.settle)
 

@@ -38,6 +38,7 @@ READING = [
     "wal mark metrics 7 1 1",
     "wal drop metrics 7 1 --yes",
     "wal snapshot metrics 7",
+    "wal flush metrics 7",
     "wal clean metrics 7",
     "wal delete metrics 7 --yes",
     "wal flush metrics 7",
@@ -66,6 +67,7 @@ READING = [
     "queue resume mail",
     "queue work mail builtins:print",
     "queue feed mail paid",
+    "backup {book}",
     "doctor --book {book}",
 ]
 #: Commands that create what they need, or use no book.
