@@ -47,7 +47,7 @@ AT_MOST = frozenset(
         "meta_bytes_per_1000", "page_p50_ms_max", "read_100k_vs_driver", "read_1k_in_100k_tail_vs_caught_up",
         "read_1k_vs_driver", "read_1m_memory_growth_mb", "recovery_2m_vs_100k", "sse_p50_ms", "start_beyond_session_s",
         "start_beyond_spark_s", "steady_follower_p50_s", "steady_p50_s", "steady_p99_s", "steady_stop_s",
-        "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s",
+        "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s", "up_first_start_event_s",
     )
 )  # fmt: skip
 #: Prefixes of ratios that are measured on more than one store.

@@ -64,11 +64,12 @@ def test_freezing_returns_when_nothing_runs_any_more(
     parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine a signal takes effect late."""
-    process, kill, timers = Process.of(parent), os.kill, list[threading.Timer]()
+    process, kill, timers = Process.of(parent), os.kill, dict[int, threading.Timer]()
 
     def kill_late(pid: int, number: int) -> None:
-        timers.append(threading.Timer(0.1 * len(timers) + 0.1, kill, (pid, number)))
-        timers[-1].start()
+        if pid not in timers:  # the signal is sent again until it has taken effect
+            timers[pid] = threading.Timer(0.1 * len(timers) + 0.1, kill, (pid, number))
+            timers[pid].start()
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "kill", kill_late)
