@@ -32,7 +32,7 @@ SERVER = "server"
 PIPELINE = "pipeline"
 INSPECTOR = "inspector"
 STOP_S_MAX = 30.0
-#: The exit code of a command that found a server unavailable: whoever runs it starts it again, as systemd does.
+#: The exit code of a command that found a server unavailable: its supervisor starts it again, as systemd does.
 UNAVAILABLE = 5
 #: A process forks from one that has imported everything and opened nothing, so that many start quickly on few cores.
 _context = multiprocessing.get_context("forkserver")

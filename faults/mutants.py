@@ -36,7 +36,7 @@ _FOLD, _WAL = "core/fold.py", "wal/meta.py"
 _STORE, _CLAIMS = "store/sqlite/writes.py", "queue/sqlite/claims.py"
 
 #: Not among them: what another check makes harmless. A writer that trusts an old end of the log inserts a row that
-#: exists, fails, and reads the end anew; a slice that the pointer does not fence is only a replay. The terms of a
+#: exists, fails, and reads the end again; a slice that the pointer does not fence is only a replay. The terms of a
 #: write-ahead log matter for records that arrive late, which a file does not have: `tests/simulation` plants those.
 MUTANTS: Sequence[Mutant] = (
     # journals: conditions, numbers, retries, removals

@@ -1,4 +1,4 @@
-"""The servers of a run: Kafka, Cassandra and PostgreSQL, single or as clusters, each node behind a proxy of its own."""
+"""The servers of a run: Kafka, Cassandra and PostgreSQL, single or as clusters, each node with a separate proxy."""
 
 from __future__ import annotations
 

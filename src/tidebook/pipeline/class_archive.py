@@ -89,7 +89,7 @@ def write_archive(class_path: str) -> bool:
             return False
         for left in archive.parent.glob(f"{archive.stem}.*.writing"):  # by processes that were killed
             left.unlink()
-        written = archive.with_suffix(f".{os.getpid()}.writing")  # a Java that was left behind may still write its own
+        written = archive.with_suffix(f".{os.getpid()}.writing")  # a Java process that still runs may write its own
         _run_spark(class_path, f'"-XX:ArchiveClassesAtExit={written}" {_QUIET}')
         if not written.exists():
             return False
