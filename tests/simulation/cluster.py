@@ -73,12 +73,13 @@ class Faults(NamedTuple):
     #: Of a request: it fails before it is sent; its answer is lost.
     refused: float = 0.0
     unanswered: float = 0.0
-    #: Of a read: the replicas are read at different times; differences are not repaired.
+    #: Of a read: the replicas are read at different times; differences are not repaired; a page ends early.
     torn: float = 0.5
     unrepaired: float = 0.5
+    short_page: float = 0.2
 
 
-NONE = Faults(torn=0.0)
+NONE = Faults(torn=0.0, short_page=0.0)
 LATE_S = 4.0
 MUCH_LATER_S = 200.0
 
@@ -421,6 +422,9 @@ class Driver:
         if query.limit is not None:
             rows = rows[: max(query.limit - taken, 0)]
         page_size = options.get("page_size") or 5000
+        cluster = self._cluster
+        if page_size > 1 and cluster.faults.short_page and cluster.dice.random() < cluster.faults.short_page:
+            page_size = cluster.dice.randint(1, page_size)
         page = rows[:page_size]
         left = pickle.dumps((page[-1][0], page[-1][2], taken + len(page))) if len(rows) > page_size else None
         return Result(select.columns, [_columns(table, select.columns, row) for row in page], left)

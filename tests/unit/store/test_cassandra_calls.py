@@ -12,7 +12,7 @@ from acsylla import errors
 from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import session as sessions
-from tidebook.store.cassandra.session import SCHEMA_TIMEOUT_S, SERIAL_ATTEMPTS, CassandraSession, connect
+from tidebook.store.cassandra.session import SCHEMA_TIMEOUT_S, SERIAL_ATTEMPTS, CassandraSession, connect, read_rows
 from tidebook.store.cassandra.settings import CassandraSettings
 
 SETTINGS = CassandraSettings.read("cassandra://one/books", environment={})
@@ -30,6 +30,9 @@ class Page(list[Row]):
     def __init__(self, rows: list[Row], state: bytes | None = None) -> None:
         super().__init__(rows)
         self._state = state
+
+    def all(self) -> list[Row]:
+        return self
 
     def has_more_pages(self) -> bool:
         return self._state is not None
@@ -129,6 +132,15 @@ async def test_all_pages_come_in_order_with_the_state_of_the_one_before() -> Non
     assert found == pages
     options = [call[2] for call in driver.calls if call[0] == "bind"]
     assert [(each["page_size"], each["page_state"]) for each in options] == [(7, None), (7, b"one"), (7, b"two")]
+
+
+async def test_rows_are_read_to_the_limit_although_pages_end_early() -> None:
+    one, two = Row(1), Row(2)
+    driver = Driver(Page([], b"none yet"), Page([one], b"one"), Page([two], b"more than the limit"))
+    assert await read_rows(session_of(driver), "SELECT", ["v"], limit=2) == [one, two]
+    options = [call[2] for call in driver.calls if call[0] == "bind"]
+    assert [(each["page_size"], each["page_state"]) for each in options] == [(2, None), (2, b"none yet"), (2, b"one")]
+    assert await read_rows(session_of(Driver(Page([one]))), "SELECT", ["v"], limit=2) == [one]
 
 
 async def test_a_contended_serial_read_is_repeated_and_any_other_failure_is_not(

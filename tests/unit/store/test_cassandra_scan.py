@@ -56,6 +56,9 @@ class Rows(list[Row]):
     def all(self) -> list[Row]:
         return self
 
+    def has_more_pages(self) -> bool:
+        return False
+
 
 class Node:
     """A session whose node returns at most this many bytes in time."""

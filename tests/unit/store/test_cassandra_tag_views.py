@@ -37,6 +37,16 @@ class Row:
         return self._columns
 
 
+class Page(list[Row]):
+    """The only page of an answer."""
+
+    def all(self) -> list[Row]:
+        return self
+
+    def has_more_pages(self) -> bool:
+        return False
+
+
 class Server:
     """Rows and tombstones of one tag by time; a page over too many tombstones is aborted."""
 
@@ -48,11 +58,11 @@ class Server:
         self.down = self.frozen = False
         self.given_up_as: type[errors.CassException] = errors.CassErrorServerReadFailure
 
-    async def read(self, query: str, values: list[Any], **options: Any) -> list[Row]:
+    async def read(self, query: str, values: list[Any], **options: Any) -> Page:
         if query == cql.TAG_BUCKETS:
-            return [Row(each) for each in self.buckets if each > values[1]][: values[2]]
+            return Page([Row(each) for each in self.buckets if each > values[1]][: values[2]])
         if query == cql.TAG_BUCKET_AT:
-            return [Row(each) for each in reversed(self.buckets) if each <= values[1]][:1]
+            return Page([Row(each) for each in reversed(self.buckets) if each <= values[1]][:1])
         self.reads += 1
         self.reading += 1
         self.most_at_once = max(self.most_at_once, self.reading)
@@ -65,7 +75,7 @@ class Server:
         stop_ms = found[-1] if len(found) == limit else until_ms
         if self.down or sum(begin_ms <= each < stop_ms for each in self.gone) > TOMBSTONES_MAX:
             raise Unavailable("given up") from self.given_up_as()
-        return [Row(each, "t", 0, each, 0, 1, _cell(each)) for each in found]
+        return Page([Row(each, "t", 0, each, 0, 1, _cell(each)) for each in found])
 
 
 def _cell(time_ms: int) -> bytes:

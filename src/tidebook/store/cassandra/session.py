@@ -291,6 +291,19 @@ class CassandraSession:
             self._prepared[cql] = done.result()
 
 
+async def read_rows(session: CassandraSession, cql: str, values: Sequence[Any], *, limit: int) -> list[Any]:
+    """Return the rows of a query that has this LIMIT.
+
+    A node may end a page early, even without rows, so only the absence of further pages means the end.
+    """
+    page = await session.read(cql, values, page_size=limit)
+    found: list[Any] = page.all()
+    while len(found) < limit and page.has_more_pages():
+        page = await session.read(cql, values, page_size=limit, page_state=page.page_state())
+        found = [*found, *page.all()]
+    return found
+
+
 async def connect(settings: CassandraSettings, metrics: Metrics) -> CassandraSession:
     """Connect to the cluster. The keyspace is selected later, because it may have to be created."""
     with translated("the settings in [store]"):

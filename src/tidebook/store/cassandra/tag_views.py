@@ -20,7 +20,7 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE, TIMEOUTS
 from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.store.cassandra.scan import EventPages, PageSizes
-from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession
+from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession, read_rows
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches, tag_positions, tag_row, tag_row_or_damage
 
 #: How often a reader of times that are not fixed yet reads the history again; until then it queries the tag's buckets.
@@ -154,7 +154,8 @@ class TagViews:
         found = await self._page(tag, bucket, after_key, until_ms, limit, decode)
         at_once = 1
         while len(found) < limit:
-            following = await self._session.read(cql.TAG_BUCKETS, [tag, bucket, BUCKETS_PER_QUERY])
+            values = [tag, bucket, BUCKETS_PER_QUERY]
+            following = await read_rows(self._session, cql.TAG_BUCKETS, values, limit=BUCKETS_PER_QUERY)
             starts = deque(row.as_tuple()[0] for row in following)
             listed = len(starts)
             while starts and len(found) < limit:
@@ -215,7 +216,7 @@ class TagViews:
     async def _rows(self, tag: str, values: list[Any], decode: RowDecoder[T]) -> list[T]:
         self._metrics.count("tag_pages")
         try:
-            rows = await self._session.read(cql.TAG_ROWS, values, page_size=values[-1])
+            rows = await read_rows(self._session, cql.TAG_ROWS, values, limit=values[-1])
         except Unavailable as error:
             if isinstance(error.__cause__, PERHAPS_TOO_LARGE):
                 self._sizes.timed_out(tag)
