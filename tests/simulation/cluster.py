@@ -270,17 +270,18 @@ class Result:
     """A page of rows."""
 
     def __init__(self, names: tuple[str, ...], rows: list[Values], page_state: bytes | None = None) -> None:
-        self._rows = [ResultRow(names, row) for row in rows]
+        self._names = names
+        self._rows = rows
         self._page_state = page_state
 
     def __iter__(self) -> Iterator[ResultRow]:
-        return iter(self._rows)
-
-    def all(self) -> list[ResultRow]:
-        return self._rows
+        row = ResultRow(self._names, ())
+        for values in self._rows:
+            row._values = values  # as in the driver, the next row overwrites this one
+            yield row
 
     def first(self) -> ResultRow | None:
-        return self._rows[0] if self._rows else None
+        return ResultRow(self._names, self._rows[0]) if self._rows else None
 
     def has_more_pages(self) -> bool:
         return self._page_state is not None

@@ -53,9 +53,6 @@ class Row:
 class Rows(list[Row]):
     """Rows as the driver returns them."""
 
-    def all(self) -> list[Row]:
-        return self
-
     def has_more_pages(self) -> bool:
         return False
 

@@ -36,12 +36,12 @@ class Row:
     def as_tuple(self) -> tuple[Any, ...]:
         return self._columns
 
+    def column_value_by_index(self, index: int) -> Any:
+        return self._columns[index]
+
 
 class Page(list[Row]):
     """The only page of an answer."""
-
-    def all(self) -> list[Row]:
-        return self
 
     def has_more_pages(self) -> bool:
         return False

@@ -23,7 +23,7 @@ from tidebook.core.replication_plan import (
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE
 from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows
-from tidebook.store.cassandra.session import CassandraSession, read_rows, run_bounded
+from tidebook.store.cassandra.session import CassandraSession, first_column, read_rows, run_bounded
 
 PAGE_BYTES: Final = 4_000_000
 #: The assumed size of an event until a page was read, so the first page has 16 rows.
@@ -124,15 +124,15 @@ class EventPages:
     async def cells(self, key: Key, segment: int, *, after: int, to: int, limit: int) -> list[bytes]:
         """Return encoded rows of a segment: the first that extend beyond `after`, up to the one that holds `to`."""
         values = [key.id, key.topic, segment, after, to + EVENTS_PER_ROW_MAX - 1, limit]
-        return [row.column_value_by_index(0) for row in await read_rows(self._session, cql.EVENTS, values, limit=limit)]
+        return await read_rows(self._session, cql.EVENTS, values, limit=limit, decode=first_column)
 
     async def listed(self, key: Key, head: Head, *, above: int, to: int, page: int) -> AsyncIterator[Sequence[int]]:
         """Yield pages of the listed segments that may hold numbers above `above` and up to `to`, in order."""
         wanted = listed_between(head, above, to)
         while wanted:
             values = [key.id, key.topic, *head.incarnation, wanted.start, wanted.stop, page]
-            rows = await read_rows(self._session, cql.SEGMENTS, values, limit=page)
-            segments = array("q", [row.column_value_by_index(0) for row in rows])
+            found = await read_rows(self._session, cql.SEGMENTS, values, limit=page, decode=first_column)
+            segments = array("q", found)
             if segments:
                 yield segments
             if len(segments) < page:

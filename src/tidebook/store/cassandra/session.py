@@ -291,17 +291,31 @@ class CassandraSession:
             self._prepared[cql] = done.result()
 
 
-async def read_rows(session: CassandraSession, cql: str, values: Sequence[Any], *, limit: int) -> list[Any]:
-    """Return the rows of a query that has this LIMIT.
+async def read_rows(
+    session: CassandraSession, cql: str, values: Sequence[Any], *, limit: int, decode: Callable[[Any], T]
+) -> list[T]:
+    """Return the decoded rows of a query that has this LIMIT.
 
-    A node may end a page early, even without rows, so only the absence of further pages means the end.
+    A node may end a page early, even without rows, so only the absence of further pages means the end. Each row is
+    decoded before the next one is read, because the driver's row refers to memory that the next one overwrites.
     """
     page = await session.read(cql, values, page_size=limit)
-    found: list[Any] = page.all()
+    found = [decode(row) for row in page]
     while len(found) < limit and page.has_more_pages():
         page = await session.read(cql, values, page_size=limit, page_state=page.page_state())
-        found = [*found, *page.all()]
+        found += (decode(row) for row in page)
     return found
+
+
+def first_column(row: Any) -> Any:
+    """Return the first column of a driver's row."""
+    return row.column_value_by_index(0)
+
+
+def all_columns(row: Any) -> tuple[Any, ...]:
+    """Return all columns of a driver's row."""
+    columns: tuple[Any, ...] = row.as_tuple()
+    return columns
 
 
 async def connect(settings: CassandraSettings, metrics: Metrics) -> CassandraSession:

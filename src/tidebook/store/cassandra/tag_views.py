@@ -20,7 +20,7 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE, TIMEOUTS
 from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.store.cassandra.scan import EventPages, PageSizes
-from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession, read_rows
+from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession, all_columns, first_column, read_rows
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches, tag_positions, tag_row, tag_row_or_damage
 
 #: How often a reader of times that are not fixed yet reads the history again; until then it queries the tag's buckets.
@@ -155,8 +155,9 @@ class TagViews:
         at_once = 1
         while len(found) < limit:
             values = [tag, bucket, BUCKETS_PER_QUERY]
-            following = await read_rows(self._session, cql.TAG_BUCKETS, values, limit=BUCKETS_PER_QUERY)
-            starts = deque(row.as_tuple()[0] for row in following)
+            starts = deque(
+                await read_rows(self._session, cql.TAG_BUCKETS, values, limit=BUCKETS_PER_QUERY, decode=first_column)
+            )
             listed = len(starts)
             while starts and len(found) < limit:
                 of_round = [starts.popleft() for _ in range(min(at_once, len(starts)))]
@@ -216,12 +217,11 @@ class TagViews:
     async def _rows(self, tag: str, values: list[Any], decode: RowDecoder[T]) -> list[T]:
         self._metrics.count("tag_pages")
         try:
-            rows = await read_rows(self._session, cql.TAG_ROWS, values, limit=values[-1])
+            columns = await read_rows(self._session, cql.TAG_ROWS, values, limit=values[-1], decode=all_columns)
         except Unavailable as error:
             if isinstance(error.__cause__, PERHAPS_TOO_LARGE):
                 self._sizes.timed_out(tag)
             raise
-        columns = [row.as_tuple() for row in rows]
         self._sizes.record(tag, len(columns), sum(len(each[-1]) for each in columns))
         return [decode(tag, each) for each in columns]
 
