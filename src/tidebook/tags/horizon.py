@@ -16,9 +16,10 @@ from typing import TypeVar
 
 import msgspec
 
-from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
@@ -41,6 +42,9 @@ CHECK_EVERY_MS = 1_000
 #: How long a check waits for the log, and the pause after a log that did not answer.
 LOG_S_MAX = 1.0
 LOG_DOWN_MS = 30_000
+#: How long a topic's configuration is used to count records that are not replicated: a store that keeps it in a
+#: compare-and-set table needs several round trips to read it, and concurrent readers of one row disturb each other.
+CONFIG_S = 15.0
 REMEDY = "run 'tidebook up' or 'tidebook pipeline replicate', or open an embedded book with replicate=True"
 
 T = TypeVar("T")
@@ -83,6 +87,10 @@ class Horizons:
         self._registered: Sequence[str] = ()
         self._partitions: dict[str, int] = {}
         self._pointers: dict[str, Mapping[int, Pointer]] = {}
+        #: The configurations with which `lagging` counts, and when they were read.
+        self._configs: dict[str, tuple[TopicConfig | None, float]] = {}
+        #: When one of the streams asks for ticks again.
+        self.renew_at_ms = 0
 
     async def read(self, topics: Iterable[str] | None = None) -> Horizon:
         """Read the pointers, then the topics: a topic that is registered in between holds the horizon back."""
@@ -127,19 +135,17 @@ class Horizons:
         if log is None:
             return None
         pointers = await gather_by_topic(self._store.pointers, names)
-        configs = await gather_by_topic(self._store.topic_config, names)
+        partitions = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
+        try:
+            firsts = _first_offsets(partitions, pointers, await self._topic_configs(names))
+        except Fenced:  # perhaps only by a configuration that was read too long ago
+            self._configs.clear()
+            firsts = _first_offsets(partitions, pointers, await self._topic_configs(names))
 
         async def records(topic: str, partition: int) -> int:
             first = firsts[topic, partition] or await log.start(topic, partition)
             return await log.end(topic, partition) - first
 
-        partitions = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
-        firsts = {
-            (topic, number): first_unreplicated_offset(pointers[topic].get(number), topic, number, config)
-            if (config := configs[topic]) is not None
-            else 0
-            for topic, number in partitions
-        }
         try:
             async with asyncio.timeout(LOG_S_MAX):
                 # The log combines these calls into one request.
@@ -151,6 +157,30 @@ class Horizons:
             for (topic, number), count in zip(partitions, counted, strict=True)
             if count > 0
         }
+
+
+    async def _topic_configs(self, topics: Sequence[str]) -> dict[str, TopicConfig | None]:
+        now_s = asyncio.get_running_loop().time()
+        outdated = [
+            topic for topic in topics if topic not in self._configs or now_s - self._configs[topic][1] > CONFIG_S
+        ]
+        read = await gather_by_topic(self._store.topic_config, outdated)
+        self._configs |= {topic: (config, now_s) for topic, config in read.items()}
+        return {topic: self._configs[topic][0] for topic in topics}
+
+
+def _first_offsets(
+    partitions: Iterable[tuple[str, int]],
+    pointers: Mapping[str, Mapping[int, Pointer]],
+    configs: Mapping[str, TopicConfig | None],
+) -> dict[tuple[str, int], int]:
+    """Return the first offset of each partition that is not replicated; 0 where a topic has no configuration."""
+    return {
+        (topic, number): first_unreplicated_offset(pointers[topic].get(number), topic, number, config)
+        if (config := configs[topic]) is not None
+        else 0
+        for topic, number in partitions
+    }
 
 
 def _moved_backwards(before: Mapping[int, Pointer], now: Mapping[int, Pointer]) -> bool:
@@ -257,7 +287,7 @@ class HorizonWait:
         self._stream = stream
         self._report = report or self._warn
         self._since = -1
-        self._renew_at_ms = self._check_at_ms = clock.monotonic_ms()
+        self._check_at_ms = clock.monotonic_ms()
         self._horizon_ms: int | None = None
         self._horizon_since_ms = 0
         #: The pointer of each lagging partition, and since when it has been there.
@@ -266,10 +296,12 @@ class HorizonWait:
         self.waiting: HorizonStatus | None = None
 
     async def ask_for_ticks(self) -> None:
-        """Renew the hint to the pipeline that a stream is live, unless that was done recently."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._renew_at_ms and await renew_followed(self._store, self._clock):
-            self._renew_at_ms = now_ms + RENEW_MS
+        """Renew the hint to the pipeline that a stream is live, unless a stream of this book did so recently."""
+        now_ms, horizons = self._clock.monotonic_ms(), self._horizons
+        if now_ms >= horizons.renew_at_ms:
+            horizons.renew_at_ms = now_ms + RENEW_MS  # before the call, so that no other stream makes it, too
+            if not await renew_followed(self._store, self._clock):
+                horizons.renew_at_ms = now_ms
 
     async def wait(self, timeout_s: float, *, delivered: bool) -> None:
         """Wait until a pointer may have moved; if rows were just `delivered`, start with the shortest interval."""
@@ -281,10 +313,13 @@ class HorizonWait:
         if self._horizons.log is None or now_ms < self._check_at_ms:
             return
         self._check_at_ms = now_ms + CHECK_EVERY_MS
-        horizon = await self._horizons.read(self._topics)
+        try:
+            horizon = await self._horizons.read(self._topics)
+            lagging = await self._horizons.lagging(self._topics)
+        except Unavailable:  # the stream itself reports a store that stays down; this check must not end it
+            return
         if horizon.time_ms != self._horizon_ms:
             self._horizon_ms, self._horizon_since_ms = horizon.time_ms, now_ms
-        lagging = await self._horizons.lagging(self._topics)
         if lagging is None:
             self._check_at_ms = now_ms + LOG_DOWN_MS
             return

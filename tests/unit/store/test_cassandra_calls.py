@@ -152,7 +152,9 @@ async def test_a_contended_serial_read_is_repeated_and_any_other_failure_is_not(
 ) -> None:
     monkeypatch.setattr(sessions, "RETRY_FIRST_S", 0.0)
     monkeypatch.setattr(sessions, "RETRY_MAX_S", 0.0)
-    contended = [errors.CassErrorServerReadTimeout("contended") for _ in range(SERIAL_ATTEMPTS)]
+    # A read that has to complete the compare-and-set of another client fails like a write.
+    kinds = [errors.CassErrorServerReadTimeout, errors.CassErrorServerWriteTimeout]
+    contended = [kinds[number % 2]("contended") for number in range(SERIAL_ATTEMPTS)]
     driver = Driver(*contended[1:], Page([Row(1)]))
     assert [row.as_tuple() for row in await session_of(driver).read_serial("SELECT", [])] == [(1,)]
     assert driver.names().count("execute") == SERIAL_ATTEMPTS

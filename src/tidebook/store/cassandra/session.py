@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import chain, islice
@@ -21,6 +22,8 @@ from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.store.cassandra.settings import CassandraSettings
 
 T = TypeVar("T")
+
+_random = random.Random()
 
 
 async def run_bounded(act: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_once: int) -> None:
@@ -59,6 +62,8 @@ OVERDUE_S: Final = 5.0
 SCHEMA_OVERDUE_S: Final = 15.0
 #: Concurrent serial reads and compare-and-sets of one setting contend, and may time out although all nodes are up.
 SERIAL_ATTEMPTS: Final = 5
+#: The errors of a serial read that contends. One that has to complete another's compare-and-set fails like a write.
+CONTENDED: Final = (errors.CassErrorServerReadTimeout, errors.CassErrorServerWriteTimeout)
 #: Single statements allowed in flight for each batch allowed: 128 batches, or 256 single rows, use one node fully.
 SINGLES_PER_BATCH: Final = 2
 
@@ -143,10 +148,10 @@ class CassandraSession:
             try:
                 return await self.read(cql, values, level=self._serial)
             except Unavailable as error:
-                contended = isinstance(error.__cause__, errors.CassErrorServerReadTimeout)
-                if not contended or attempt + 1 == SERIAL_ATTEMPTS:
+                if not isinstance(error.__cause__, CONTENDED) or attempt + 1 == SERIAL_ATTEMPTS:
                     raise
-            await asyncio.sleep(backoff.next_s())
+            # At a random time, because readers that contend would otherwise do so again.
+            await asyncio.sleep(_random.uniform(0.5, 1.0) * backoff.next_s())
 
     async def pages(self, cql: str, values: Sequence[Any], *, page_size: int) -> AsyncIterator[Any]:
         """Yield all pages of a query, fetching the next one while the current one is used."""
