@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import tidebook
+from tidebook.core.errors import Unavailable
 from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.replication.slice import replicate_slice
-from tidebook.tags.horizon import NEVER_MS, Horizon, Horizons, horizon_of
+from tidebook.tags.horizon import (
+    FOLLOWED_SETTING,
+    NEVER_MS,
+    RENEW_MS,
+    Horizon,
+    Horizons,
+    HorizonWait,
+    horizon_of,
+)
+from tidebook.testing.clock import ManualClock
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
 
@@ -102,6 +112,9 @@ class SlowRegistry:
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms
         self.held: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
+        self.epoch = 1
+        self.configs_read = 0
+        self.is_down = False
 
     def hold(self, question: str) -> tuple[asyncio.Event, asyncio.Event]:
         """Return an event that is set when the question is asked, and one that lets it be answered."""
@@ -118,13 +131,16 @@ class SlowRegistry:
         return sorted(self.times_ms)
 
     async def pointers(self, topic: str) -> dict[int, Pointer]:
+        if self.is_down:
+            raise Unavailable("the store is down")
         time_ms = self.times_ms[topic]
         await self._answer(f"pointers {topic}")
-        return {0: Pointer(Position(1, time_ms), time_ms)}
+        return {0: Pointer(Position(self.epoch, time_ms), time_ms)}
 
     async def topic_config(self, topic: str) -> TopicConfig:
+        self.configs_read += 1
         await self._answer(f"config {topic}")
-        return TopicConfig(topic_id="x", partitions=1)
+        return TopicConfig(topic_id="x", partitions=1, epoch=self.epoch)
 
     async def start(self, topic: str, partition: int) -> int:
         return 0
@@ -169,6 +185,52 @@ async def test_the_lag_of_a_topic_is_found_while_another_stream_reads_its_partit
         assert await lagging == {("a", 0): (Position(1, 30), 69)}
         config_answered.set()
         assert (await other).time_ms == 29
+
+
+async def test_a_configuration_is_read_rarely_to_count_records_and_again_for_a_newer_epoch() -> None:
+    registry: Any = SlowRegistry(a=30)
+    horizons = Horizons(registry, registry)
+    await horizons.read()
+    registry.configs_read = 0
+    for _ in range(5):
+        assert await horizons.lagging() == {("a", 0): (Position(1, 30), 69)}
+    assert registry.configs_read == 1
+    registry.epoch = 2  # a stream that kept its configuration would end with Fenced
+    assert await horizons.lagging() == {("a", 0): (Position(2, 30), 69)}
+    assert registry.configs_read == 2
+
+
+async def test_the_streams_of_a_book_ask_for_ticks_once_together() -> None:
+    registry: Any = SlowRegistry(a=30)
+    clock, sets = ManualClock(), []
+
+    async def setting(name: str) -> str | None:
+        return None
+
+    async def set_setting(name: str, value: str, *, expected: str | None) -> bool:
+        sets.append(name)
+        return True
+
+    registry.setting, registry.set_setting = setting, set_setting
+    horizons = Horizons(registry, registry)
+    waits = [HorizonWait(registry, clock, horizons, None, stream=f"stream {n}") for n in range(3)]
+    for asked in (1, 1, 2):
+        await asyncio.gather(*(each.ask_for_ticks() for each in waits))
+        assert sets == [FOLLOWED_SETTING] * asked
+        clock.advance(RENEW_MS // 2)
+
+
+async def test_a_store_that_is_down_does_not_end_a_stream_by_the_check_for_stalls() -> None:
+    registry: Any = SlowRegistry(a=30)
+
+    async def wait_any(*, timeout_s: float, since: int) -> int:
+        return since + 1
+
+    registry.wait_any = wait_any
+    wait = HorizonWait(registry, ManualClock(), Horizons(registry, registry), None, stream="a stream")
+    registry.is_down = True
+    await wait.wait(1.0, delivered=False)
+    assert wait.waiting is None
 
 
 async def test_the_partitions_of_a_recreated_topic_are_read_again(tmp_path: Path) -> None:
