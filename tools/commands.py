@@ -39,6 +39,8 @@ BENCH_SERVERS = {
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
 SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+#: Plugins that take half a second of each process to load, and that only tests with a server use.
+UNUSED_PLUGINS = ("-p", "no:schemathesis")
 #: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
 #: A few failures of a full run may come from a busy machine: they are reported, and decided by a separate run.
@@ -68,9 +70,10 @@ def check(arguments: list[str]) -> int:
         "import contracts": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
         "types": ["-m", "mypy"],
     }
-    unit = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *(arguments or ["tests/unit", "tests/tidy"])]
-    with ThreadPoolExecutor(1) as pool:
-        testing = pool.submit(_python, *unit)
+    unit = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *UNUSED_PLUGINS]
+    unit += arguments or ["tests/unit", "tests/tidy"]
+    with test_folder() as folder, ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(_python, *unit, variables=environment.variables() | {"TMPDIR": str(folder)})
         results = {name: _captured(step) for name, step in static.items()}
         unit_code = testing.result()
     failed = [name for name, (code, _) in results.items() if code != 0]

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidebook.runtime.metrics import Metrics
-from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
+from tests.open_adapters import cassandra_stores
+from tidebook.store.cassandra import CassandraSettings
 from tidebook.testing.conformance.store import StoreContract
 from tidebook.testing.conformance.store_suite import OpenStore
 
@@ -20,12 +20,5 @@ class TestCassandraStore(StoreContract):
     @pytest.fixture
     async def open_store(self, cassandra_address: str) -> AsyncIterator[OpenStore]:
         settings = CassandraSettings.read(f"cassandra://{cassandra_address}/store_contract")
-        opened: list[CassandraStore] = []
-
-        async def open_one() -> CassandraStore:
-            opened.append(await open_cassandra_store(settings, metrics=Metrics()))
-            return opened[-1]
-
-        yield open_one
-        for store in opened:
-            await store.close()
+        async with cassandra_stores(settings) as open_store:
+            yield open_store

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tidebook.log.port import Log
-from tidebook.log.sqlite import SqliteLog
+from tests.open_adapters import embedded_logs
 from tidebook.testing.conformance.log import LogContract, OpenLog
 
 
@@ -19,10 +16,4 @@ class TestEmbeddedLog(LogContract):
 
     @pytest.fixture
     def open_log(self, tmp_path: Path) -> OpenLog:
-        @asynccontextmanager
-        async def open_log() -> AsyncIterator[Log]:
-            log = SqliteLog(tmp_path)
-            yield log
-            await log.close()
-
-        return open_log
+        return embedded_logs(tmp_path)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
-from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
-from tidebook.runtime.metrics import Metrics
+from tests.open_adapters import kafka_logs
 from tidebook.testing.conformance.log import LogContract, OpenLog
 
 pytestmark = pytest.mark.kafka
@@ -20,14 +16,4 @@ class TestKafkaLog(LogContract):
 
     @pytest.fixture
     def open_log(self, kafka_bootstrap: str) -> OpenLog:
-        settings = KafkaSettings.read(f"kafka://{kafka_bootstrap}")
-
-        @asynccontextmanager
-        async def open_log() -> AsyncIterator[KafkaLog]:
-            log = await open_kafka_log(settings, metrics=Metrics())
-            try:
-                yield log
-            finally:
-                await log.close()
-
-        return open_log
+        return kafka_logs(kafka_bootstrap)

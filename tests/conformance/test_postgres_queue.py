@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 
+from tests.open_adapters import queue_schema
 from tidebook.queue.port import QueueStore
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
@@ -17,12 +17,8 @@ from tidebook.testing.conformance.queue_base import START_MS
 
 @pytest.fixture(scope="module")
 def schema(postgres_url: str) -> Iterator[str]:
-    name = f"queue_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        connection.execute(f"CREATE TABLE {name}.clock AS SELECT {START_MS} AS now_ms")
+    with queue_schema(postgres_url) as name:
         yield name
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.mark.postgres

@@ -10,30 +10,20 @@ import pytest
 
 from tidebook.queue.port import QueueStore
 from tidebook.queue.sqlite.store import SqliteQueues
-from tidebook.runtime.clock import SystemClock
+from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
 from tidebook.testing.conformance.queue_base import START_MS
-
-
-class HandClock(SystemClock):
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
 
 
 class TestSqliteQueues(QueueContract):
     takes_transactions = False
 
     @pytest.fixture
-    def clock(self) -> HandClock:
-        return HandClock()
+    def clock(self) -> ManualClock:
+        return ManualClock(START_MS)
 
     @pytest.fixture
-    def open_queues(self, tmp_path: Path, clock: HandClock) -> OpenQueues:
+    def open_queues(self, tmp_path: Path, clock: ManualClock) -> OpenQueues:
         @asynccontextmanager
         async def open_queues() -> AsyncIterator[QueueStore]:
             store = SqliteQueues(tmp_path, clock=clock)
@@ -43,8 +33,8 @@ class TestSqliteQueues(QueueContract):
         return open_queues
 
     @pytest.fixture
-    def advance(self, clock: HandClock) -> Advance:
+    def advance(self, clock: ManualClock) -> Advance:
         async def advance(by_ms: int) -> None:
-            clock.ms += by_ms
+            clock.advance(by_ms)
 
         return advance

@@ -5,8 +5,6 @@ A failing seed is printed with its log; `simulate(VirtualTimeLoop(), SEED)` runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("acsylla")
@@ -17,13 +15,6 @@ from tests.simulation.virtual_time import VirtualTimeLoop
 RUNS = 400
 PARTS = 8
 RUNS_LONG = 5_000
-
-
-@pytest.fixture
-def loop() -> Iterator[VirtualTimeLoop]:
-    loop = VirtualTimeLoop()
-    yield loop
-    loop.close()
 
 
 @pytest.mark.timeout(3600)

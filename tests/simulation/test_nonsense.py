@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,13 +24,6 @@ from tidebook.core.seq_nr import LAST
 values = rests.map(lambda rest: sealed(MAGIC, VERSION, rest)).filter(
     lambda value: getattr(read_record(value, limit_bytes=10**6), "epoch", FIRST_EPOCH) <= FIRST_EPOCH
 )
-
-
-@pytest.fixture
-def loop() -> Iterator[VirtualTimeLoop]:
-    loop = VirtualTimeLoop()
-    yield loop
-    loop.close()
 
 
 class UnreadRun(Run):

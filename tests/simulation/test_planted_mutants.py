@@ -205,25 +205,17 @@ PLANTED = [
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.plant.__name__)
-def test_a_planted_mutant_is_found(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_mutant_is_found(loop: VirtualTimeLoop, planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.plant(monkeypatch)
-    loop = VirtualTimeLoop()
-    try:
-        found = next((seed for seed in range(SEEDS_MAX) if simulate(loop, seed, planted.log)), None)
-    finally:
-        loop.close()
+    found = next((seed for seed in range(SEEDS_MAX) if simulate(loop, seed, planted.log)), None)
     assert found is not None, f"no seed below {SEEDS_MAX} finds {planted.plant.__name__}"
 
 
 @pytest.mark.parametrize(
     "planted", [each for each in PLANTED if each.log is not None], ids=lambda each: each.plant.__name__
 )
-def test_the_adapter_as_it_is_holds_on_the_log_of_each_mutant(planted: Planted) -> None:
+def test_the_adapter_as_it_is_holds_on_the_log_of_each_mutant(loop: VirtualTimeLoop, planted: Planted) -> None:
     """The unchanged store passes on the logs on which the mutants are found."""
-    loop = VirtualTimeLoop()
-    try:
-        for seed in range(SEEDS_WITHOUT):
-            wrong = simulate(loop, seed, planted.log)
-            assert wrong is None, wrong
-    finally:
-        loop.close()
+    for seed in range(SEEDS_WITHOUT):
+        wrong = simulate(loop, seed, planted.log)
+        assert wrong is None, wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ from tidebook.store.cassandra.repair import SplitRows
 
 RUNS, RUNS_LONG = 120, 10_000
 SEEDS_MAX = 200
-
-
-@pytest.fixture
-def loop() -> Iterator[VirtualTimeLoop]:
-    loop = VirtualTimeLoop()
-    yield loop
-    loop.close()
 
 
 @pytest.mark.timeout(3600)

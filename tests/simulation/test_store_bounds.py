@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.simulation import cluster as clusters
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import AddColumn, CreateTable, DropTable, parse
 from tests.simulation.simulation import Clients
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import run_in_virtual_time as run
 from tidebook.core.errors import Corrupt, NotFound, OutcomeUnknown, Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -64,17 +63,6 @@ def counted(store: CassandraStore) -> Counter[str]:
 
         setattr(session, name, partial(count, name, getattr(session, name)))
     return calls
-
-
-def run(program: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await program()
-
-    loop = VirtualTimeLoop()
-    try:
-        return loop.run(main())
-    finally:
-        loop.close()
 
 
 def moved(offset: int) -> SliceWrites:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +38,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 task.cancel()
             if left:
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+def run_in_virtual_time(program: Callable[[], Awaitable[T]]) -> T:
+    """Run a program on a loop of its own, and close the loop."""
+
+    async def main() -> T:
+        return await program()
+
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run(main())
+    finally:
+        loop.close()
 
 
 class _NoFiles(selectors.SelectSelector):

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import apsw
 import typer
@@ -20,7 +19,7 @@ from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite.checksums import connect
+from tidebook.sqlite.checksums import find_file_damage
 from tidebook.wiring.book import Book
 from tidebook.wiring.server_checks import check_servers, check_topic
 from tidebook.wiring.settings import Settings
@@ -37,8 +36,6 @@ EXTRAS = {
     "remote": "httpx",
     "server": "starlette",
 }
-#: How long a check waits for another process that locks the whole file.
-BUSY_MS = 10_000
 #: Less free space than this on the disk of a folder is a failed check.
 FREE_MB_MIN = 500
 
@@ -160,8 +157,8 @@ def _check_files(findings: Findings, settings: Settings) -> None:
     for file in (*files, SERVER_FILE):
         path = settings.folder.expanduser() / file
         if path.exists():
-            damage = _file_damage(path)
-            detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
+            damage = find_file_damage(path)
+            detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "no damage found"
             findings.add(f"file {file}", not damage, " ".join(detail.split()))
 
 
@@ -180,21 +177,3 @@ async def _check_topics(findings: Findings, settings: Settings) -> None:
                     findings.add(f"topic {topic}", False, str(error))
     except TidebookError as error:
         findings.add("book", False, str(error))
-
-
-def _file_damage(path: Path) -> list[str]:
-    """Return the problems that SQLite finds in a file; the list is empty if there are none."""
-    in_use = path.with_name(f"{path.name}-wal").exists()
-    try:
-        connection = connect(path, flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            connection.set_busy_timeout(BUSY_MS)
-            connection.pragma("query_only", True)
-            if in_use:  # keep an existing write-ahead file; one that this check creates is removed on close
-                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            found = [str(line) for (line,) in connection.execute("PRAGMA quick_check")]
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        return [str(error)]
-    return [] if found == ["ok"] else found

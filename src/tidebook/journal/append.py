@@ -1,4 +1,8 @@
-"""Encode appends as records, send them, and derive the outcome of each from its acknowledgement."""
+"""Encode appends as records, send them, and derive the outcome of each from its acknowledgement.
+
+An append in flight is a `PendingAppend`. Those of `append_many` are in flight as one `PendingBatch`, which makes a
+`PendingAppend` only of a record whose outcome needs more than its offset.
+"""
 
 from __future__ import annotations
 
@@ -110,13 +114,13 @@ class PendingAppend(msgspec.Struct, gc=False):
     decoded: Append | None
     record: Outgoing
     confirm: bool
-    waiter: Any
+    waiter: asyncio.Future[Any] | PendingBatch
     #: The highest offset that this process had seen when the record was sent; the record's own must be higher.
     sent_after: int = -1
     #: Whether the head cache waits to fold this append.
     is_pending: bool = False
-    #: The index of the append in an `AppendBatch`, whose outcome it then sets; -1 if the waiter is a future.
-    index: int = -1
+    #: The index of the append in a `PendingBatch`.
+    index: int = 0
 
     def send(self, log: Log) -> None:
         """Send the record."""
@@ -157,7 +161,7 @@ class PendingAppend(msgspec.Struct, gc=False):
     def _resolve(self, outcome: Appended | TidebookError) -> None:
         if self.is_pending:
             self.cache.pending_outcomes.pop(self._action.append_id, None)
-        if self.index >= 0:
+        if isinstance(self.waiter, PendingBatch):
             self.waiter.set_outcome(self.index, outcome)
         else:
             resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled
@@ -219,10 +223,10 @@ class PendingAppend(msgspec.Struct, gc=False):
 _PENDING = Appended(None, None, -1, -1)
 
 
-class AppendBatch:
-    """Appends that are sent together: the callback of the log, which collects the outcome of each at its index.
+class PendingBatch:
+    """Appends in flight together: the callback of the log, which collects the outcome of each at its index.
 
-    Objects and calls for each of thousands of appends are expensive, so a `PendingAppend` is created only if needed.
+    An object and a call for each of thousands of appends would be expensive.
     """
 
     def __init__(

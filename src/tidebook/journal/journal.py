@@ -22,7 +22,7 @@ from tidebook.core.payload import decode_payload, encode_payload
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import BATCH_RECORDS, AppendBatch, EncodedAppends, PendingAppend, encode_append
+from tidebook.journal.append import BATCH_RECORDS, EncodedAppends, PendingAppend, PendingBatch, encode_append
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
 from tidebook.journal.reader import DecodeRows, E, Reader
@@ -240,13 +240,13 @@ class Journal:
                 )
                 return [unresolved[id] if id in unresolved else next(answers) for id in ids]
         outcomes: list[Appended | TidebookError] = []
-        sent: deque[AppendBatch] = deque()
+        sent: deque[PendingBatch] = deque()
         for start in range(0, len(ids), BATCH_RECORDS):
             chunk = slice(start, start + BATCH_RECORDS)
             partition_caches = {partition.cache.partition: partition.cache for partition, _ in addresses[chunk]}
             partitions = [partition.cache.partition for partition, _ in addresses[chunk]]
             columns = RecordColumns(self.topic, partitions, [key for _, key in addresses[chunk]], encoded.values(chunk))
-            batch = AppendBatch(ids[chunk], partition_caches, columns, confirm=confirm)
+            batch = PendingBatch(ids[chunk], partition_caches, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
             await asyncio.sleep(0)  # lets the log send this batch while the next one is encoded

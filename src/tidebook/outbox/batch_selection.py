@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import order_key, unpack_headers
 from tidebook.outbox.port import (
     ID_HEADER,
@@ -77,7 +78,7 @@ def select_batch(
     appends: Counter[bytes | None] = Counter()
     for row in rows:
         key = order_key(row)
-        if topic.fence == "append_id":
+        if topic.fence is Fence.APPEND_ID:
             appends[key] += 1
             if appends[key] > APPENDS_PER_JOURNAL_MAX:
                 continue  # it waits for the next batch

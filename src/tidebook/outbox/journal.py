@@ -14,6 +14,7 @@ import msgspec
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.key import partition_of
 from tidebook.outbox import port
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import PREFIX, JournalAppend, read_journal_message
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class JournalTarget(port.RelayTarget):
         """Return the topic, created if it is missing."""
         found = self._loop.run(self._journals.topic(topic.removeprefix(PREFIX)))
         uuid = f"{found.topic_id}/{found.epoch}"
-        return port.TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, "append_id", 0)
+        return port.TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, Fence.APPEND_ID, 0)
 
     def ends(self, topic: port.TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         ends = self._loop.run(self._journals.ends(topic.topic.removeprefix(PREFIX)))

@@ -19,6 +19,7 @@ from tidebook.core.key import topic_name
 from tidebook.core.record import is_record
 from tidebook.log.port import Acknowledged, Log, OrderedBatch, Outgoing, Record, TopicState, last_record
 from tidebook.outbox import port
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import order_key
 from tidebook.runtime.blocking_portal import BlockingPortal
 
@@ -80,7 +81,7 @@ class LogTarget(port.RelayTarget):
     def topic(self, topic: str, *, fresh: bool = False) -> port.TargetTopic:
         """Return the topic, created if it is missing; raise InvalidInput if it holds journals."""
         state: TopicState = self._run(self._topic_state(topic))
-        return port.TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, "lock", 0)
+        return port.TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, Fence.LOCK, 0)
 
     async def _topic_state(self, topic: str) -> TopicState:
         if self._holds_journals is not None and await self._holds_journals(topic):

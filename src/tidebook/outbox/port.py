@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.outbox.fence import Fence
 
 # ---- the database's side
 
@@ -67,7 +68,7 @@ class RelaySession(msgspec.Struct, frozen=True):
     uuid: bytes
     ids: frozenset[int]
     age_ms: int
-    fence: str
+    fence: Fence
     topic_uuid: str | None
     #: The end offset of each partition before the session was opened: a scan starts there.
     scan_from: Mapping[int, int]
@@ -112,7 +113,7 @@ class NewSession(msgspec.Struct, frozen=True):
     """The identity and fence of a session that is about to be opened."""
 
     uuid: bytes
-    fence: str
+    fence: Fence
     topic_uuid: str
     #: The end offset of each partition, if they were fetched: the session's messages are at or after them.
     ends: Mapping[int, int] | None = None
@@ -184,11 +185,6 @@ SESSION_HEADER = "tidebook-session"
 #: 16 bytes of outbox uuid and 8 bytes of row id: consumers recognize duplicates by it.
 ID_HEADER = "tidebook-id"
 
-#: How a relay that lost its lock is kept from sending late. `timestamp`: the broker rejects old records. `transaction`:
-#: by Kafka's producer epoch. `lock`: by the embedded log's file lock, which a stopped process keeps. `append_id`: it is
-#: not, but a journal applies each append id once. `none`: it is not, and a late message may be a duplicate.
-Fence = Literal["timestamp", "transaction", "none", "lock", "append_id"]
-
 
 def refuse_journals(topic: str) -> InvalidInput:
     """Return the error for publishing to a topic that holds journals: messages would damage them."""
@@ -221,7 +217,7 @@ class TargetTopic(msgspec.Struct, frozen=True):
     needs_key: bool
     #: The fence in force.
     fence: Fence
-    #: `timestamp`: for how long after a session was opened the log accepts its messages.
+    #: `Fence.TIMESTAMP`: for how long after a session was opened the log accepts its messages.
     fence_ms: int
     #: Why a relay that was paused may send a message twice; None if it cannot.
     weak: str | None = None
@@ -301,7 +297,7 @@ class RelayTarget(ABC):
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read the log up to its current end and return the session's messages; `on_step` may raise to stop it.
 
-        With the fence `append_id` nothing is read: the caller sends the same session again instead.
+        With `Fence.APPEND_ID` nothing is read: the caller sends the same session again instead.
         """
 
     def of(self, topic: str) -> RelayTarget:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from tidebook.core.errors import Fenced, NotFound, Unavailable
 from tidebook.outbox import port
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import Message
 from tidebook.outbox.migrations.tables import VERSION, create_statements
 from tidebook.outbox.scan_floor import ScanFloors
@@ -147,7 +148,7 @@ class OutboxStore(ABC):
         if session_id is not None:
             offsets = {int(p): int(o) for p, o in self._rows(self._sql.offsets, (topic,))}
             ids = frozenset(unpack_ids(bytes(session_ids)))
-            open_session = port.RelaySession(_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
+            open_session = port.RelaySession(_bytes(session_id), ids, int(age_ms), Fence(fence), topic_uuid, offsets)
         notice = port.Notice(port.NoticeCause(cause), text) if cause is not None else None
         return port.TopicLock(topic, lock_id, owner, previous, open_session, notice)
 
@@ -265,7 +266,7 @@ class OutboxStore(ABC):
         if not ids:
             self._execute(self._sql.close_session, ended)
             return None
-        opened = (self._uuid(session.uuid), pack_ids(ids), session.fence, session.topic_uuid)
+        opened = (self._uuid(session.uuid), pack_ids(ids), session.fence.value, session.topic_uuid)
         self._execute(self._sql.open_session, (*opened, *ended))
         return self._execute(self._sql.opened_at, (lock.topic,))
 

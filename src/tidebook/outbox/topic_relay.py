@@ -14,6 +14,7 @@ import msgspec
 
 from tidebook.core.errors import Fenced, TidebookError
 from tidebook.outbox import batch_selection, port
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
 from tidebook.runtime import tracing
@@ -110,7 +111,7 @@ class TopicRelay:
                 if topic.weak is not None:
                     text = f"messages may be sent twice after a pause: {topic.weak}"
                     self._report_notice(port.Notice(port.NoticeCause.WEAK, text))
-                if topic.fence == "lock":
+                if topic.fence is Fence.LOCK:
                     self._target.channel(topic, fresh=True)  # acquires the lock before the scan
                 if open_session is None or self._resolve_session(topic, open_session):
                     self._clear_weak_notice(topic)
@@ -129,16 +130,16 @@ class TopicRelay:
     def _resolve_session(self, topic: port.TargetTopic, session: port.RelaySession) -> bool:
         """Find an open session's messages in the log and close it; return False if they could still arrive."""
         self._metrics.count("outbox_sessions_open", topic=topic.topic)
-        if session.fence == "transaction":
-            fenced = msgspec.structs.replace(topic, fence="transaction")
+        if session.fence is Fence.TRANSACTION:
+            fenced = msgspec.structs.replace(topic, fence=Fence.TRANSACTION)
             self._target.channel(fenced, fresh=True)
-            self._needs_fresh_channel = topic.fence != "transaction"
-        elif session.fence not in {"lock", "append_id"} and session.age_ms < self._settings.lock_limit_ms:
+            self._needs_fresh_channel = topic.fence is not Fence.TRANSACTION
+        if session.fence.may_arrive_late and session.age_ms < self._settings.lock_limit_ms:
             remaining_ms = self._settings.lock_limit_ms - session.age_ms
             reason = "a session was left open: the log is scanned once its messages can no longer arrive"
             self._store.rest(self._lock, reason=reason, rest_ms=remaining_ms, failed=False)
             return False
-        if session.fence == "append_id":
+        if session.fence is Fence.APPEND_ID:
             self._target.scan(topic, session, self._on_scan_step)
             return self._resend(topic, session)
         if session.topic_uuid in {None, topic.uuid}:
@@ -196,7 +197,7 @@ class TopicRelay:
         limit = port.BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
             # All messages under this lock are at or after these offsets: fetching them again only shortens a scan.
-            needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence == "append_id"
+            needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence is Fence.APPEND_ID
             ends = self._target.ends(topic, fresh=number > 1) if needs_ends else None
             session = port.NewSession(self._state.ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
@@ -286,7 +287,7 @@ class TopicRelay:
                         reason += f": the batch was over {topic.fence_ms:,} ms old when it reached the broker; if this "
                         reason += "continues, the clocks of database and brokers differ by more than that"
                     rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
-                    if topic.fence in {"timestamp", "none"}:  # until then, messages could still arrive after a scan
+                    if topic.fence.may_arrive_late:  # no relay may scan before
                         rest_ms = max(rest_ms, self._settings.lock_limit_ms)
                     self._rest(reason, rest_ms)
                 return False

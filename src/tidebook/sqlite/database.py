@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
-from tidebook.sqlite.checksums import connect, has_checksums, reserve_checksums
+from tidebook.sqlite.checksums import connect, find_damage, has_checksums, reserve_checksums
 from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
 from tidebook.sqlite.forks import GuardedConnection, no_fork, open_objects, refuse_inherited
@@ -118,10 +118,9 @@ class Database:
         """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
         try:
             with self.reading() as connection:
-                found = [str(line) for (line,) in connection.execute("PRAGMA quick_check")]
+                return find_damage(connection)
         except apsw.Error as error:
             return [str(error)]
-        return [] if found == ["ok"] else found
 
     def close(self) -> None:
         """Wait for reads in progress, then close every connection and refuse new ones.

@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput, NotFound, TidebookError, Unavailable
-from tidebook.sqlite.checksums import connect
+from tidebook.sqlite.checksums import connect, find_damage
 from tidebook.sqlite.database import BUSY_MS_MAX, LOCK_S_MAX, make_folder, sync, sync_folders
 from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
@@ -130,11 +130,11 @@ def _copy_outbox(source: Path, path: Path, progress: Progress) -> None:
                 copy, pages=_PAGES_PER_STEP, progress=lambda _, left, pages: progress(source.name, pages - left, pages)
             )
             locking.execute("ROLLBACK")
-            found = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+            damage = find_damage(copy, 1)
         except sqlite3.Error as error:
             raise Unavailable(f"{source} cannot be copied: {error}") from error
-    if found != "ok":
-        raise Corrupt(f"{source} is damaged ({found}): restore a copy of it")
+    if damage:
+        raise Corrupt(f"{source} is damaged ({damage[0]}): restore a copy of it")
     sync(path)
 
 
@@ -200,13 +200,13 @@ def _check(path: Path, source: Path) -> None:
     try:
         connection = connect(path)
         try:
-            found = str(connection.execute("PRAGMA quick_check(1)").get)
+            damage = find_damage(connection, 1)
         finally:
             connection.close()
     except apsw.Error as error:
         raise _damaged(from_sqlite(error, source), source) from error
-    if found != "ok":
-        raise Corrupt(f"{source} is damaged ({found}): this backup cannot be restored")
+    if damage:
+        raise Corrupt(f"{source} is damaged ({damage[0]}): this backup cannot be restored")
 
 
 def _damaged(error: TidebookError, source: Path) -> TidebookError:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
-from tidebook.runtime.metrics import Metrics
-from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
+from tests.open_adapters import OpenCassandra, cassandra_stores
+from tidebook.store.cassandra import CassandraSettings
 
 KEYSPACE = "store_trials"
-OpenCassandra = Callable[[], Awaitable[CassandraStore]]
 
 
 @pytest.fixture
@@ -20,12 +19,5 @@ def settings(cassandra_address: str) -> CassandraSettings:
 
 @pytest.fixture
 async def open_store(settings: CassandraSettings) -> AsyncIterator[OpenCassandra]:
-    opened: list[CassandraStore] = []
-
-    async def open_one() -> CassandraStore:
-        opened.append(await open_cassandra_store(settings, metrics=Metrics()))
-        return opened[-1]
-
-    yield open_one
-    for store in opened:
-        await store.close()
+    async with cassandra_stores(settings) as open_store:
+        yield open_store

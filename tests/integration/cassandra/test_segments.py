@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from tests.integration.cassandra.conftest import OpenCassandra
+from tests.open_adapters import OpenCassandra
 from tidebook.core.head import Head, Jump
 from tidebook.core.key import Key
 from tidebook.core.position import Position, write_stamp

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.cassandra.conftest import OpenCassandra
+from tests.open_adapters import OpenCassandra
 from tests.simulation.cluster import Batch, Cluster, Driver
 from tests.simulation.cql import Bind, Condition, CreateTable, Delete, DropTable, Insert, Select, Table, Update, parse
 from tidebook.runtime.metrics import Metrics

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import relay_database
 from tidebook import outbox
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.port import BatchLimit, BatchSelection, NewSession, TopicLock
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
@@ -29,7 +30,7 @@ def lock(store: OutboxStore) -> TopicLock:
 
 def send(store: OutboxStore, hold: TopicLock) -> list[bytes | None]:
     """Relay what waits under this lock; return what was sent."""
-    session = NewSession(uuid.uuid4().bytes, "none", "a topic")
+    session = NewSession(uuid.uuid4().bytes, Fence.NONE, "a topic")
     batch = store.begin(hold, session, lambda rows, _: BatchSelection(tuple(rows)), BatchLimit())
     store.finish(hold, [row.id for row in batch.messages], unlock=True)
     return [row.payload for row in batch.messages]

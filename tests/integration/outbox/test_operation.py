@@ -16,6 +16,7 @@ from tests.integration.outbox.relaying import Cluster, opened_store, publish, re
 from tidebook.core.errors import Fenced, NotFound
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.kafka.sender import KafkaSender
 from tidebook.outbox.port import BatchLimit, BatchSelection, MessageBatch, NewSession, TopicLock
 from tidebook.outbox.settings import OutboxSettings
@@ -82,7 +83,7 @@ CALLS: dict[str, Callable[[OutboxStore, TopicLock], object]] = {
 
 
 def begin(store: OutboxStore, lock: TopicLock, sent: Sequence[int] = ()) -> MessageBatch:
-    session = NewSession(uuid.uuid4().bytes, "none", "t", {0: 7})
+    session = NewSession(uuid.uuid4().bytes, Fence.NONE, "t", {0: 7})
     return store.begin(lock, session, lambda rows, _: BatchSelection(tuple(rows)), BatchLimit(), sent)
 
 

@@ -17,6 +17,7 @@ from tests.integration.outbox.relaying import Cluster, opened_store, publish, re
 from tidebook import outbox
 from tidebook.core.errors import Fenced
 from tidebook.outbox import batch_selection as plan
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.port import BatchOutcomeUnknown, BatchSent, RelaySession
 from tidebook.outbox.postgres import TOPICS_WAITING
 from tidebook.outbox.settings import OutboxSettings
@@ -196,7 +197,7 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
         until(lambda: isinstance(owner.channel.wait(1.0), BatchSent), "noise is there")
     steps: list[None] = []
     ids = frozenset(row.id for row in owner.batch.messages)
-    scan = RelaySession(owner.batch.session, ids, 0, "timestamp", owner.topic.uuid, {0: ends[0] - 10})
+    scan = RelaySession(owner.batch.session, ids, 0, Fence.TIMESTAMP, owner.topic.uuid, {0: ends[0] - 10})
     assert owner.target.scan(owner.topic, scan, lambda: steps.append(None)).ids == ids
     assert len(steps) < 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -14,32 +13,23 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.integration.queue.model import QueueMachine
+from tests.open_adapters import queue_schema
 from tidebook.queue.port import QueueStore
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.queue.sqlite.store import SqliteQueues
-from tidebook.runtime.clock import SystemClock
+from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.queue_base import START_MS
-
-
-class HandClock(SystemClock):
-    """A clock that only moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
 
 
 class SqliteMachine(QueueMachine):
     async def open(self, stack: AsyncExitStack) -> tuple[QueueStore, int, Callable[[int], Any]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        clock = HandClock()
+        clock = ManualClock(START_MS)
         store = SqliteQueues(folder, clock=clock)
         stack.push_async_callback(store.close)
 
         async def advance(by_ms: int) -> None:
-            clock.ms += by_ms
+            clock.advance(by_ms)
 
         return store, START_MS, advance
 
@@ -61,12 +51,8 @@ def test_sqlite_follows_the_rules(long_form: bool) -> None:
 
 @pytest.fixture
 def schema(postgres_url: str) -> Iterator[str]:
-    name = f"queue_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        connection.execute(f"CREATE TABLE {name}.clock AS SELECT {START_MS} AS now_ms")
+    with queue_schema(postgres_url) as name:
         yield name
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.mark.postgres

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from confluent_kafka import Producer
@@ -17,9 +15,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tests.integration.wal.base import OpenLog, contents, state_of
 from tests.integration.wal.region_cases import RegionCases
+from tests.open_adapters import kafka_logs
 from tidebook.core.errors import InvalidInput
-from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
-from tidebook.runtime.metrics import Metrics
+from tidebook.log.kafka import KafkaLog
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
@@ -29,17 +27,7 @@ pytestmark = pytest.mark.kafka
 class TestKafkaRegion(RegionCases):
     @pytest.fixture
     def open_log(self, kafka_bootstrap: str) -> OpenLog:
-        settings = KafkaSettings.read(f"kafka://{kafka_bootstrap}")
-
-        @asynccontextmanager
-        async def open_log() -> AsyncIterator[KafkaLog]:
-            log = await open_kafka_log(settings, metrics=Metrics())
-            try:
-                yield log
-            finally:
-                await log.close()
-
-        return open_log
+        return kafka_logs(kafka_bootstrap)
 
     async def test_offset_gaps_of_foreign_transactions_are_no_loss(
         self, log: KafkaLog, other: Wal, region: Region, namespace: str, kafka_bootstrap: str

@@ -15,7 +15,7 @@ from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.record import PLAIN_BYTES_MAX, decode_record
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import AppendBatch, EncodedAppends, encode_append, retry_floor
+from tidebook.journal.append import EncodedAppends, PendingBatch, encode_append, retry_floor
 from tidebook.journal.outcome import Appended
 from tidebook.log.port import AcknowledgedBatch, RecordColumns
 from tidebook.runtime.clock import RandomIds
@@ -191,7 +191,7 @@ def test_every_condition_of_an_append_is_in_its_record(how: dict[str, Any]) -> N
 class BatchLog:
     """A log that acknowledges batches when the test calls them."""
 
-    def send_many(self, columns: RecordColumns, batch: AppendBatch) -> None:
+    def send_many(self, columns: RecordColumns, batch: PendingBatch) -> None:
         """Wait for the test."""
 
 
@@ -205,7 +205,7 @@ async def test_the_next_offset_after_those_seen_is_that_of_a_new_record_and_no_l
     cache = rig.journal._open.partitions[0].cache
     seen = cache.seen
     columns = RecordColumns(TOPIC, [0, 0], [b"a", b"b"], [encoded_alone([Event(n)]) for n in range(2)])
-    batch = AppendBatch(["a", "b"], {0: cache}, columns, confirm=False)
+    batch = PendingBatch(["a", "b"], {0: cache}, columns, confirm=False)
     batch.send(BatchLog())  # type: ignore[arg-type]
     batch([0, 1], AcknowledgedBatch(0, [seen + offset, seen + offset + 1], [1, 1]))
     outcomes = await batch.outcomes()
@@ -223,7 +223,7 @@ async def test_the_floor_of_an_append_of_many_is_above_every_offset_that_was_see
     assert rig.journal._open is not None
     cache = rig.journal._open.partitions[0].cache
     columns = RecordColumns(TOPIC, [0], [b"a"], [encoded_alone([Event(1)])])
-    batch = AppendBatch(["a"], {0: cache}, columns, confirm=False)
+    batch = PendingBatch(["a"], {0: cache}, columns, confirm=False)
     batch.send(BatchLog())  # type: ignore[arg-type]
     batch([0], [OutcomeUnknown("no answer")])
     [unknown] = await batch.outcomes()

@@ -17,7 +17,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.seq_nr import LAST
 from tidebook.journal import journal as journals
-from tidebook.journal.append import AppendBatch
+from tidebook.journal.append import PendingBatch
 from tidebook.journal.outcome import Appended
 from tidebook.journal.topic import OpenTopic, open_topic
 from tidebook.log.port import AcknowledgedBatch, RecordColumns
@@ -186,11 +186,11 @@ async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_on
     sent: list[Any] = []
 
     class SendLog:
-        def send_many(self, columns: Any, batch: AppendBatch) -> None:
+        def send_many(self, columns: Any, batch: PendingBatch) -> None:
             sent.append(batch)
 
     columns = RecordColumns(TOPIC, [0, 0, 0], [b"a", b"b", b"c"], [b"", b"", b""])
-    batch = AppendBatch(["a", "b", "c"], {0: cache}, columns, confirm=False)
+    batch = PendingBatch(["a", "b", "c"], {0: cache}, columns, confirm=False)
     batch.send(SendLog())  # type: ignore[arg-type]
     batch([0, 2], AcknowledgedBatch(0, [before + 5, before + 7], [1, 1]))
     assert cache.seen == before + 7

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.outbox import batch_selection as plan
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import order_key, pack_headers, unpack_headers
 from tidebook.outbox.port import ID_HEADER, SESSION_HEADER, ParkedState, TargetTopic, WaitingMessage
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import id_condition, pack_ids, runs, unpack_ids
 
 LIMIT = 1_000
-TOPIC = TargetTopic("orders", "uuid", 3, LIMIT, False, "timestamp", 20_000)
+TOPIC = TargetTopic("orders", "uuid", 3, LIMIT, False, Fence.TIMESTAMP, 20_000)
 
 ids = st.lists(st.integers(1, 2**62), unique=True, max_size=200).map(sorted)
 keys = st.sampled_from([None, b"a", b"b", b"c"])
@@ -89,7 +90,7 @@ def test_no_message_passes_an_earlier_one_of_its_key(
 
 @given(rows)
 def test_a_batch_has_few_appends_of_each_journal_in_order(waiting: list[WaitingMessage]) -> None:
-    topic = TargetTopic("journal:orders", "uuid/1", 3, 10**9, False, "append_id", 0)
+    topic = TargetTopic("journal:orders", "uuid/1", 3, 10**9, False, Fence.APPEND_ID, 0)
     many = [WaitingMessage(n, row.key, None, row.payload, None) for n, row in enumerate(waiting * 12, 1)]
     chosen = plan.select_batch(many, frozenset(), topic, OutboxSettings())
     for key in {row.key for row in many}:
@@ -108,7 +109,7 @@ def test_a_relayed_message_carries_its_identity_before_its_own_headers(waiting: 
 
 
 def test_a_message_without_a_key_cannot_go_to_a_compacted_topic() -> None:
-    compacted = TargetTopic("orders", "uuid", 3, LIMIT, True, "timestamp", 20_000)
+    compacted = TargetTopic("orders", "uuid", 3, LIMIT, True, Fence.TIMESTAMP, 20_000)
     chosen = plan.select_batch([WaitingMessage(1, None, b"p", b"x", None)], frozenset(), compacted, OutboxSettings())
     assert chosen.send == ()
     assert chosen.park[0].state is ParkedState.PARKED

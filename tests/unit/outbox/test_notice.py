@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.port import Notice, NoticeCause, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sqlite import SqliteOutboxDatabase, SqliteOutboxStore
@@ -27,7 +28,9 @@ class Target:
         return self
 
     def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
-        return TargetTopic(topic, "uuid", 1, 1_000_000, False, "none" if self._weak else "timestamp", 1_000, self._weak)
+        return TargetTopic(
+            topic, "uuid", 1, 1_000_000, False, Fence.NONE if self._weak else Fence.TIMESTAMP, 1_000, self._weak
+        )
 
     def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         return {0: 0}

@@ -6,6 +6,8 @@ Its log and store are in memory. Fractions are exact, so that times are.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
 
@@ -25,9 +27,13 @@ from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.store_slices import newer_version
 
 
-def inline_of(memory: Memory, **how: Any) -> InlineReplication:
+@asynccontextmanager
+async def replicating(memory: Memory, **how: Any) -> AsyncIterator[InlineReplication]:
     port: Any = memory.faults.around(memory)
-    return InlineReplication(port, port, clock=ManualClock(0), metrics=Metrics(), **how)
+    replication = InlineReplication(port, port, clock=ManualClock(0), metrics=Metrics(), **how)
+    replication.start()
+    yield replication
+    await replication.close()
 
 
 class Times:
@@ -52,18 +58,16 @@ def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succee
     async def program() -> None:
         memory, tries = Memory(), Times(0, until=3)
         memory.faults.fail("wait", AWAY, times=None, where=tries)
-        replication = inline_of(memory)
-        replication.start()
-        await memory.put()
-        await asyncio.sleep(10.0)
-        assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "it waits for the next record"
-        assert memory.applied == [(0.875, 0, 0)]
-        assert (replication.status().failures, replication.status().stopped) == (3, {})
-        tries.at_s.clear()
-        await memory.put()
-        await asyncio.sleep(10.0)
-        assert tries.at_s == [10.0, 10.125, 10.375, 10.875], "the pauses begin anew after a success"
-        await replication.close()
+        async with replicating(memory) as replication:
+            await memory.put()
+            await asyncio.sleep(10.0)
+            assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "it waits for the next record"
+            assert memory.applied == [(0.875, 0, 0)]
+            assert (replication.status().failures, replication.status().stopped) == (3, {})
+            tries.at_s.clear()
+            await memory.put()
+            await asyncio.sleep(10.0)
+            assert tries.at_s == [10.0, 10.125, 10.375, 10.875], "the pauses begin anew after a success"
 
     run(program())
 
@@ -77,17 +81,15 @@ def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
         memory.faults.fail("topic", error, times=None, where=tries)
-        replication = inline_of(memory)
-        replication.start()
-        await memory.put()
-        await asyncio.sleep(0.75)
-        assert replication.status().stopped == stopped
-        assert replication.status().failures == 3 * max(1, len(stopped))
-        await asyncio.sleep(10.0)
-        assert tries.at_s == [0.0, 0.125, 0.375, 0.875]
-        assert memory.applied == [(0.875, 0, 0)]
-        assert replication.status().stopped == {}
-        await replication.close()
+        async with replicating(memory) as replication:
+            await memory.put()
+            await asyncio.sleep(0.75)
+            assert replication.status().stopped == stopped
+            assert replication.status().failures == 3 * max(1, len(stopped))
+            await asyncio.sleep(10.0)
+            assert tries.at_s == [0.0, 0.125, 0.375, 0.875]
+            assert memory.applied == [(0.875, 0, 0)]
+            assert replication.status().stopped == {}
 
     run(program())
 
@@ -96,18 +98,16 @@ def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_begin_anew_
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
         memory.faults.fail("topics", AWAY, times=None, where=tries)
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(0.5)
-        assert (replication.status().state, replication.status().last_error) == ("waiting", f"replication: {AWAY}")
-        await asyncio.sleep(0.5)
-        assert tries.at_s[:4] == [0.0, 0.125, 0.375, 0.875]
-        assert replication.status().state == "active"
-        tries.at_s.clear()
-        await asyncio.sleep(2.0)
-        pauses_s = [later - earlier for earlier, later in pairwise(tries.at_s[:4])]
-        assert pauses_s == pytest.approx([0.125, 0.25, 0.5])
-        await replication.close()
+        async with replicating(memory) as replication:
+            await asyncio.sleep(0.5)
+            assert (replication.status().state, replication.status().last_error) == ("waiting", f"replication: {AWAY}")
+            await asyncio.sleep(0.5)
+            assert tries.at_s[:4] == [0.0, 0.125, 0.375, 0.875]
+            assert replication.status().state == "active"
+            tries.at_s.clear()
+            await asyncio.sleep(2.0)
+            pauses_s = [later - earlier for earlier, later in pairwise(tries.at_s[:4])]
+            assert pauses_s == pytest.approx([0.125, 0.25, 0.5])
 
     run(program())
 
@@ -116,16 +116,14 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
     async def program() -> None:
         memory = Memory()
         await memory.put(value=newer_version())
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(12.0)
-        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-        retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}  # others are of the status
-        assert retried_s == {0.0, 5.0, 10.0}
-        memory.records[0] = [Record(0, 0, None, MARK)]
-        await asyncio.sleep(4.0)
-        assert (replication.status().stopped, memory.applied) == ({}, [(15.0, 0, 0)])
-        await replication.close()
+        async with replicating(memory) as replication:
+            await asyncio.sleep(12.0)
+            assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+            retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}  # others are of the status
+            assert retried_s == {0.0, 5.0, 10.0}
+            memory.records[0] = [Record(0, 0, None, MARK)]
+            await asyncio.sleep(4.0)
+            assert (replication.status().stopped, memory.applied) == ({}, [(15.0, 0, 0)])
 
     run(program())
 
@@ -134,11 +132,9 @@ def test_topics_are_looked_for_again_after_a_pause_and_a_wait_for_a_change(run: 
     async def program() -> None:
         memory, looks = Memory(), Times(until=0)
         memory.faults.fail("topics", AWAY, times=None, where=looks)
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(10.0)
-        assert len(looks.at_s) <= 30  # ten of the loop, and some of the ticker and of the status
-        await replication.close()
+        async with replicating(memory):
+            await asyncio.sleep(10.0)
+            assert len(looks.at_s) <= 30  # ten of the loop, and some of the ticker and of the status
 
     run(program())
 
@@ -147,12 +143,10 @@ def test_the_status_is_stored_at_the_start_and_every_five_seconds(run: Run) -> N
     async def program() -> None:
         memory, writes = Memory(), Times(until=0)
         memory.faults.fail("set_setting", AWAY, times=None, where=writes)
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(16.5)
-        assert writes.at_s[0] == 0.0
-        assert [round(later - earlier) for earlier, later in pairwise(writes.at_s)] == [5, 5, 5]
-        await replication.close()
+        async with replicating(memory):
+            await asyncio.sleep(16.5)
+            assert writes.at_s[0] == 0.0
+            assert [round(later - earlier) for earlier, later in pairwise(writes.at_s)] == [5, 5, 5]
 
     run(program())
 
@@ -161,19 +155,17 @@ def test_the_stored_status_has_the_duration_and_the_speed_of_the_last_batch(run:
     async def program() -> None:
         memory = Memory()
         held = memory.faults.hold("apply")
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(1.0)
-        for _ in range(2):
-            await memory.put()
-        await held.reached()
-        await asyncio.sleep(0.25)
-        held.release()
-        await asyncio.sleep(10.0)
-        status = await read_job_status(cast(Any, memory))
-        assert status is not None
-        assert (status.batches, status.batch_s, status.records_per_s) == (1, 0.25, 2 / 0.25)
-        await replication.close()
+        async with replicating(memory):
+            await asyncio.sleep(1.0)
+            for _ in range(2):
+                await memory.put()
+            await held.reached()
+            await asyncio.sleep(0.25)
+            held.release()
+            await asyncio.sleep(10.0)
+            status = await read_job_status(cast(Any, memory))
+            assert status is not None
+            assert (status.batches, status.batch_s, status.records_per_s) == (1, 0.25, 2 / 0.25)
 
     run(program())
 
@@ -184,12 +176,10 @@ def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run)
         memory.configs[TOPIC] = msgspec.structs.replace(CONFIG, epoch=2, began=((3, 50), (0, 50)))
         for partition in (0, 0, 0, 0, 1):
             await memory.put(partition)
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(10.0)
-        assert memory.replicated == {0: Pointer(Position(2, 3), 50), 1: Pointer(Position(2, 0), 50)}
-        assert [offset for *_, offset in memory.applied] == [3, 0], "what comes before the marks is void"
-        await replication.close()
+        async with replicating(memory):
+            await asyncio.sleep(10.0)
+            assert memory.replicated == {0: Pointer(Position(2, 3), 50), 1: Pointer(Position(2, 0), 50)}
+            assert [offset for *_, offset in memory.applied] == [3, 0], "what comes before the marks is void"
 
     run(program())
 
@@ -198,14 +188,12 @@ def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: R
     async def program() -> None:
         memory = Memory()
         memory.faults.fail("set_setting", AWAY, times=None)
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(20.0)
-        await memory.put()
-        await asyncio.sleep(0.0625)
-        assert memory.applied == [(20.0, 0, 0)]
-        assert (replication.status().state, replication.status().failures) == ("active", 0)
-        await replication.close()
+        async with replicating(memory) as replication:
+            await asyncio.sleep(20.0)
+            await memory.put()
+            await asyncio.sleep(0.0625)
+            assert memory.applied == [(20.0, 0, 0)]
+            assert (replication.status().state, replication.status().failures) == ("active", 0)
 
     run(program())
 
@@ -214,20 +202,18 @@ def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: R
     async def program() -> None:
         memory = Memory()
         await memory.put(value=newer_version())
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(0.5)
-        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-        del memory.configs[TOPIC]
-        await asyncio.sleep(2.0)
-        assert replication.status().stopped == {}
-        await memory.put(1)
-        await asyncio.sleep(2.0)
-        assert memory.applied == []
-        memory.configs[TOPIC] = CONFIG
-        await asyncio.sleep(2.0)
-        assert [each[1:] for each in memory.applied] == [(1, 0)]
-        await replication.close()
+        async with replicating(memory) as replication:
+            await asyncio.sleep(0.5)
+            assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+            del memory.configs[TOPIC]
+            await asyncio.sleep(2.0)
+            assert replication.status().stopped == {}
+            await memory.put(1)
+            await asyncio.sleep(2.0)
+            assert memory.applied == []
+            memory.configs[TOPIC] = CONFIG
+            await asyncio.sleep(2.0)
+            assert [each[1:] for each in memory.applied] == [(1, 0)]
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(program())
@@ -239,15 +225,13 @@ def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run
     async def program() -> None:
         memory = Memory()
         await memory.put(value=newer_version())
-        replication = inline_of(memory)
-        replication.start()
-        await asyncio.sleep(0.5)
-        assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-        memory.configs.clear()
-        memory.faults.fail("topics", AWAY)
-        await asyncio.sleep(5.0)
-        assert (replication.status().state, replication.status().stopped) == ("waiting", {})
-        await replication.close()
+        async with replicating(memory) as replication:
+            await asyncio.sleep(0.5)
+            assert list(replication.status().stopped) == [f"{TOPIC}/0"]
+            memory.configs.clear()
+            memory.faults.fail("topics", AWAY)
+            await asyncio.sleep(5.0)
+            assert (replication.status().state, replication.status().stopped) == ("waiting", {})
 
     run(program())
 
@@ -262,19 +246,17 @@ class LostLock(NoLock):
 def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_again(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
-        replication = inline_of(memory, lock=LostLock())
-        replication.start()
-        await memory.put()
-        await asyncio.sleep(5.0)
-        assert replication.status().state == "passive"
-        await memory.put()
-        await asyncio.sleep(2.5)
-        assert memory.applied == [(0.0, 0, 0)]
-        await asyncio.sleep(2.5)
-        assert replication.status().state == "active"
-        assert [offset for *_, offset in memory.applied] == [0, 1]
-        assert memory.applied[1][0] >= 8.0
-        await replication.close()
+        async with replicating(memory, lock=LostLock()) as replication:
+            await memory.put()
+            await asyncio.sleep(5.0)
+            assert replication.status().state == "passive"
+            await memory.put()
+            await asyncio.sleep(2.5)
+            assert memory.applied == [(0.0, 0, 0)]
+            await asyncio.sleep(2.5)
+            assert replication.status().state == "active"
+            assert [offset for *_, offset in memory.applied] == [0, 1]
+            assert memory.applied[1][0] >= 8.0
 
     run(program())
 
@@ -303,28 +285,22 @@ class HeldLock:
         self.released += 1
 
 
-def waiting_for(lock: HeldLock) -> InlineReplication:
-    return inline_of(Memory(), lock=lock)
-
-
 def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
     async def program() -> None:
         lock = HeldLock(responds_until_s=5.0)
-        replication = waiting_for(lock)
-        replication.start()
-        reported = {}
-        for second in range(17):
-            await asyncio.sleep(0.5)
-            status = replication.status()
-            assert status.state == "passive"
-            reported[second] = status.silent_holder
-            await asyncio.sleep(0.5)
-        assert [second for second, text in reported.items() if text] == list(range(8, 17))
-        assert reported[8] == "the process that replicates has not responded for 3 s"
-        assert reported[16] == "the process that replicates has not responded for 11 s"
-        assert replication.status().describe() == f"passive: {replication.status().silent_holder}"
-        assert lock.seized_s == [15.0, 16.0, 17.0]
-        await replication.close()
+        async with replicating(Memory(), lock=lock) as replication:
+            reported = {}
+            for second in range(17):
+                await asyncio.sleep(0.5)
+                status = replication.status()
+                assert status.state == "passive"
+                reported[second] = status.silent_holder
+                await asyncio.sleep(0.5)
+            assert [second for second, text in reported.items() if text] == list(range(8, 17))
+            assert reported[8] == "the process that replicates has not responded for 3 s"
+            assert reported[16] == "the process that replicates has not responded for 11 s"
+            assert replication.status().describe() == f"passive: {replication.status().silent_holder}"
+            assert lock.seized_s == [15.0, 16.0, 17.0]
         assert lock.released == 1
 
     run(program())
@@ -334,11 +310,9 @@ def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seize
 def test_a_holder_that_responds_or_of_which_nothing_is_known_keeps_its_lock(run: Run, until_s: float | None) -> None:
     async def program() -> None:
         lock = HeldLock(until_s)
-        replication = waiting_for(lock)
-        replication.start()
-        await asyncio.sleep(60.5)
-        assert (replication.status().state, replication.status().silent_holder) == ("passive", None)
-        await replication.close()
+        async with replicating(Memory(), lock=lock) as replication:
+            await asyncio.sleep(60.5)
+            assert (replication.status().state, replication.status().silent_holder) == ("passive", None)
         assert lock.seized_s == []
 
     run(program())
@@ -347,13 +321,11 @@ def test_a_holder_that_responds_or_of_which_nothing_is_known_keeps_its_lock(run:
 def test_a_holder_that_responds_again_is_no_longer_reported(run: Run) -> None:
     async def program() -> None:
         lock = HeldLock(responds_until_s=0.0)
-        replication = waiting_for(lock)
-        replication.start()
-        await asyncio.sleep(5.5)
-        assert replication.status().silent_holder is not None
-        lock.until_s = 10_000.0
-        await asyncio.sleep(1.0)
-        assert replication.status().silent_holder is None
-        await replication.close()
+        async with replicating(Memory(), lock=lock) as replication:
+            await asyncio.sleep(5.5)
+            assert replication.status().silent_holder is not None
+            lock.until_s = 10_000.0
+            await asyncio.sleep(1.0)
+            assert replication.status().silent_holder is None
 
     run(program())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ pytest.importorskip("acsylla")
 
 from acsylla import errors
 
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import run_in_virtual_time as run
 from tests.unit.store.test_cassandra_scan import HEAD, SMALL, Node, Rows, appended, replicated
 from tests.unit.store.test_cassandra_scan import Table as EventTable
 from tests.unit.store.test_cassandra_tag_buckets import NOW_MS, Listed, Setting, buckets_of
@@ -28,18 +28,6 @@ from tidebook.store.cassandra import tag_views
 from tidebook.store.cassandra.mutations import event_batches
 from tidebook.store.cassandra.scan import PAGE_ROWS_MIN, SCANS_AT_ONCE, EventPages, PageSizes, scan_segments
 from tidebook.store.cassandra.token_ranges import token_ranges
-
-
-def run(program: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await program()
-
-    loop = VirtualTimeLoop()
-    try:
-        return loop.run(main())
-    finally:
-        loop.close()
-
 
 # ---- sizes of pages
 

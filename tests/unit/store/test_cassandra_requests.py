@@ -14,7 +14,7 @@ pytest.importorskip("acsylla")
 import acsylla
 from acsylla import errors
 
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import run_in_virtual_time as run
 from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra.errors import translate
@@ -125,17 +125,6 @@ class Driver:
 def session_of(driver: Driver, **options: Any) -> CassandraSession:
     settings = CassandraSettings.read("cassandra://one/books", options, environment={})
     return CassandraSession(driver, driver, settings, Metrics(), new_batch=lambda **given: Statement("batch", **given))
-
-
-def run(program: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await program()
-
-    loop = VirtualTimeLoop()
-    try:
-        return loop.run(main())
-    finally:
-        loop.close()
 
 
 async def turns(count: int = 20) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("acsylla")
 
-from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import run_in_virtual_time as run
 from tests.unit.store.test_cassandra_migrations import BOTH_TABLES, SCHEMA, Keyspace, Opened
 from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
 from tidebook.runtime.metrics import Metrics
@@ -21,17 +21,6 @@ from tidebook.store.cassandra.migrations import _retry_until_visible, is_created
 from tidebook.store.cassandra.settings import CassandraSettings
 
 SETTINGS = CassandraSettings.read("cassandra://one/books", environment={})
-
-
-def run(program: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await program()
-
-    loop = VirtualTimeLoop()
-    try:
-        return loop.run(main())
-    finally:
-        loop.close()
 
 
 def test_a_table_that_is_listed_and_not_usable_is_awaited_for_some_seconds() -> None:

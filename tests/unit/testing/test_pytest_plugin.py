@@ -9,6 +9,8 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+from tools.commands import UNUSED_PLUGINS
+
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = """
 import asyncio
@@ -67,7 +69,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_shop.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(folder)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNUSED_PLUGINS, *options, str(folder)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.commands import SIDE_BY_SIDE
+from tools.commands import SIDE_BY_SIDE, UNUSED_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFTEST = """
@@ -33,7 +33,8 @@ def test_that_leaves_something_open(stuck):
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_stuck.py").write_text(STUCK)
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), *options, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), *UNUSED_PLUGINS]
+    command += [*options, str(folder)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 

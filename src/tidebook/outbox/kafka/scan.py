@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tidebook.core.errors import Unavailable
 from tidebook.core.record import is_record
 from tidebook.kafka.errors import TRANSIENT
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.port import FoundMessages, RelaySession, refuse_journals
 
 READ_MAX = 1000
@@ -68,7 +69,7 @@ def scan_range(
     gaps = False
     # A transaction that was aborted is skipped. Without transactions everything is read: another producer's open
     # transaction would otherwise hide what follows it for as long as it lasts.
-    isolation = "read_committed" if session.fence == "transaction" else "read_uncommitted"
+    isolation = "read_committed" if session.fence is Fence.TRANSACTION else "read_uncommitted"
     assigned = [TopicPartition(topic, p, positions[p]) for p in remaining]
     progress_at = time.monotonic()
     with _consumer(client, assigned, isolation_level=isolation) as consumer:

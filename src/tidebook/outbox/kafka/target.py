@@ -24,6 +24,7 @@ from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavaila
 from tidebook.kafka.client import admin_config, common_config
 from tidebook.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
 from tidebook.outbox.kafka.producer import (
     CLOSING_MAX,
@@ -35,7 +36,7 @@ from tidebook.outbox.kafka.producer import (
     producer_settings,
 )
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
-from tidebook.outbox.port import Fence, FoundMessages, RelaySession, RelayTarget, TargetTopic
+from tidebook.outbox.port import FoundMessages, RelaySession, RelayTarget, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
 
 T = TypeVar("T")
@@ -100,12 +101,12 @@ class KafkaTarget(RelayTarget):
         if str(described.topic_id) not in self._checked:
             refuse_journal_topic(self._client, topic, len(described.partitions))
             self._checked.add(str(described.topic_id))
-        fence: Fence = self._settings.fence
+        fence = Fence(self._settings.fence)
         fence_ms, weak = self._settings.fence_ms, None
-        if fence == "timestamp":
+        if fence is Fence.TIMESTAMP:
             weak, fence_ms = self._set_up_fence(topic, config)
-            fence = "none" if weak is not None else fence
-        elif fence == "none":
+            fence = Fence.NONE if weak is not None else fence
+        elif fence is Fence.NONE:
             weak = "fence = 'none': a relay that stops for longer than the lock limit may send its batch again"
         return TargetTopic(
             topic=topic,
@@ -196,7 +197,7 @@ class KafkaTarget(RelayTarget):
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> KafkaChannel:
         """Return a channel over this thread's producer: one per message limit, or one per topic if transactional."""
         producers = self._producers()
-        transaction = topic.fence == "transaction"
+        transaction = topic.fence is Fence.TRANSACTION
         name = f"{topic.topic}:{topic.limit_bytes}" if transaction else str(topic.limit_bytes)
         producer = None if transaction and fresh else producers.get(name)
         if producer is None:
@@ -215,7 +216,7 @@ class KafkaTarget(RelayTarget):
         if closing_count() >= CLOSING_MAX:
             raise Unavailable(f"topic {topic.topic!r}: {CLOSING_MAX} producers are closing and have not ended")
         try:
-            return self._transactional(topic) if topic.fence == "transaction" else self._idempotent(topic)
+            return self._transactional(topic) if topic.fence is Fence.TRANSACTION else self._idempotent(topic)
         except KafkaException as error:
             raise failed(error, f"topic {topic.topic!r}") from error
         except SystemError as error:  # a fatal error that a callback wrapped

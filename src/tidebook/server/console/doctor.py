@@ -21,10 +21,10 @@ from tidebook.server.console.overview import find, part_health
 from tidebook.server.console.page import Page
 from tidebook.server.console.routes import DOCTOR_PAGE
 from tidebook.server.console.view import View
-from tidebook.sqlite.checksums import connect
+from tidebook.sqlite.checksums import find_file_damage
 
 TOPICS_MAX: Final = 100
-BUSY_MS: Final = 10_000
+PROBLEMS_MAX: Final = 10
 EXTRAS: Final = {
     "kafka": "confluent_kafka",
     "cassandra": "acsylla",
@@ -103,17 +103,9 @@ def _files(folder: Path) -> list[Check]:
     """Check every SQLite file of the folder; this reads all of it, and changes nothing."""
     checks = []
     for path in sorted(folder.glob("*.db")):
-        try:
-            connection = connect(path, flags=apsw.SQLITE_OPEN_READONLY)
-            try:
-                connection.set_busy_timeout(BUSY_MS)
-                found = [str(line) for (line,) in connection.execute("PRAGMA quick_check(10)")]
-            finally:
-                connection.close()
-        except apsw.Error as error:
-            found = [str(error)]
-        whole = found == ["ok"]
-        checks.append(Check(name=f"File {path.name}", ok=whole, detail="whole" if whole else "; ".join(found)[:500]))
+        damage = find_file_damage(path, PROBLEMS_MAX)
+        detail = "; ".join(damage)[:500] or "no damage found"
+        checks.append(Check(name=f"File {path.name}", ok=not damage, detail=detail))
     return checks
 
 

@@ -1,0 +1,16 @@
+"""The loop of the simulated clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.virtual_time import VirtualTimeLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualTimeLoop]:
+    loop = VirtualTimeLoop()
+    yield loop
+    loop.close()
