@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -115,7 +116,8 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
     from tidebook.pipeline.lease_scheduler import LeaseScheduler
 
     killed: list[Any] = []
-    monkeypatch.setattr(replicate, "LEASES_END_S", PATIENCE_S)
+    for name in ("LEASES_END_S", "STOPPED_ANSWER_S"):
+        monkeypatch.setattr(replicate, name, PATIENCE_S)
     monkeypatch.setattr(LeaseScheduler, "_cancel", lambda self, job: killed.append(job))
     long = PipelineSettings(lease_s=3600, look_every_s=0.2)
     with running(replicate.Replication(spark, embedded, portal, settings=long)):
@@ -125,6 +127,21 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
         portal.run(embedded.journal(topic).append("a", [Event(2)]))
         await_replicated(embedded, portal, topic)
     assert not killed
+
+
+def test_a_stop_does_not_wait_for_a_store_that_hangs(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leases would go on for an hour, and nothing that the driver asks the store for is ever answered."""
+    portal.run(embedded.journal(topic).append("a", [Event(1)]))
+
+    async def hang(*arguments: Any, **more: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with running(replication(spark, embedded, portal, topic, settings=PipelineSettings(lease_s=3600))):
+        await_replicated(embedded, portal, topic)
+        for name in ("setting", "set_setting", "pointers", "topics", "topic_config"):
+            monkeypatch.setattr(embedded.store, name, hang)
 
 
 def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
