@@ -43,11 +43,12 @@ AT_MOST = frozenset(
         "append_confirmed_p50_vs_produce", "append_unconfirmed_p50_vs_produce", "batch_with_many_rows_vs_10k",
         "claim_churned_vs_fresh", "claim_many_vs_few", "first_byte_vs_first_event", "follow_p50_ms", "idle_cores",
         "idle_latency_p50_ms", "idle_mb", "idle_p50_vs_pgqueuer", "interactive_ms_max", "job_live_p50_ms",
-        "keys_100k_vs_1k_time", "live_embedded_p50_ms", "live_p50_ms", "live_servers_p50_ms", "load_long_vs_short",
+        "keys_100k_vs_1k_time", "lease_gap_max_s", "lease_gap_p50_s",
+        "live_embedded_p50_ms", "live_p50_ms", "live_servers_p50_ms", "load_long_vs_short",
         "meta_bytes_per_1000", "page_p50_ms_max", "read_100k_vs_driver", "read_1k_in_100k_tail_vs_caught_up",
         "read_1k_vs_driver", "read_1m_memory_growth_mb", "recovery_2m_vs_100k", "sse_p50_ms", "start_beyond_session_s",
         "start_beyond_spark_s", "steady_follower_p50_s", "steady_p50_s", "steady_p99_s", "steady_stop_s",
-        "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s", "up_first_start_event_s",
+        "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s", "up_first_start_event_s", "up_stop_s",
     )
 )  # fmt: skip
 #: Prefixes of ratios that are measured on more than one store.

@@ -22,7 +22,7 @@ import tidebook
 from bench.pipeline_parts.bare import bare_task, drop, rest
 from bench.pipeline_parts.bare_journals import bare_journals_task
 from bench.servers import running
-from bench.timing import Rounds, report, timed
+from bench.timing import Rounds, percentile, report, timed
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
@@ -42,7 +42,9 @@ ROUNDS = 3
 ROUNDS_S_MAX = 300.0
 #: As long as the JVMs need until they have compiled what leases and slices use.
 STEADY_WARM_UP_S = 60
-IDLE = ("idle_cores", "idle_mb", "up_first_event_s", "up_first_start_event_s")
+STEADY = ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s", "steady_stop_s")
+GAP = ("lease_gap_p50_s", "lease_gap_max_s")
+IDLE = ("idle_cores", "idle_mb", "up_first_event_s", "up_first_start_event_s", "up_stop_s")
 TARGETS = {
     "cassandra_vs_bare": 0.8,
     "journals_vs_bare": 0.6,
@@ -52,6 +54,8 @@ TARGETS = {
     "steady_p99_s": 0.4,
     "steady_follower_p50_s": 0.2,
     "steady_stop_s": 2.0,
+    "lease_gap_p50_s": 0.05,
+    "lease_gap_max_s": 0.05,
     "source_embedded_vs_kafka": 0.5,
     "source_cassandra_vs_kafka": 0.5,
     "start_beyond_spark_s": 3.0,
@@ -60,6 +64,7 @@ TARGETS = {
     "idle_mb": 900.0,
     "up_first_event_s": 8.0,
     "up_first_start_event_s": 8.0,
+    "up_stop_s": 2.0,
 }
 
 
@@ -70,7 +75,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--appends", type=int, help="of each part that counts them, instead of 500,000")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten, journals and embedded")
     parser.add_argument(
-        "--only", help="parts, separated by commas: replicate, ten, journals, embedded, steady, source, start, idle"
+        "--only",
+        help="parts, separated by commas: replicate, ten, journals, embedded, steady, gap, source, start, idle",
     )
     options = parser.parse_args(argv)
     servers = running()
@@ -129,7 +135,7 @@ class Bench:
         self.portal.close()
 
     def run(self, only: set[str] | None, *, rounds: int) -> None:
-        parts = {"steady": self.steady, "source": self.source, "start": self.start, "idle": self.idle}
+        parts = {"steady": self.steady, "gap": self.gap, "source": self.source, "start": self.start, "idle": self.idle}
         in_turn = {
             "journals": (self.bare_journals, self.journals),
             "replicate": (self.bare, self.into_cassandra),
@@ -178,10 +184,7 @@ class Bench:
         ):
             if above in f and below in f:
                 found[name] = f[above] / f[below]
-        for name in ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s", "steady_stop_s"):
-            if name in f:
-                found[name] = f[name]
-        found |= {name: f[name] for name in IDLE if name in f}
+        found |= {name: f[name] for name in (*STEADY, *GAP, *IDLE) if name in f}
         if "first_batch_s" in f:
             # Beyond a streaming job that only counts, and beyond the bare session.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
@@ -307,6 +310,14 @@ class Bench:
                 job.stop()
                 thread.join()
             self.figures["steady_stop_s"] = watch.seconds
+
+    def gap(self) -> None:
+        """Leases one after another while all slots are in use: how long nothing serves their partitions."""
+        from bench.pipeline_parts.lease_gap import scheduled_gaps
+
+        with timed("leases that follow one another"):
+            gaps = scheduled_gaps(self.spark.sparkContext)
+        self.figures |= {"lease_gap_p50_s": percentile(gaps, 0.5), "lease_gap_max_s": max(gaps)}
 
     def _processor_s(self) -> dict[str, float]:
         """The processor time of each party so far: Spark with its workers, this process, and the servers."""

@@ -24,7 +24,7 @@ POLL_S = 0.02
 
 
 def idle(folder: Path) -> dict[str, float]:
-    """Seconds to the first replicated event after the start, then cores and megabytes without any work.
+    """Seconds to the first replicated event after the start, then cores and megabytes without any work, and a stop.
 
     The first start on a machine has no archive of Spark's classes; the others read the one that a long run has written.
     """
@@ -44,7 +44,11 @@ def idle(folder: Path) -> dict[str, float]:
         time.sleep(MEASURE_S)
         cores = (processor_s(everything) - before_s) / (time.monotonic() - at)
         found |= {"up_open_s": opened_s, "up_first_event_s": first_s}
-        return found | {"idle_cores": cores, "idle_mb": memory_mb(everything)}
+        found |= {"idle_cores": cores, "idle_mb": memory_mb(everything)}
+        with timed("until all of it has ended") as watch:
+            process.terminate()
+            process.wait()
+        return found | {"up_stop_s": watch.seconds}
 
 
 @contextmanager

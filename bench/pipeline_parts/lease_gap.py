@@ -1,7 +1,9 @@
-"""How long partitions are unserved between two leases: `python -m bench.pipeline_parts.lease_gap`.
+"""How long partitions are unserved between two leases.
 
-A lease is a task that only sleeps. Each form runs some of them one after another, and the gap is the time from the end
-of one task to the start of the next, as the tasks themselves see it; a negative gap is an overlap.
+A lease is a task that only sleeps. The gap is the time from the end of one task to the start of the next, as the tasks
+themselves see it; a negative gap is an overlap. `scheduled_gaps` measures the scheduler of the pipeline while all slots
+are in use, as `./dev bench pipeline --only gap` does; `python -m bench.pipeline_parts.lease_gap` compares the forms of
+the trial, each on one slot.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pyspark import InheritableThread
+import msgspec
+from pyspark import InheritableThread, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bench.timing import percentile
+from tidebook.core.topic_config import TopicConfig
+from tidebook.pipeline.lease import Lease, LeaseTask
+from tidebook.pipeline.lease_scheduler import LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, spark_session
 
 LEASE_S = 2.0
@@ -111,6 +117,44 @@ def jobs_ahead(spark: SparkSession) -> list[Span]:
     for thread in threads:
         thread.join()
     return sorted(spans)
+
+
+class SleepingLease(LeaseTask):
+    """A lease that only sleeps, and appends its span to a file of its first partition."""
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[bytes]:
+        lease = msgspec.json.decode(self.lease, type=Lease)
+        for span in hold(rows):
+            with (Path(self.settings) / str(lease.partitions[0][1])).open("a") as spans:
+                spans.write(f"{json.dumps(span)}\n")
+        return iter(())
+
+
+def scheduled_gaps(context: SparkContext) -> list[float]:
+    """Let the pipeline's scheduler run a lane of leases for each core; return the gaps of all lanes in seconds."""
+    lanes = context.defaultParallelism
+    with tempfile.TemporaryDirectory(prefix="tidebook-lease-gap-") as folder:
+        scheduler = LeaseScheduler(
+            context,
+            run="lease-gap",
+            lease_s=LEASE_S,
+            new_task=lambda lease: SleepingLease(folder, lease, 0.0),
+            on_end=lambda results: None,
+            revoke=lambda generation: None,
+        )
+        files = [Path(folder) / str(lane) for lane in range(lanes)]
+        deadline_s = time.monotonic() + LEASES * (LEASE_S + 10)
+        scheduler.assign({"lease-gap": TopicConfig(topic_id="lease-gap", partitions=lanes)})
+        while not all(_count_lines(file) >= LEASES for file in files):
+            assert time.monotonic() < deadline_s, "the leases did not follow one another"
+            scheduler.step(0.2)
+        scheduler.close(2 * LEASE_S)
+        spans = [[json.loads(line) for line in file.read_text().splitlines()[WARM_UP:LEASES]] for file in files]
+    return [after[0] - before[1] for lane in spans for before, after in pairwise(lane)]
+
+
+def _count_lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def main() -> None:

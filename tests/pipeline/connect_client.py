@@ -9,7 +9,7 @@ from tests.pipeline.one_frame import PUSHDOWN, query_one_frame
 
 
 def main() -> None:
-    """Read a table, run several queries over one of its frames, read a stream, and print the rows."""
+    """Read a table, run several queries over one of its frames, read a stream; print the rows, and an error."""
     url, folder, checkpoint = sys.argv[1:]
     from pyspark.sql import SparkSession
 
@@ -28,8 +28,15 @@ def main() -> None:
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     streamed = spark.read.parquet(f"{checkpoint}/out").collect()
+    # Otherwise Spark's own client adds the server's stack trace to every error.
+    spark.conf.set("spark.sql.connect.serverStacktrace.enabled", "false")
+    try:
+        reader.option("freshness", "now").load().count()
+        error = ""
+    except Exception as caught:
+        error = str(caught)
     found = {name: sorted(map(tuple, each)) for name, each in {"table": rows, "stream": streamed}.items()}
-    print(json.dumps({**found, "queries": queries}))
+    print(json.dumps({**found, "queries": queries, "error": error}))
     spark.stop()
 
 

@@ -33,12 +33,14 @@ def die() -> None:
 class KillAround(NamedTuple):
     """Opens a store whose worker is killed before and after the first slice of some partitions.
 
-    With `rounds` it is killed between the writes of slices instead, after Cassandra's n-th batch of statements.
+    With `rounds` it is killed between the writes of slices instead, after Cassandra's n-th batch of statements. With
+    `executor` the JVM that runs the worker is killed as well: an executor of a cluster.
     """
 
     folder: str
     rounds: tuple[int, ...] = ()
     partitions: int = 2
+    executor: bool = False
 
     async def __call__(self, settings: Settings) -> StoreWriter:
         store: Any = await open_store(settings, metrics=Metrics())
@@ -51,10 +53,10 @@ class KillAround(NamedTuple):
         async def killing(writes: SliceWrites) -> None:
             killed = writes.partition < self.partitions
             if killed and once(folder, f"before-{writes.partition}"):
-                die()
+                self._kill()
             await apply(writes)
             if killed and once(folder, f"after-{writes.partition}"):
-                die()
+                self._kill()
 
         store.apply = killing
         return store
@@ -67,9 +69,14 @@ class KillAround(NamedTuple):
             await write(batch)
             seen[0] += 1
             if seen[0] in self.rounds and once(folder, f"write-{seen[0]}"):
-                die()
+                self._kill()
 
         store.write = killing
+
+    def _kill(self) -> None:
+        if self.executor:
+            os.kill(_parent_of_workers(), signal.SIGKILL)
+        die()
 
 
 class AwayAtFirst(NamedTuple):
@@ -95,7 +102,8 @@ class AwayAtFirst(NamedTuple):
 class StopInSlice(NamedTuple):
     """Opens a store whose worker stops between the plan and the writes of one slice, until it gets SIGCONT.
 
-    The file `stopped` then has its process id; `tried` is there when the slice was written, or refused.
+    The file `stopped` then has its process id and the slice's partition; `tried` is there when the slice was written,
+    or refused.
     """
 
     folder: str
@@ -107,7 +115,7 @@ class StopInSlice(NamedTuple):
         async def stopping(writes: SliceWrites) -> None:
             stops = once(folder, "stopped")
             if stops:
-                (folder / "stopped").write_text(str(os.getpid()))
+                (folder / "stopped").write_text(f"{os.getpid()} {writes.partition}")
                 os.kill(os.getpid(), signal.SIGSTOP)
             try:
                 await apply(writes)
@@ -159,8 +167,12 @@ def _parent_of_workers() -> int:
 
 
 def main() -> None:
-    """A driver that replicates a book and is killed: `python -m tests.pipeline.faults BOOK TOPIC POINT LEASE_S`."""
-    where, topic, point, lease_s = sys.argv[1:]
+    """Replicate a book: `faults.py BOOK TOPIC POINT LEASE_S`, or `faults.py BOOK TOPIC executor FOLDER ROUND…`.
+
+    In the first form this driver is killed at a point of its first batch; in the second one its executors are, as
+    `KillAround` says, and it goes on with the settings of the book.
+    """
+    where, topic, point, *more = sys.argv[1:]
     import tidebook
     from tidebook.pipeline.jobs.replicate import Replication
     from tidebook.pipeline.session import PipelineSettings, job_context
@@ -171,8 +183,12 @@ def main() -> None:
     book = tidebook.open(where)
     portal.run(book.__aenter__())
     spark = job_context("tidebook fault", book.settings)
+    if point == "executor":
+        killing = KillAround(more[0], rounds=tuple(map(int, more[1:])), executor=True)
+        Replication(spark, book, portal, topics=[topic], opening=killing.__call__).run()
+        return
     opening: OpenStore = open_settings_store if point == "commit" else KillDriver(os.getpid(), point).__call__
-    settings = PipelineSettings(lease_s=float(lease_s))
+    settings = PipelineSettings(lease_s=float(more[0]))
     Replication(
         spark, book, portal, topics=[topic], opening=opening, on_batch=lambda number, done: die(), settings=settings
     ).run()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,12 +104,24 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
         reader = spark.read.format("tidebook").option("book", str(embedded.settings.folder))
         for name, value in options.items():
             reader = reader.option(name, value)
-        with pytest.raises(Exception, match=message) as caught:
+        with one_line_error(message):
             reader.load().count()
-        text = str(caught.value)
-        assert "Traceback" not in text
-        assert [line for line in text.splitlines() if line.strip()][1:] == [" SQLSTATE: 38000"]
     assert not (tmp_path / "nope").exists()
+    reader = spark.read.format("tidebook").option("book", str(embedded.settings.folder))
+    with one_line_error("is only read"):
+        reader.load().write.format("tidebook").option("book", str(embedded.settings.folder)).mode("append").save()
+    with one_line_error("has fixed columns"):
+        reader.schema("id string, seq_nr int").load().count()
+
+
+@contextmanager
+def one_line_error(message: str) -> Iterator[None]:
+    """Expect an error of one line, and Spark's own line with the state."""
+    with pytest.raises(Exception, match=message) as caught:
+        yield
+    text = str(caught.value)
+    assert "Traceback" not in text
+    assert [line for line in text.splitlines() if line.strip()][1:] == [" SQLSTATE: 38000"]
 
 
 def test_a_payload_is_a_variant_on_request(

@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,6 +67,8 @@ RESTART_MAX_S = 15.0
 STOP_S = 60.0
 #: How long a stop waits for leases, which end within half a second and their slices in progress.
 LEASES_END_S = 1.5
+#: How long a stop waits for each answer of the store, which may hang: to end the leases, and for the last status.
+STOPPED_ANSWER_S = 1.0
 POLL_S = 0.1
 LEASES_POLL_S = 0.2
 #: Write the checkpoint asynchronously; it is never read.
@@ -292,7 +294,7 @@ class Replication:
                 self._report(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
         with self._unless_stopped():
-            self._publish_status(self._retry(self._statuses), last=True)
+            self._publish_status(self._retry(self._last_statuses), last=True)
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
@@ -354,8 +356,12 @@ class Replication:
             scheduler.close(LEASES_END_S)
 
     def _revoke(self, run: str, generation: int) -> None:
+        async def revoke() -> None:
+            async with self._answers_in_time():
+                await revoke_leases(self._book.store, run, generation)
+
         try:
-            self._portal.run(revoke_leases(self._book.store, run, generation))
+            self._portal.run(revoke())
         except TidebookError as error:  # the leases end when their time is over
             LOGGER.warning("the leases of this run could not be ended early: %s", error)
 
@@ -487,6 +493,20 @@ class Replication:
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
         return (await self._look())[1]
+
+    async def _last_statuses(self) -> Sequence[PartitionStatus]:
+        async with self._answers_in_time():
+            return await self._statuses()
+
+    @asynccontextmanager
+    async def _answers_in_time(self) -> AsyncIterator[None]:
+        """After a stop, cancel the block when its time is over and raise `Unavailable`."""
+        within_s = STOPPED_ANSWER_S if self._stop.is_set() else None
+        try:
+            async with asyncio.timeout(within_s):
+                yield
+        except TimeoutError as error:
+            raise Unavailable(f"the log or the store has not answered within {within_s} s") from error
 
     async def _look(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book

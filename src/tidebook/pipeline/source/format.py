@@ -8,7 +8,7 @@ spark.read.format("tidebook").option("book", "tidebook.toml").option("wal", "met
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -22,6 +22,8 @@ from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_li
 from tidebook.wiring.settings import Settings, settings_to_json
 
 NAME = "tidebook"
+#: Types whose name in a DDL text is not the one that Spark prints.
+_SQL_NAMES = {"long": "bigint"}
 
 
 class TidebookSource(DataSource):
@@ -51,6 +53,7 @@ class TidebookSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_line_errors():
+            self._check_columns(schema)
             options = dict(self.options)
             return regions.RegionsReader(options) if self._is_wal() else journals.JournalsReader(options)
 
@@ -58,7 +61,22 @@ class TidebookSource(DataSource):
         with one_line_errors():
             if self._is_wal():
                 raise InvalidInput("the regions of a namespace cannot be streamed: read them")
+            self._check_columns(schema)
             return JournalStream(dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refuse to write: only a journal's own append gives an event its number."""
+        with one_line_errors():
+            raise InvalidInput('format("tidebook") is only read: append with book.journal(topic).append')
+
+    streamWriter = writer
+
+    def _check_columns(self, schema: StructType) -> None:
+        """Raise `InvalidInput` if the user has given other columns, which the rows would not fit."""
+        given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        columns = [(name, _SQL_NAMES.get(kind, kind)) for name, kind in map(str.split, self.schema().split(", "))]
+        if given != columns:
+            raise InvalidInput('format("tidebook") has fixed columns: leave out schema(), and select those you need')
 
     def _is_wal(self) -> bool:
         return "wal" in Options(self.options)
