@@ -10,7 +10,7 @@ from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
-from tidebook.server.browser_sessions import COOKIE, BrowserSessions
+from tidebook.server.browser_sessions import COOKIE, BrowserSession, BrowserSessions
 from tidebook.server.headers import Headers
 from tidebook.server.principal import ANONYMOUS, LOCAL, Principal
 from tidebook.server.rate_limit import RateLimit
@@ -87,8 +87,18 @@ class Gate:
                 return principal
         return LOCAL if self.is_open else ANONYMOUS
 
-    def is_current(self, token_id: str) -> bool:
-        """Return whether what a token has opened may stay open; the id is empty for an open server."""
+    def session_of(self, headers: Headers) -> BrowserSession | None:
+        """Return the session by which `authenticate` accepts a request; None if it has a token, or needs none."""
+        cookie = None if headers.authorization is not None else headers.cookie_value(COOKIE)
+        return None if cookie is None else self._sessions.find(cookie)
+
+    def is_current(self, token_id: str, session: BrowserSession | None) -> bool:
+        """Return whether what a token, or a session of it, has opened may stay open.
+
+        The id is empty for an open server.
+        """
+        if session is not None and not self._sessions.is_open(session):
+            return False
         return self._tokens.holder(token_id) is not None if token_id else self.is_open
 
     @property
