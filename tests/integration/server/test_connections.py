@@ -82,3 +82,28 @@ async def test_what_is_no_http_is_answered_with_a_problem(tmp_path: Path) -> Non
         assert head.startswith(b"HTTP/1.1 400")
         assert json.loads(body)["type"] == "urn:tidebook:error:invalid-input"
         writer.close()
+
+
+async def test_too_many_connections_are_refused_with_a_problem(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nconnections_max = 2\n')
+    async with served(file) as (url, _), client(url) as http:
+        assert (await http.get("/v1/topics")).status_code == 200
+        idle, one_more = await connect(url), await connect(url)
+        one_more[1].write(b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        head, _, body = (await rest_of(one_more[0])).partition(b"\r\n\r\n")  # until the server closes it
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"content-type: application/problem+json" in head
+        assert b"retry-after: 1" in head
+        assert json.loads(body)["type"] == "urn:tidebook:error:unavailable"
+        one_more[1].close()
+        metrics = await asyncio.wait_for(_answered(http), 20)
+        assert 'tidebook_server_requests_total{route="none",status="503"}' in metrics
+        idle[1].close()
+
+
+async def _answered(http: httpx.AsyncClient) -> str:
+    """Return the metrics as soon as the server has noticed that a connection is closed."""
+    while (answer := await http.get("/metrics")).status_code == 503:
+        pass
+    return answer.text
