@@ -41,6 +41,8 @@ from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
+#: How often a listener looks for a queue that does not exist yet.
+MISSING_POLL_S = 0.5
 
 
 def _queue(call: Call) -> Queue:
@@ -220,10 +222,13 @@ async def drop(call: Call) -> None:
 
 async def listen(call: Call) -> Lines:
     """Follow when work becomes due."""
-    return Lines(lambda _: _dues(_queue(call)), live=True, events=True)
+    return Lines(lambda _: _dues(call, _queue(call)), live=True, events=True)
 
 
-async def _dues(queue: Queue) -> AsyncGenerator[Chunk, None]:
+async def _dues(call: Call, queue: Queue) -> AsyncGenerator[Chunk, None]:
+    # A read does not create the queue, and nothing signals that it was created.
+    while await call.book.queues.browser(queue.name) is None:  # noqa: ASYNC110
+        await asyncio.sleep(MISSING_POLL_S)
     async with aclosing(queue.listen()) as dues:
         async for due in dues:
             yield [("", _encode(DueLine(due)))]

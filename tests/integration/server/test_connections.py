@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -42,6 +43,34 @@ async def test_a_head_without_end_is_refused(tmp_path: Path, part: bytes) -> Non
         writer.close()
         large = await http.get("/v1/topics", headers={"x-large": "y" * 50_000})
         assert large.status_code == 200
+
+
+CHUNKED = b"POST /v1/journals/orders/o-1/events HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("part", [b"x: y\r\n" * 2_000, b"y" * 12_000])
+@pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nx: y\r\nx: ", b"2;x="], ids=["trailers", "extension"])
+async def test_trailers_without_end_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
+    async with served(tmp_path / "book") as (url, _):
+        reader, writer = await connect(url)
+        writer.write(CHUNKED + begin)
+        for _ in range(60):  # more than the server reads at once
+            writer.write(part)
+        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the deadline of the request
+        writer.close()
+
+
+async def test_a_body_of_many_small_chunks_is_no_head_without_end(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 4):
+                yield body[start : start + 4]
+
+        answer = await http.post(PATH, content=chunks(), headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+        assert await book.journal("orders").pointer("o-1") == 1
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,16 @@ async def test_a_claim_waits_for_work(tmp_path: Path) -> None:
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
 
 
+async def test_listening_creates_no_queue_and_begins_with_it(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        follower = await Follower.connect(url, "/v1/queues/mail/due")
+        await follower.next("retry")
+        assert (await http.get("/v1/queues")).json() == {"queues": []}
+        await book.queue("mail").put(1)
+        assert "due_at" in json.loads(await asyncio.wait_for(follower.next(), 20))
+        follower.writer.close()
+
+
 async def test_a_claim_that_finishes_a_lost_job_claims_nothing(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("mail", settings=QueueSettings(lease_ms=600_000))
