@@ -179,9 +179,9 @@ class ServerApp:
         state, route = self.state, endpoint.route
         principal = state.gate.authenticate(route.method, headers)
         index = endpoint.name_index
-        state.gate.authorize(principal, route, None if index is None else parameters[index])
-        client = scope.get("client")
-        call = Call(state, route, parameters, headers, principal, client[0] if client else "", receive)
+        client = scope["client"][0] if scope.get("client") else ""
+        state.gate.authorize(principal, route, None if index is None else parameters[index], client)
+        call = Call(state, route, parameters, headers, principal, client, receive)
         if route.query is not None or scope["query_string"]:
             call.query = _decode_query(route, scope["query_string"])
             call.unmask = endpoint.unmasks and call.may_unmask(call.query.unmask)
@@ -263,7 +263,7 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
-            self.state.append_keys.check(f"{call.append_key}\0{'/'.join(call.parameters)}", call.raw_body)
+            self.state.append_keys.check(call.append_key, scope["raw_path"] + b"\0" + call.raw_body)
             return await endpoint.handler(call)
 
         async def run() -> EncodedAnswer:

@@ -119,8 +119,11 @@ class Gate:
                 raise PermissionDenied("send the csrf_token of GET /v1/session as the header X-CSRF-Token")
         return principal
 
-    def authorize(self, principal: Principal, route: Route, name: str | None) -> None:
-        """Check the role and the prefix of a token against a route and the name in its path; count the request."""
+    def authorize(self, principal: Principal, route: Route, name: str | None, client: str = "") -> None:
+        """Check the role and the prefix of a token against a route and the name in its path; count the request.
+
+        Requests without a token are counted for each client, so that none of them uses up what the others may send.
+        """
         if principal.role < route.role:
             if principal.role is Role.PUBLIC:
                 raise SignInRequired("this needs a token: send it as 'Authorization: Bearer tb_…'")
@@ -132,7 +135,7 @@ class Gate:
             self._check_name(principal, route, name)
         elif principal.prefix and route.scope == "book":
             raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
-        self._rate.take(principal.id)
+        self._rate.take(principal.id or client)
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:
         if principal.prefix and not principal.may_see(name):
