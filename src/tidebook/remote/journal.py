@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -317,6 +317,10 @@ class RemoteJournal(Journal):
         numbers.seq_nr(to, name="to")
         query = {"to": to if to != LAST else None}
         await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)
+
+    async def snapshots(self, id: str, head: Head) -> NoReturn:
+        """Raise `InvalidInput`: stored snapshots, and the deciders that need them, are where the store is opened."""
+        raise InvalidInput("a remote book has no heads: use load_snapshot, or open the folder or .toml of the book")
 
     async def adopt(self) -> TopicConfig:
         """Raise `InvalidInput`: a topic is adopted where its log is opened."""
