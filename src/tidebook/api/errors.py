@@ -37,6 +37,10 @@ class TooManyRequests(Unavailable):
         self.retry_after_s = retry_after_s
 
 
+class TooManyConnections(Unavailable):
+    """The server has as many connections as it may have; nothing was changed."""
+
+
 class DeadlineExceeded(Unavailable):
     """The request took longer than its deadline and was cancelled; nothing was changed."""
 

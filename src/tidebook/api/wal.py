@@ -129,9 +129,9 @@ class WalEntryLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     payload_base64: bytes | UnsetType = UNSET
 
     @classmethod
-    def of(cls, entry: WalEntry) -> WalEntryLine:
-        """Return the line of an entry."""
-        return cls(entry.table, entry.seq, entry.offset, *payload_to(entry.payload))
+    def of(cls, entry: WalEntry, payload: Any) -> WalEntryLine:
+        """Return the line of an entry, with its payload as it is shown."""
+        return cls(entry.table, entry.seq, entry.offset, *payload_to(payload))
 
 
 class MarkBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

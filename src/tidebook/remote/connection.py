@@ -123,14 +123,16 @@ class Connection:
         query: Mapping[str, object] | None = None,
         body: msgspec.Struct | None = None,
         wait_s: float = 0.0,
+        trace: str | None = None,
     ) -> Any:
         """Send a request and return its decoded answer; None for an answer without a body.
 
+        `trace` is the trace context that the server continues.
         Raise the error that the server answers; `Unavailable` if it cannot be reached; and `OutcomeUnknown` if a write
         was sent and not answered.
         """
         route = BY_NAME[name]
-        content = await self._send(route, _path(route, parameters), query, body, wait_s)
+        content = await self._send(route, _path(route, parameters), query, body, wait_s, trace)
         if not content:
             return None
         return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
@@ -147,10 +149,10 @@ class Connection:
         except msgspec.DecodeError:
             raise self._refusal(response, response.content) from None
 
-    async def send_once(self, name: str, *parameters: object, body: msgspec.Struct) -> Any:
+    async def send_once(self, name: str, *parameters: object, body: msgspec.Struct, trace: str | None = None) -> Any:
         """Send a write without repeating it: the caller repeats it in its own way. Raise as `call` does."""
         route = BY_NAME[name]
-        request = self._request(route, _path(route, parameters), None, body, 0.0)
+        request = self._request(route, _path(route, parameters), None, body, 0.0, trace=trace)
         content = await self._answer(request, route)
         return msgspec.json.decode(content, type=route.answer)
 
@@ -162,8 +164,11 @@ class Connection:
         body: msgspec.Struct | None,
         wait_s: float,
         key: str | None = None,
+        trace: str | None = None,
     ) -> httpx.Request:
         headers = {} if key is None else {"idempotency-key": key}
+        if trace is not None:
+            headers["traceparent"] = trace
         content = None
         if body is not None:
             headers["content-type"] = "application/json"
@@ -180,9 +185,10 @@ class Connection:
         query: Mapping[str, object] | None,
         body: msgspec.Struct | None,
         wait_s: float,
+        trace: str | None,
     ) -> bytes:
         key = uuid.uuid4().hex if route.mutates else None
-        request = self._request(route, path, query, body, wait_s, key)
+        request = self._request(route, path, query, body, wait_s, key, trace)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         sent = False
         reason: RetryLater | NoAnswer

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -124,36 +124,43 @@ class RemoteJournal(Journal):
                 append_id=None if retry is not None else append_id or self._ids.new(),
                 retry=None if retry is None else _retry_body(retry),
             )
-            return await self._send_append(id, body)
+            return await self._send_append(id, body, _carried(span))
 
-    async def _send_append(self, id: str, body: AppendBody) -> Appended:
+    async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
         # The log's end was at least here before the first attempt: the fold then knows what it may have forgotten.
         partition, offset = self._positions.get(id, (None, -1))
-        append_id, unanswered = body.append_id, False
+        retry, unanswered = body.retry, False
+        if retry is None:
+            assert body.append_id is not None
+            retry = RetryBody(body.append_id, floor=offset + 1, epoch=self._epoch, partition=partition)
         answer: AppendAnswer | None = None
         while answer is None:
             try:
-                answer = await self._connection.send_once("journals.append", self.topic, id, body=body)
+                answer = await self._connection.send_once("journals.append", self.topic, id, body=body, trace=trace)
             except (NoAnswer, RetryLater) as error:
                 pause_s = max(backoff.next_s(), error.retry_after_s)
                 unanswered = unanswered or isinstance(error, NoAnswer)
                 if time.monotonic() + pause_s > deadline_s:
                     if not unanswered:
                         raise Unavailable(str(error)) from error
-                    raise OutcomeUnknown(
-                        f"{self.topic}/{id}: {error}: whether the events were appended is unknown; retry with retry=",
-                        append_id=append_id,
-                        partition=partition,
-                        floor=offset + 1,
-                        epoch=self._epoch,
-                    ) from error
-                if unanswered and append_id is not None and body.retry is None:
-                    retry = RetryBody(append_id, floor=offset + 1, epoch=self._epoch, partition=partition)
+                    raise self._unknown(id, retry, error) from error
+                if unanswered and body.retry is None:
                     body = msgspec.structs.replace(body, append_id=None, retry=retry)
                 await asyncio.sleep(pause_s)
+            except OutcomeUnknown as error:
+                if error.append_id is not None:
+                    raise
+                raise self._unknown(id, retry, error) from error  # the request was cancelled at its deadline
         await self._remember(id, answer.partition, answer.offset)
         return Appended(answer.first, answer.last, answer.partition, answer.offset)
+
+    def _unknown(self, id: str, retry: RetryBody, error: TidebookError) -> OutcomeUnknown:
+        """Return the error of an append whose outcome is unknown, with what its retry needs."""
+        return OutcomeUnknown(
+            f"{self.topic}/{id}: {error}: whether the events were appended is unknown; retry with retry=",
+            **msgspec.structs.asdict(retry),
+        )
 
     async def _remember(self, id: str, partition: int, offset: int) -> None:
         if self._epoch is None:
@@ -179,24 +186,24 @@ class RemoteJournal(Journal):
             encode_append(_CHECKED_AS, self._ids, events)
         with tracing.span("journal.append_many", topic=self.topic, appends=len(pairs)) as span:
             traced = [(id, tracing.with_context(events, span)) for id, events in pairs]
-            return await self._send_batches(traced, confirm=confirm)
+            return await self._send_batches(traced, confirm=confirm, trace=_carried(span))
 
     async def _send_batches(
-        self, pairs: list[tuple[str, Sequence[Event]]], *, confirm: bool
+        self, pairs: list[tuple[str, Sequence[Event]]], *, confirm: bool, trace: str | None
     ) -> list[Appended | TidebookError]:
         bodies = [BatchAppendBody(id=id, events=_event_bodies(events), confirm=confirm) for id, events in pairs]
         batches = [bodies[start : start + BATCH_APPENDS_MAX] for start in range(0, len(bodies), BATCH_APPENDS_MAX)]
         results: list[Appended | TidebookError] = []
         for start in range(0, len(batches), BATCHES_IN_FLIGHT_MAX):
-            sending = [self._append_batch(batch) for batch in batches[start : start + BATCHES_IN_FLIGHT_MAX]]
+            sending = [self._append_batch(batch, trace) for batch in batches[start : start + BATCHES_IN_FLIGHT_MAX]]
             for found in await asyncio.gather(*sending):
                 results += found
         return results
 
-    async def _append_batch(self, batch: list[BatchAppendBody]) -> list[Appended | TidebookError]:
+    async def _append_batch(self, batch: list[BatchAppendBody], trace: str | None) -> list[Appended | TidebookError]:
         body = AppendBatchBody(tuple(batch))
         try:
-            answer = await self._connection.call("journals.append_batch", self.topic, body=body)
+            answer = await self._connection.call("journals.append_batch", self.topic, body=body, trace=trace)
         except (OutcomeUnknown, Unavailable) as error:
             return [error] * len(batch)
         return [_batch_result(each) for each in answer.results]
@@ -311,12 +318,20 @@ class RemoteJournal(Journal):
         query = {"to": to if to != LAST else None}
         await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)
 
+    async def snapshots(self, id: str, head: Head) -> NoReturn:
+        """Raise `InvalidInput`: stored snapshots, and the deciders that need them, are where the store is opened."""
+        raise InvalidInput("a remote book has no heads: use load_snapshot, or open the folder or .toml of the book")
+
     async def adopt(self) -> TopicConfig:
         """Raise `InvalidInput`: a topic is adopted where its log is opened."""
         raise InvalidInput("a remote book does not adopt a topic: run it where the log is opened")
 
     async def close(self) -> None:
         """Do nothing: the book closes the connection."""
+
+
+def _carried(span: tracing.TraceSpan | None) -> str | None:
+    return None if span is None else span.carried
 
 
 def _event_bodies(events: Sequence[Event]) -> tuple[EventBody, ...]:

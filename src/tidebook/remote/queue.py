@@ -70,9 +70,10 @@ class RemoteQueue(Queue):
         inserted = merged = 0
         new = self._runtime.new_entries(self.name, entries)
         with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            for chunk in chunks(with_trace(new, None if begun is None else begun.carried)):
+            trace = None if begun is None else begun.carried
+            for chunk in chunks(with_trace(new, trace)):
                 body = PutBody(tuple(map(_entry_body, chunk)))
-                answer = await self._connection.call("queues.put", self.name, body=body)
+                answer = await self._connection.call("queues.put", self.name, body=body, trace=trace)
                 inserted, merged = inserted + answer.inserted, merged + answer.merged
         return Put(inserted, merged, self._runtime.clock.now_ms())
 

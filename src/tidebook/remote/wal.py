@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from inspect import isawaitable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from tidebook.api.wal import (
 )
 from tidebook.core.errors import InvalidInput
 from tidebook.remote.connection import Connection
+from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay
 from tidebook.wal.record import WalEntry, Writes, Written, pack_writes, table_id, whole_number
 from tidebook.wal.region import Cleaned
 from tidebook.wal.topics import region_id
@@ -96,6 +98,25 @@ class RemoteRegion:
                 for line in _decode_entries(page):
                     yield WalEntry(line.table, line.seq, payload_from(line.payload, line.payload_base64), line.offset)
 
+    async def replay(
+        self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
+    ) -> dict[int, int]:
+        """Read the region once, pass each entry to the handler of its table, and return the entry count by table.
+
+        See `Region.replay`. `progress` is called with the offsets done, and with those in total at the start.
+        """
+        replay = Replay(handlers, other=other, progress=progress)
+        total, done = (await self.status()).log_end, 0
+        async for entry in self.read():
+            for handler, [each] in replay.take(EntryPage([[entry]], min(done, total), total)):
+                result = handler(each)
+                if result is not None and isawaitable(result):
+                    await result
+            done = entry.offset + 1
+        for _ in replay.take(EntryPage([], total, total)):
+            pass
+        return replay.counts
+
     async def refresh(self) -> None:
         """Fetch the region's current state into `meta`."""
         answer = await self.status()
@@ -135,6 +156,11 @@ class RemoteRegion:
         session, self._session = self._session, None
         if session is not None:
             await self._connection.call("wal.close_session", *self._at, session)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise InvalidInput(f"a region of a remote book has no {name}: open the folder or .toml of the book")
 
 
 class RemoteWal:

@@ -91,16 +91,16 @@ def span(name: str, **attributes: Any) -> Iterator[TraceSpan | None]:
 
 
 @contextmanager
-def continuing(name: str, parent: object, **attributes: Any) -> Iterator[None]:
+def continuing(name: str, parent: object, **attributes: Any) -> Iterator[TraceSpan | None]:
     """Trace the block as a span below `parent`, a trace context, and as the current span of what the block calls."""
     begun = begin(name, parent=parent, **attributes)
     if begun is None:
-        yield
+        yield None
         return
     api: Any = sys.modules[_API]
     with api.use_span(begun._span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
         try:
-            yield
+            yield begun
         except BaseException as error:
             begun.end(error)
             raise

@@ -44,10 +44,11 @@ async def session(call: Call) -> SessionAnswer:
 
 
 async def sign_out(call: Call) -> Reply:
-    """Sign a browser out."""
+    """Sign a browser out, and end its live streams."""
     cookie = call.headers.cookie_value(COOKIE)
     if cookie is not None:
         call.state.sessions.end(cookie)
+        call.state.live.end_unless(call.state.gate.is_current)
     removed = call.state.sessions.cookie("", secure=call.state.tls)
     return Reply(None, 204, ((b"set-cookie", removed),))
 

@@ -20,6 +20,7 @@ from tidebook.api.errors import (
     DeadlineExceeded,
     MethodNotAllowed,
     SignInRequired,
+    TooManyConnections,
     TooManyRequests,
     UnsupportedContent,
 )
@@ -28,6 +29,7 @@ from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.api.route import Route
 from tidebook.api.routes import BY_NAME, ROUTES
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.runtime import tracing
 from tidebook.server import access, health, journals, monitoring, outbox, pipeline, queues, tags, topics, wal
 from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
@@ -123,6 +125,7 @@ class ServerApp:
     ) -> None:
         self.state = state
         self._pages = pages
+        self._connections_max = state.settings.connections_max
         routes = [(route, HANDLERS[route.name]) for route in ROUTES]
         self._router = Router((route, Endpoint(route, handler)) for route, handler in (*routes, *more))
         self._meters: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
@@ -142,6 +145,8 @@ class ServerApp:
         exchange = Exchange(self, send)
         try:
             headers = Headers(scope["headers"])
+            if len(self.state.connections) > self._connections_max:
+                raise TooManyConnections(f"more than {self._connections_max:,} connections are open: try again later")
             self.state.gate.check_host(headers)
             self.state.gate.check_origin(scope["method"], headers)
             if not scope["path"].startswith("/v1/") and scope["path"] != METRICS_PATH:
@@ -174,9 +179,9 @@ class ServerApp:
         state, route = self.state, endpoint.route
         principal = state.gate.authenticate(route.method, headers)
         index = endpoint.name_index
-        state.gate.authorize(principal, route, None if index is None else parameters[index])
-        client = scope.get("client")
-        call = Call(state, route, parameters, headers, principal, client[0] if client else "", receive)
+        client = scope["client"][0] if scope.get("client") else ""
+        state.gate.authorize(principal, route, None if index is None else parameters[index], client)
+        call = Call(state, route, parameters, headers, principal, client, receive)
         if route.query is not None or scope["query_string"]:
             call.query = _decode_query(route, scope["query_string"])
             call.unmask = endpoint.unmasks and call.may_unmask(call.query.unmask)
@@ -189,18 +194,19 @@ class ServerApp:
                 if endpoint.decode is not None:
                     call.raw_body = raw = await self._read_body(headers, receive)
                     call.body = _decode_body(endpoint, headers, raw)
-                if headers.idempotency_key is not None and route.mutates:
+                if tracing.is_on():
+                    answer = await self._run_traced(endpoint, call, scope)
+                elif headers.idempotency_key is not None and route.mutates:
                     answer = await self._run_keyed(endpoint, call, scope)
                 else:
                     answer = await endpoint.handler(call)
         except TimeoutError as error:
-            if not timer.expired:
-                raise Unavailable(f"a part of the book did not answer in time: {error}") from error
             if route.mutates:
                 await self._record(call, scope, 504)
-                raise OutcomeUnknown(
-                    f"the request was cancelled after {call.deadline_s:g} s, and its change may have happened"
-                ) from error
+                why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no answer of the book"
+                raise OutcomeUnknown(f"the request {why}, and its change may have happened") from error
+            if not timer.expired:
+                raise Unavailable(f"a part of the book did not answer in time: {error}") from error
             raise DeadlineExceeded(
                 f"the request was cancelled after {call.deadline_s:g} s: ask for less, "
                 "or allow more with Request-Timeout",
@@ -240,6 +246,15 @@ class ServerApp:
         else:
             audit.record(call.principal, call.client, route.name, target, status)
 
+    async def _run_traced(self, endpoint: Endpoint, call: Call, scope: dict[str, Any]) -> Any:
+        """Run a request as a span below that of its caller."""
+        route, headers = call.route, call.headers
+        with tracing.continuing(f"{route.method} {route.path}", headers.traceparent, route=route.name) as span:
+            call.is_traced = span is not None and span.carried is not None
+            if headers.idempotency_key is not None and route.mutates:
+                return await self._run_keyed(endpoint, call, scope)
+            return await endpoint.handler(call)
+
     async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any]) -> Any:
         """Run a request that has an Idempotency-Key, or return the answer of an earlier one."""
         key, route = call.headers.idempotency_key, call.route
@@ -248,7 +263,7 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
-            self.state.append_keys.check(f"{call.append_key}\0{'/'.join(call.parameters)}", call.raw_body)
+            self.state.append_keys.check(call.append_key, scope["raw_path"] + b"\0" + call.raw_body)
             return await endpoint.handler(call)
 
         async def run() -> EncodedAnswer:
@@ -305,8 +320,15 @@ class ServerApp:
             raise
         state.book.metrics.gauge("server_open_streams", state.slots.open)
         try:
-            send_s = state.settings.send_s
-            sender = StreamSender(receive, send, state.live, token=token, send_s=send_s, deadline_s=call.deadline_s)
+            sender = StreamSender(
+                receive,
+                send,
+                state.live,
+                token=token,
+                session=state.gate.session_of(call.headers),
+                send_s=state.settings.send_s,
+                deadline_s=call.deadline_s,
+            )
             await sender.run(lines, events=events, headers=[_NO_SNIFF])
         finally:
             state.slots.release(token)
@@ -371,6 +393,8 @@ def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
             return [(b"retry-after", str(max(1, round(error.retry_after_s))).encode())]
         case SignInRequired():
             return [(b"www-authenticate", b'Bearer realm="tidebook"')]
+        case TooManyConnections():
+            return [(b"retry-after", b"1"), (b"connection", b"close")]
         case Unavailable():
             return [(b"retry-after", b"1")]
         case _:

@@ -20,6 +20,8 @@ SESSIONS_MAX: Final = 10_000
 class BrowserSession(msgspec.Struct, frozen=True):
     """One browser that is signed in."""
 
+    #: The hash of its cookie.
+    key: bytes
     token_id: str
     csrf_token: str
     ends_s: float
@@ -35,8 +37,9 @@ class BrowserSessions:
     def begin(self, token_id: str) -> tuple[str, BrowserSession]:
         """Begin a session; return its cookie's value and itself."""
         value = secrets.token_urlsafe(32)
-        session = BrowserSession(token_id, secrets.token_urlsafe(32), time.monotonic() + self._session_s)
-        self._sessions[_hash(value)] = session
+        ends_s = time.monotonic() + self._session_s
+        session = BrowserSession(_hash(value), token_id, secrets.token_urlsafe(32), ends_s)
+        self._sessions[session.key] = session
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return value, session
@@ -49,6 +52,10 @@ class BrowserSessions:
             del self._sessions[key]
             return None
         return session
+
+    def is_open(self, session: BrowserSession) -> bool:
+        """Return whether a session has neither ended nor expired."""
+        return session.key in self._sessions and session.ends_s > time.monotonic()
 
     def end(self, value: str) -> None:
         """End a session."""

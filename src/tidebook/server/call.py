@@ -9,6 +9,7 @@ from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
+from tidebook.runtime.tracing import valid_context
 from tidebook.server.answers import Receive
 from tidebook.server.headers import Headers
 from tidebook.server.masking import Mask
@@ -27,6 +28,7 @@ class Call:
         "client",
         "deadline_s",
         "headers",
+        "is_traced",
         "parameters",
         "principal",
         "query",
@@ -65,11 +67,18 @@ class Call:
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
         self.deadline_s = 0.0
+        #: Whether this process records a span of the request.
+        self.is_traced = False
 
     @property
     def book(self) -> Book:
         """The book that is served."""
         return self.state.book
+
+    @property
+    def trace(self) -> str | None:
+        """The trace context of the caller, for what is written; None if what is written gets that of a span below."""
+        return None if self.is_traced else valid_context(self.headers.traceparent)
 
     @property
     def wants_events(self) -> bool:

@@ -10,7 +10,7 @@ from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
-from tidebook.server.browser_sessions import COOKIE, BrowserSessions
+from tidebook.server.browser_sessions import COOKIE, BrowserSession, BrowserSessions
 from tidebook.server.headers import Headers
 from tidebook.server.principal import ANONYMOUS, LOCAL, Principal
 from tidebook.server.rate_limit import RateLimit
@@ -87,8 +87,18 @@ class Gate:
                 return principal
         return LOCAL if self.is_open else ANONYMOUS
 
-    def is_current(self, token_id: str) -> bool:
-        """Return whether what a token has opened may stay open; the id is empty for an open server."""
+    def session_of(self, headers: Headers) -> BrowserSession | None:
+        """Return the session by which `authenticate` accepts a request; None if it has a token, or needs none."""
+        cookie = None if headers.authorization is not None else headers.cookie_value(COOKIE)
+        return None if cookie is None else self._sessions.find(cookie)
+
+    def is_current(self, token_id: str, session: BrowserSession | None) -> bool:
+        """Return whether what a token, or a session of it, has opened may stay open.
+
+        The id is empty for an open server.
+        """
+        if session is not None and not self._sessions.is_open(session):
+            return False
         return self._tokens.holder(token_id) is not None if token_id else self.is_open
 
     @property
@@ -109,8 +119,11 @@ class Gate:
                 raise PermissionDenied("send the csrf_token of GET /v1/session as the header X-CSRF-Token")
         return principal
 
-    def authorize(self, principal: Principal, route: Route, name: str | None) -> None:
-        """Check the role and the prefix of a token against a route and the name in its path; count the request."""
+    def authorize(self, principal: Principal, route: Route, name: str | None, client: str = "") -> None:
+        """Check the role and the prefix of a token against a route and the name in its path; count the request.
+
+        Requests without a token are counted for each client, so that none of them uses up what the others may send.
+        """
         if principal.role < route.role:
             if principal.role is Role.PUBLIC:
                 raise SignInRequired("this needs a token: send it as 'Authorization: Bearer tb_…'")
@@ -122,7 +135,7 @@ class Gate:
             self._check_name(principal, route, name)
         elif principal.prefix and route.scope == "book":
             raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
-        self._rate.take(principal.id)
+        self._rate.take(principal.id or client)
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:
         if principal.prefix and not principal.may_see(name):

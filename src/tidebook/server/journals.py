@@ -41,8 +41,8 @@ _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    is_checked, trace = needs_no_check(call.raw_body), tracing.valid_context(call.headers.traceparent)
-    done = await _append(call.book.journal(topic), topic, id, call.body, call.append_key, trace, is_checked=is_checked)
+    is_checked, key = needs_no_check(call.raw_body), call.append_key
+    done = await _append(call.book.journal(topic), topic, id, call.body, key, call.trace, is_checked=is_checked)
     return _answer(done)
 
 
@@ -121,11 +121,7 @@ def derived_append_id(topic: str, id: str, key: str) -> bytes:
 async def append_batch(call: Call) -> dict[str, Any]:
     """Append to many journals; each append has a result or a problem of its own."""
     [topic] = call.parameters
-    journal, appends, trace = (
-        call.book.journal(topic),
-        call.body.appends,
-        tracing.valid_context(call.headers.traceparent),
-    )
+    journal, appends, trace = call.book.journal(topic), call.body.appends, call.trace
     results: list[Any] = []
     if call.append_key is None and all(map(is_plain, appends)):
         results += await journal.append_many([(each.id, _events(each, trace)) for each in appends])

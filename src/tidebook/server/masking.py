@@ -1,11 +1,12 @@
 """Hide fields of payloads by rule, in what is read by others than an admin who asks for them.
 
     [mask]
-    "orders.*.card" = "last4"        # in topic or queue `orders`: the field `card`, however deep
-    "*.password" = "hide"            # in every topic and queue: the field `password` at the top
+    "orders.*.card" = "last4"        # in topic, queue or namespace `orders`: the field `card`, however deep
+    "*.password" = "hide"            # in every one of them: the field `password` at the top
 
-A rule is a topic or queue, or `*`, then the path of a field, separated by dots; `*` in a path stands for any number of
-names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and bytes too.
+A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path stands for any
+number of names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and
+bytes too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Uvicorn's protocol with bounds on what it waits for: the size of a request's head, and the time of an idle sender.
 
-Uvicorn bounds neither: a client that sends a head without end would fill the memory, and one that never completes its
-head would hold its connection for ever.
+Uvicorn bounds neither: a client that sends a head without end, or trailers after a chunked body, would fill the memory,
+and one that never completes its head would hold its connection for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, Final
 
 import msgspec
@@ -15,12 +16,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from tidebook.api.problem import CONTENT_TYPE, problem_of
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
 
-#: The bytes of a request line and its headers.
+#: The bytes of a request line and its headers, and of what a client may send between two parts of a body or after it.
 HEAD_BYTES_MAX: Final = 65_536
 #: How long a client may take to send a head, or the rest of a request that was answered already.
 SENDING_S_MAX = 30.0
 
 _encode = msgspec.json.Encoder().encode
+_NO_TRAILERS: Final[Any] = deque(maxlen=0)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -28,8 +30,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._in_head = True
+        #: The bytes since the request began that were not body, and those of the current call.
         self._head_bytes = 0
+        self._data_bytes = 0
         #: Whether a request is expected or was begun, and since when; a connection begins with expecting one.
         self._in_message = True
         self._since_s = 0.0
@@ -40,25 +43,31 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of a request, and refuse a head that is too large."""
+        """Parse a part of a request, and refuse a head that is too large, or trailers that are."""
+        self._data_bytes = len(data)
         HttpToolsProtocol.data_received(self, data)
-        if self._in_head:
-            self._head_bytes += len(data)
+        if self._in_message:
+            self._head_bytes += self._data_bytes
             if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
                 error = TooLarge("the head of the request", size_bytes=self._head_bytes, limit_bytes=HEAD_BYTES_MAX)
                 self._refuse(error, 413)
 
     def on_message_begin(self) -> None:
         """Begin to count the head of a request."""
-        self._in_head = self._in_message = True
+        self._in_message = True
         self._head_bytes = 0
         self._since_s = self.loop.time()
         HttpToolsProtocol.on_message_begin(self)
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
-        self._in_head = False
+        """Start the request; nothing reads what would be collected as headers from now on, the trailers."""
         HttpToolsProtocol.on_headers_complete(self)
+        self.headers = _NO_TRAILERS
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, and count again what is not body."""
+        self._head_bytes = -self._data_bytes
+        HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
         """Note that the client has sent the whole request."""

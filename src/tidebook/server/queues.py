@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from datetime import datetime
 from typing import Any, cast
 
 import msgspec
@@ -33,13 +34,15 @@ from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
-from tidebook.runtime.tracing import valid_context
+from tidebook.runtime.futures import cancel_and_wait
 from tidebook.server.answers import Chunk, Lines
 from tidebook.server.call import Call, Handler
 from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
+#: How often a listener looks for a queue that does not exist yet.
+MISSING_POLL_S = 0.5
 
 
 def _queue(call: Call) -> Queue:
@@ -53,7 +56,7 @@ def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
 
 async def put(call: Call) -> PutAnswer:
     """Put entries."""
-    trace = valid_context(call.headers.traceparent)
+    trace = call.trace
     done = await _queue(call).put_many([each.entry(trace) for each in call.body.entries])
     return PutAnswer(done.inserted, done.merged)
 
@@ -61,11 +64,10 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
-    claiming = await _finish_and_claim(call, queue, body) if body.done else None
+    if body.done:  # first, so that nothing is claimed if a lease is lost
+        await queue.done(_jobs(call, body.done))
     try:
-        jobs = [] if claiming is None else await claiming
-        if not jobs:  # what was finished may have been in the way
-            jobs = await _claim(queue, body)
+        jobs = await _claim(queue, body)
         if not jobs and body.wait_s:
             jobs = await _claim_when_due(call, queue, body)
     except TidebookError:
@@ -76,46 +78,40 @@ async def claim(call: Call) -> ClaimAnswer:
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
 
-async def _finish_and_claim(call: Call, queue: Queue, body: ClaimBody) -> asyncio.Future[list[Job]]:
-    """Finish jobs, and return the claim of others, which began at the same time, so that both share a commit.
-
-    If a lease is lost nothing is claimed.
-    """
-    finished = _jobs(call, body.done)
-    claiming = asyncio.ensure_future(_claim(queue, body))
-    try:
-        await queue.done(finished)
-    except BaseException:
-        claiming.cancel()  # the queue returns the entries of a claim that is cancelled
-        await asyncio.wait((claiming,))
-        if not claiming.cancelled() and claiming.exception() is None and claiming.result():  # it had ended before
-            with suppress(TidebookError):  # they are due again when their lease expires
-                await queue.fail(claiming.result(), reason="its claim was cancelled")
-        raise
-    return claiming
-
-
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
-    """Claim as soon as something is due; give up in time, if the client disconnects, or if the server drains."""
-    claiming = asyncio.ensure_future(_claim_first(queue, body))
-    gone = asyncio.ensure_future(disconnected(call.receive))
-    draining = asyncio.ensure_future(call.state.draining.wait())
+    """Claim as soon as something is due; give up in time, if the client disconnects, or if the server drains.
+
+    A claim that has begun is not cancelled then: the queue would return its entries as if they had failed.
+    """
+    until_s = asyncio.get_running_loop().time() + min(body.wait_s, max(0.0, call.deadline_s - 1.0))
+    gone = asyncio.create_task(disconnected(call.receive))
+    draining = asyncio.create_task(call.state.draining.wait())
     try:
-        wait_s = min(body.wait_s, max(0.0, call.deadline_s - 1.0))
-        await asyncio.wait((claiming, gone, draining), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        return claiming.result() if claiming.done() else []
+        async with aclosing(queue.listen()) as dues:
+            while await _is_due(dues, until_s, gone, draining):
+                if jobs := await _claim(queue, body):
+                    return jobs
+        return []
     finally:
-        for task in (claiming, gone, draining):
-            task.cancel()
-        await asyncio.gather(claiming, gone, draining, return_exceptions=True)
+        await cancel_and_wait(gone, draining)
 
 
-async def _claim_first(queue: Queue, body: ClaimBody) -> list[Job]:
-    async with aclosing(queue.listen()) as dues:
-        async for _ in dues:
-            if jobs := await _claim(queue, body):
-                return jobs
-    return []
+async def _is_due(dues: AsyncGenerator[datetime, None], until_s: float, *ends: asyncio.Task[Any]) -> bool:
+    """Return True as soon as work is due, and False at `until_s` of the event loop, or when one of `ends` is done."""
+    due = asyncio.create_task(_next(dues))
+    try:
+        left_s = until_s - asyncio.get_running_loop().time()
+        await asyncio.wait((due, *ends), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if not due.done() or any(each.done() for each in ends):
+            return False
+        due.result()
+        return True
+    finally:
+        await cancel_and_wait(due)
+
+
+async def _next(dues: AsyncGenerator[datetime, None]) -> datetime:
+    return await anext(dues)
 
 
 async def _claim(queue: Queue, body: ClaimBody) -> list[Job]:
@@ -226,10 +222,13 @@ async def drop(call: Call) -> None:
 
 async def listen(call: Call) -> Lines:
     """Follow when work becomes due."""
-    return Lines(lambda _: _dues(_queue(call)), live=True, events=True)
+    return Lines(lambda _: _dues(call, _queue(call)), live=True, events=True)
 
 
-async def _dues(queue: Queue) -> AsyncGenerator[Chunk, None]:
+async def _dues(call: Call, queue: Queue) -> AsyncGenerator[Chunk, None]:
+    # A read does not create the queue, and nothing signals that it was created.
+    while await call.book.queues.browser(queue.name) is None:  # noqa: ASYNC110
+        await asyncio.sleep(MISSING_POLL_S)
     async with aclosing(queue.listen()) as dues:
         async for due in dues:
             yield [("", _encode(DueLine(due)))]

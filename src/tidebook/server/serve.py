@@ -110,12 +110,12 @@ async def serve(
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(settings.shutdown_s),
-            limit_concurrency=settings.connections_max,
             backlog=BACKLOG,
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
         )
     )
+    state.connections = server.server_state.connections
     address = listening.getsockname()
     name = f"[{address[0]}]" if ":" in address[0] else address[0]
     state.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from tidebook.core.errors import TidebookError
 from tidebook.server.audit import Audit
@@ -49,6 +50,8 @@ class ServerState:
         self.started_s = time.monotonic()
         #: Set when the server is about to stop: it is no longer ready, and live streams end.
         self.draining = asyncio.Event()
+        #: The open connections, once there is a server.
+        self.connections: Collection[object] = ()
         self.database = ServerDatabase(book.settings.folder, book.metrics)
         self.tokens = Tokens(self.database, book.clock)
         self.sessions = BrowserSessions(session_s=settings.session_s)

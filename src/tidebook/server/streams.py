@@ -18,6 +18,7 @@ from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
 from tidebook.server.answers import Chunk, Lines, Receive, Send
+from tidebook.server.browser_sessions import BrowserSession
 
 NDJSON: Final = b"application/x-ndjson"
 EVENT_STREAM: Final = b"text/event-stream"
@@ -65,9 +66,9 @@ class LiveStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, send: Send, *, token: str, events: bool) -> LiveStream:
-        """Register a stream of the running task, which the token of this id has opened."""
-        stream = LiveStream(send, self._send_s, token=token, events=events)
+    def open(self, send: Send, *, token: str, session: BrowserSession | None, events: bool) -> LiveStream:
+        """Register a stream of the running task, which the token of this id, or a session of it, has opened."""
+        stream = LiveStream(send, self._send_s, token=token, session=session, events=events)
         self._streams.add(stream)
         return stream
 
@@ -82,10 +83,10 @@ class LiveStreams:
             if stream.sent_s < before_s:
                 stream.send_comment()
 
-    def end_unless(self, is_current: Callable[[str], bool]) -> None:
-        """End the streams of tokens that are no longer valid; call this about every second."""
-        ended = {token for token in {stream.token for stream in self._streams} if not is_current(token)}
-        for stream in [stream for stream in self._streams if stream.token in ended]:
+    def end_unless(self, is_current: Callable[[str, BrowserSession | None], bool]) -> None:
+        """End the streams of tokens and sessions that are no longer valid; call this about every second."""
+        ended = {opener for opener in {stream.opener for stream in self._streams} if not is_current(*opener)}
+        for stream in [stream for stream in self._streams if stream.opener in ended]:
             stream.end()
 
     def end_all(self) -> None:
@@ -97,8 +98,8 @@ class LiveStreams:
 class LiveStream:
     """Sends the chunks of one live stream; a comment may be sent between any two of them."""
 
-    def __init__(self, send: Send, send_s: float, *, token: str, events: bool) -> None:
-        self.token = token
+    def __init__(self, send: Send, send_s: float, *, token: str, session: BrowserSession | None, events: bool) -> None:
+        self.opener = (token, session)
         self._send_raw = send
         self._send_s = send_s
         self._events = events
@@ -156,9 +157,18 @@ class StreamSender:
     """Sends one streamed answer."""
 
     def __init__(
-        self, receive: Receive, send: Send, live: LiveStreams, *, token: str, send_s: float, deadline_s: float
+        self,
+        receive: Receive,
+        send: Send,
+        live: LiveStreams,
+        *,
+        token: str,
+        session: BrowserSession | None,
+        send_s: float,
+        deadline_s: float,
     ) -> None:
         self._token = token
+        self._session = session
         self._receive = receive
         self._send_raw = send
         self._live = live
@@ -227,7 +237,7 @@ class StreamSender:
         await self._send(last, more=False)
 
     async def _pump_live(self, lines: Lines, *, events: bool) -> None:
-        stream = self._live.open(self._send_raw, token=self._token, events=events)
+        stream = self._live.open(self._send_raw, token=self._token, session=self._session, events=events)
         try:
             await stream.pump(lines)
         finally:

@@ -7,11 +7,13 @@ from contextlib import aclosing
 
 import msgspec
 
+from tidebook.api.access import Role
 from tidebook.api.wal import (
     CleanAnswer,
     FlushAnswer,
     RegionAnswer,
     RegionOpenBody,
+    RegionReadQuery,
     RegionsAnswer,
     RegionSessionAnswer,
     RegionSnapshotAnswer,
@@ -23,6 +25,7 @@ from tidebook.api.wal import (
 from tidebook.core.errors import InvalidInput
 from tidebook.server.answers import Chunk, Lines
 from tidebook.server.call import Call, Handler
+from tidebook.server.masking import Mask
 from tidebook.wal.region import Region
 
 CHUNK_ENTRIES = 256
@@ -102,12 +105,15 @@ async def read(call: Call) -> Lines:
     query, region = call.query, await _reader(call)
     if query.table is not None and query.from_offset:
         raise InvalidInput("from_offset is for all tables: give either table and start, or from_offset")
-    return Lines(lambda lines: _chunks(lines, region, query.table, query.start, query.from_offset, query.limit))
+    # Whoever may write a region may have to recover from it, which needs the entries as they were written.
+    mask = call.mask(call.parameters[0]) if call.principal.role < Role.OPERATOR else None
+    return Lines(lambda lines: _chunks(lines, region, query, mask))
 
 
 async def _chunks(
-    lines: Lines, region: Region, table: int | None, start: int, from_offset: int, limit: int | None
+    lines: Lines, region: Region, query: RegionReadQuery, mask: Mask | None
 ) -> AsyncGenerator[Chunk, None]:
+    table, start, from_offset, limit = query.table, query.start, query.from_offset, query.limit
     entries = region.read(from_offset=from_offset) if table is None else region.read_table(table, start=start)
     chunk: list[tuple[str, bytes]] = []
     count = offset = 0
@@ -118,7 +124,8 @@ async def _chunks(
                 lines.next = entry.offset if table is None else entry.seq
                 break
             count, offset = count + 1, entry.offset
-            chunk.append(("", _encode(WalEntryLine.of(entry))))
+            payload = entry.payload if mask is None else mask(entry.payload)
+            chunk.append(("", _encode(WalEntryLine.of(entry, payload))))
             if len(chunk) >= CHUNK_ENTRIES:
                 yield chunk
                 chunk = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,34 @@ async def test_a_head_without_end_is_refused(tmp_path: Path, part: bytes) -> Non
         assert large.status_code == 200
 
 
+CHUNKED = b"POST /v1/journals/orders/o-1/events HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("part", [b"x: y\r\n" * 2_000, b"y" * 12_000])
+@pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nx: y\r\nx: ", b"2;x="], ids=["trailers", "extension"])
+async def test_trailers_without_end_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
+    async with served(tmp_path / "book") as (url, _):
+        reader, writer = await connect(url)
+        writer.write(CHUNKED + begin)
+        for _ in range(60):  # more than the server reads at once
+            writer.write(part)
+        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the deadline of the request
+        writer.close()
+
+
+async def test_a_body_of_many_small_chunks_is_no_head_without_end(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 4):
+                yield body[start : start + 4]
+
+        answer = await http.post(PATH, content=chunks(), headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+        assert await book.journal("orders").pointer("o-1") == 1
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -82,3 +111,28 @@ async def test_what_is_no_http_is_answered_with_a_problem(tmp_path: Path) -> Non
         assert head.startswith(b"HTTP/1.1 400")
         assert json.loads(body)["type"] == "urn:tidebook:error:invalid-input"
         writer.close()
+
+
+async def test_too_many_connections_are_refused_with_a_problem(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nconnections_max = 2\n')
+    async with served(file) as (url, _), client(url) as http:
+        assert (await http.get("/v1/topics")).status_code == 200
+        idle, one_more = await connect(url), await connect(url)
+        one_more[1].write(b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        head, _, body = (await rest_of(one_more[0])).partition(b"\r\n\r\n")  # until the server closes it
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"content-type: application/problem+json" in head
+        assert b"retry-after: 1" in head
+        assert json.loads(body)["type"] == "urn:tidebook:error:unavailable"
+        one_more[1].close()
+        metrics = await asyncio.wait_for(_answered(http), 20)
+        assert 'tidebook_server_requests_total{route="none",status="503"}' in metrics
+        idle[1].close()
+
+
+async def _answered(http: httpx.AsyncClient) -> str:
+    """Return the metrics as soon as the server has noticed that a connection is closed."""
+    while (answer := await http.get("/metrics")).status_code == 503:
+        pass
+    return answer.text

@@ -32,9 +32,10 @@ async def test_a_key_of_an_append_of_other_events_is_refused(tmp_path: Path) -> 
         headers = {"idempotency-key": "k-1"}
         path = "/v1/journals/orders/o-1/events"
         assert (await http.post(path, json={"events": [{"payload": 1}]}, headers=headers)).status_code == 200
-        other = await http.post(path, json={"events": [{"payload": 2}]}, headers=headers)
-        assert other.status_code == 400
-        assert "another request" in other.json()["detail"]
+        for elsewhere, payload in ((path, 2), (path.replace("o-1", "o-2"), 1)):
+            other = await http.post(elsewhere, json={"events": [{"payload": payload}]}, headers=headers)
+            assert other.status_code == 400
+            assert "another request" in other.json()["detail"]
         same = await http.post(path, json={"events": [{"payload": 1}]}, headers=headers)
         assert same.json()["first"] == 1
 

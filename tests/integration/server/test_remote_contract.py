@@ -16,7 +16,7 @@ import pytest
 
 import tidebook
 from tests.integration.server.running import not_remote, served_book, served_by_command
-from tidebook import Event, Fenced, LeaseLost, TooLarge, Unavailable
+from tidebook import Event, Fenced, InvalidInput, LeaseLost, TooLarge, Unavailable
 from tidebook.journal.journal import Journal
 from tidebook.log.port import Log
 from tidebook.queue.entry import Entry
@@ -24,10 +24,13 @@ from tidebook.queue.queue import Queue
 from tidebook.remote.journal import RemoteJournal
 from tidebook.remote.queue import RemoteQueue
 from tidebook.remote.tags import RemoteTags
+from tidebook.remote.wal import RemoteRegion, RemoteWal
 from tidebook.store.port import StoreWriter
 from tidebook.tags.tags import Tags
 from tidebook.testing.conformance.journal import BookFactory, JournalContract
 from tidebook.testing.conformance.tags import TagsContract
+from tidebook.wal.region import Region
+from tidebook.wal.wal import Wal
 from tidebook.wiring.book import Book
 from tidebook.wiring.remote_book import RemoteBook
 from tidebook.wiring.settings import Section, Settings
@@ -129,14 +132,36 @@ class TestRemoteTags(TagsContract):
 
 
 #: What only a process that opens the log, the store or the database has; a remote book refuses it by name.
-LOCAL = {"adopt", "head", "purge_expired", "snapshots"}
+LOCAL = {"exists", "pinned", "reopen", "replay_pages"}
+#: What calls only other public methods.
+DERIVED = {"read", "tail", "put", "put_in", "list", "worker", "running", "queue", "journal"}
+#: What refuses at its first use, since it reads `book.log` or `book.store`, a head, or the outbox.
+REFUSED_LATER = {"decider", "process", "projection", "relay"}
 
 
-@pytest.mark.parametrize(("remote", "local"), [(RemoteJournal, Journal), (RemoteTags, Tags), (RemoteQueue, Queue)])
+@pytest.mark.parametrize(
+    ("remote", "local"),
+    [
+        (RemoteJournal, Journal), (RemoteTags, Tags), (RemoteQueue, Queue), (RemoteWal, Wal), (RemoteRegion, Region),
+        (RemoteBook, Book),
+    ],
+)  # fmt: skip
 def test_every_public_method_is_a_request_or_is_built_on_one(remote: type, local: type) -> None:
-    derived = {"read", "tail", "put", "put_in", "list"} | LOCAL
     public = {name for name, value in vars(local).items() if not name.startswith("_") and callable(value)}
-    assert public - set(vars(remote)) <= derived
+    allowed = DERIVED | (LOCAL if remote is RemoteRegion else REFUSED_LATER if remote is RemoteBook else set())
+    assert public - set(vars(remote)) <= allowed
+
+
+async def test_what_only_the_server_has_is_refused_by_name(tmp_path: Path) -> None:
+    async with Book(Settings(tmp_path)) as local, served_book(local) as url, RemoteBook(url) as book:
+        orders = book.journal("orders")
+        for refused in (
+            lambda: orders.head("o-1"), lambda: orders.snapshots("o-1", None),  # type: ignore[arg-type]
+            lambda: orders.adopt(), lambda: book.health(), lambda: book.settle(), lambda: book.relay().run(),
+            lambda: book.queues.browser("mail"), lambda: book.tags.buckets(),
+        ):  # fmt: skip
+            with pytest.raises(InvalidInput):
+                await refused()
 
 
 async def test_a_queue_works_through_a_server(tmp_path: Path) -> None:
@@ -177,6 +202,15 @@ async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
         assert [x.seq async for x in region.read_table(1)] == [3]
         await region.refresh()
         assert region.meta.tables[1].next_seq_num == 4
+        seen: list[tuple[int, int]] = []
+        entries: list[int] = []
+        replayed = await region.replay(
+            {1: lambda entry: entries.append(entry.seq)}, progress=lambda *at: seen.append(at)
+        )
+        assert (replayed, entries) == ({1: 1}, [3])
+        assert seen[-1][0] == seen[-1][1] > 0
+        with pytest.raises(InvalidInput, match="has no pinned"):
+            region.pinned()
         other = await wal.open_region(7)
         with pytest.raises(Fenced):
             await region.write(1, [b"late"])

@@ -113,6 +113,29 @@ async def test_a_stream_ends_with_its_token(tmp_path: Path, create_token: Create
         assert (await http.get(path)).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/v1/journals/orders/o-1/events?follow=true", "/journal/live?topic=orders&id=o-1"])
+async def test_streams_end_when_their_browser_signs_out(tmp_path: Path, create_token: CreateToken, path: str) -> None:
+    token = (await create_token("viewer")).token
+    async with served(tmp_path / "book") as (url, book), client(url) as http, client(url) as other:
+        await book.journal("orders").append("o-1", [Event(1)])
+        [csrf, _] = [
+            (await browser.post("/v1/session", json={"token": token})).json()["csrf_token"] for browser in (http, other)
+        ]
+        async with http.stream("GET", path) as stream, other.stream("GET", path) as unaffected:
+            assert (stream.status_code, unaffected.status_code) == (200, 200)
+            assert (await http.delete("/v1/session", headers={"x-csrf-token": csrf})).status_code == 204
+            async with asyncio.timeout(30):
+                assert "event: end" in [line async for line in stream.aiter_lines()]
+            await book.journal("orders").append("o-1", [Event("later")])
+            async with asyncio.timeout(30):
+                async for line in unaffected.aiter_lines():
+                    if line.startswith("data: ") and "later" in line:
+                        break
+                else:
+                    pytest.fail("the stream of the other browser has ended")
+        assert (await http.get(path)).status_code == 401
+
+
 async def test_an_open_stream_ends_when_the_server_needs_tokens(tmp_path: Path) -> None:
     path = "/v1/journals/orders/o-1/events?follow=true"
     async with served(tmp_path / "book") as (url, _), client(url) as http, http.stream("GET", path) as stream:

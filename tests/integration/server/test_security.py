@@ -13,9 +13,15 @@ import httpx
 import pytest
 
 from tests.integration.server.conftest import CreateToken
+from tests.integration.server.examples import request_of
 from tests.integration.server.running import client, lines, served
 from tidebook import Event, InvalidInput
+from tidebook.api.access import Role
+from tidebook.api.routes import ROUTES
+from tidebook.queue.port import QueueSettings
+from tidebook.replication.ticks import tick
 from tidebook.server.serve import Tls
+from tidebook.testing.replicating import replicate
 from tidebook.testing.servers.security import make_security
 
 APPEND = {"events": [{"payload": 1}]}
@@ -128,6 +134,66 @@ async def test_fields_are_masked_unless_an_admin_asks(tmp_path: Path, create_tok
         [chain] = [id async for id in audit.ids()]
         entries = [event.payload async for event in audit.read(chain)]
         assert [(each["action"], each["unmask"]) for each in entries[1:]] == [("journals.read", True)]
+
+
+SECRET = "4111111111111111"
+
+
+async def test_no_read_shows_a_masked_field_to_a_viewer(tmp_path: Path, create_token: CreateToken) -> None:
+    rules = "\n".join(f'"{name}.*.card" = "hide"' for name in ("orders", "mail", "metrics"))
+    token = (await create_token("viewer")).token
+    async with served(settings(tmp_path, f"[mask]\n{rules}\n")) as (url, book), client(url, token) as http:
+        secret = {"deep": [{"card": SECRET}]}
+        orders, mail = book.journal("orders"), book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        await orders.append("o-1", [Event(secret, tags={"paid"}, metadata=secret)])
+        await orders.save_snapshot("o-1", seq_nr=1, payload=secret)
+        await mail.put_many([secret] * 3)
+        await mail.fail(await mail.claim())
+        await mail.claim()
+        region = await book.wal("metrics").open_region(7, create=True)
+        await region.write(1, [secret])
+        await replicate(book.log, book.store, "orders")
+        await tick(book.log, book.store, ["orders"])
+        await replicate(book.log, book.store, "orders")
+        shown = 0
+        for route in ROUTES:
+            if route.method != "GET" or route.role > Role.VIEWER or route.name == "queues.listen":
+                continue
+            for follow in (False, True) if route.form == "events" else (False,):
+                request = request_of(http, route, {})
+                if follow:
+                    request.url = request.url.copy_merge_params({"follow": True})
+                text = await _first_of(http, request) if follow else (await http.send(request)).text
+                assert SECRET not in text, (route.name, follow)
+                shown += "***" in text
+        assert shown == 8  # journal and tag, read and followed; snapshot, entries, dead letters, write-ahead log
+
+
+async def _first_of(http: httpx.AsyncClient, request: httpx.Request) -> str:
+    """Return the data of the first event of a stream."""
+    response = await http.send(request, stream=True)
+    try:
+        async with asyncio.timeout(20):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    return line
+    finally:
+        await response.aclose()
+    return ""
+
+
+async def test_those_without_a_token_do_not_use_up_the_rate_of_others(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    token = (await create_token("viewer")).token
+    file = settings(tmp_path, "[server]\nrate_per_s = 0.001\nrate_burst = 2\n")
+    async with served(file) as (url, _), client(url) as http, client(url, token) as known:
+        statuses = [(await http.get("/v1/health/live")).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        assert (await known.get("/v1/topics")).status_code == 200
+        elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with client(url, transport=elsewhere) as other:
+            assert (await other.get("/v1/health/live")).status_code == 200
 
 
 async def test_an_address_that_others_reach_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:

@@ -234,7 +234,8 @@ class Console:
         if view.unmask:
             await self._record_unmask(view)
         rendered = row_chunks(rows, lambda row: self._render(live.template, view=view, row=row))
-        await send_rows(self.state, view.principal.id, rendered, receive, send, SECURITY_HEADERS)
+        session = self.state.gate.session_of(headers)
+        await send_rows(self.state, view.principal.id, session, rendered, receive, send, SECURITY_HEADERS)
 
     async def _record_unmask(self, view: View) -> None:
         name = view.target.route.name

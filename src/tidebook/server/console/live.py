@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from tidebook.server.answers import Chunk, Lines
+from tidebook.server.browser_sessions import BrowserSession
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
 
@@ -33,8 +34,8 @@ async def row_chunks(
 
 
 async def send_rows(
-    state: ServerState, token: str, rows: AsyncGenerator[Chunk, None], receive: Receive, send: Send,
-    headers: dict[str, str],
+    state: ServerState, token: str, session: BrowserSession | None, rows: AsyncGenerator[Chunk, None],
+    receive: Receive, send: Send, headers: dict[str, str],
 ) -> None:  # fmt: skip
     """Send rows until the browser leaves or the server drains."""
     settings = state.settings
@@ -42,7 +43,7 @@ async def send_rows(
     try:
         lines = Lines(lambda _: rows, live=True, events=True)
         limits = {"send_s": settings.send_s, "deadline_s": settings.request_s}
-        sender = StreamSender(receive, send, state.live, token=token, **limits)
+        sender = StreamSender(receive, send, state.live, token=token, session=session, **limits)
         await sender.run(
             lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()]
         )
