@@ -353,3 +353,35 @@ async def test_a_journal_is_sought_by_number_offset_and_time(tmp_path: Path) -> 
         assert next(each for each in events if each.seq_nr == at).timestamp_ms == wanted.timestamp_ms
         both = await http.get(link("/journal", topic=TOPIC, id=ID, at=1, offset=1))
         assert both.status_code == 400
+
+
+async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, str]]:
+    """Follow the journal on its page, after the row of an id; return the ids and texts of so many rows."""
+    headers = {} if after is None else {"last-event-id": after}
+    found: list[tuple[str, str]] = []
+    path = link("/journal/live", topic=TOPIC, id=ID)
+    async with asyncio.timeout(30), http.stream("GET", path, headers=headers) as stream:
+        assert stream.status_code == 200, await stream.aread()
+        id = ""
+        async for line in stream.aiter_lines():
+            name, _, value = line.partition(": ")
+            id = value if name == "id" else id
+            if name == "data":
+                found.append((id, value))
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_live_view_that_was_away_shows_all_of_the_next_incarnation(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal(TOPIC)
+        await orders.append(ID, [Event(f"old {n}") for n in range(3)])
+        last, row = (await _live_rows(http, None, 3))[-1]
+        assert "old 2" in row
+        await orders.purge(ID)
+        await orders.append(ID, [Event(f"new {n}") for n in range(2)])
+        rows = await _live_rows(http, last, 2)
+        assert [f"new {n}" in row for n, (_, row) in enumerate(rows)] == [True, True]
+        refused = await http.get(link("/journal/live", topic=TOPIC, id="o-2"), headers={"last-event-id": last})
+        assert refused.status_code == 400
