@@ -26,6 +26,7 @@ from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
 from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
 from tidebook.server.console.render import link
+from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.view import View
 from tidebook.server.journals import after_event_id, follow_journal
 from tidebook.server.masking import Mask
@@ -106,6 +107,7 @@ class JournalData(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     id: str
     head: HeadView | None
+    timeline: Timeline | None
     events: list[EventRowView]
     previous: int | None
     next: int | None
@@ -119,8 +121,9 @@ async def journal(view: View) -> JournalData:
     found = view.book.journal(query.topic)
     head = await found.head(query.id, barrier="offset")
     mask = view.mask(query.topic)
-    events, scan, start, more = list[ReadEvent](), None, 1, False
+    events, scan, start, more, timeline = list[ReadEvent](), None, 1, False, None
     if head is not None and not query.live:
+        timeline = await read_timeline(view.book.store, Key(query.topic, query.id), head)
         start = await _start(found, query, head)
         if query.where.strip():
             expression = parse(query.where)
@@ -132,6 +135,7 @@ async def journal(view: View) -> JournalData:
         topic=query.topic,
         id=query.id,
         head=None if head is None else await _head_view(found, query.id, head),
+        timeline=timeline,
         events=[row_of(event, mask) for event in events],
         previous=max(first, start - EVENTS_MAX) if start > first and scan is None else None,
         next=events[-1].seq_nr + 1 if more else None,
