@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from tests.integration.server.conftest import CreateToken
-from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TOPIC, fill, filled
+from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TAG, TOPIC, fill, filled
 from tests.integration.server.running import client, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
@@ -385,3 +385,26 @@ async def test_a_live_view_that_was_away_shows_all_of_the_next_incarnation(tmp_p
         assert [f"new {n}" in row for n, (_, row) in enumerate(rows)] == [True, True]
         refused = await http.get(link("/journal/live", topic=TOPIC, id="o-2"), headers={"last-event-id": last})
         assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("topics_read_max", [0, 500])
+async def test_a_tag_shows_its_stream_page_by_page_and_its_consumer_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics_read_max: int
+) -> None:
+    monkeypatch.setattr("tidebook.server.console.tags.TOPICS_READ_MAX", topics_read_max)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.journal(TOPIC).append(ID, [Event(n, tags={TAG}) for n in range(60)])
+        await book.settle()
+        async with book.tags.subscribe(TAG, "mailers/eu", follow=False) as events:
+            async for event in events:
+                await events.commit(event)
+        first = (await http.get(link("/tag.json", tag=TAG))).json()
+        rest = (await http.get(link("/tag.json", tag=TAG, after=first["next"]))).json()
+        assert [each["number"] for each in first["events"] + rest["events"]] == list(range(1, 61))
+        assert (rest["next"], rest["gaps"]) == (None, [])
+        (group,) = rest["groups"]
+        assert (group["group"], group["tag"], group["members"], group["owned"]) == ("mailers/eu", TAG, {}, 0)
+        assert group["lag_s"] is not None
+        assert (await http.get("/tags.json")).json()["groups"] == [group]
+        assert (await http.get(link("/tag.json", tag="other"))).json()["groups"] == []
+        assert first["horizon"]["topic"] == TOPIC
