@@ -65,32 +65,41 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long the demo runs")
     parser.add_argument("--all", metavar="FOLDER", type=Path, help="take every page in two themes and two sizes too")
     options = parser.parse_args(argv)
-    executable = chromium.ensure()
+    chromium.ensure()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "shop"
-        with _demo(folder) as url, sync_playwright() as playwright:
+        with _demo(folder) as url:
             asyncio.run(_sell(folder, options.minutes * 60))
-            browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-            _take(browser, url, Picture("demo", "/?hours=0.25"), IMAGES / "console-demo.png")
-            letter = asyncio.run(_add_problems(folder))
-            for each in PICTURES:
-                _take(browser, url, each, IMAGES / f"console-{each.name}.png")
-            if options.all is not None:
-                _take_all(browser, url, letter, options.all)
-            browser.close()
+            with _browser() as browser:
+                _take(browser, url, Picture("demo", "/?hours=0.25"), IMAGES / "console-demo.png")
+            letter = asyncio.run(_add_problems(folder))  # not inside: Playwright runs a loop in this thread
+            with _browser() as browser:
+                for each in PICTURES:
+                    _take(browser, url, each, IMAGES / f"console-{each.name}.png")
+                if options.all is not None:
+                    _take_all(browser, url, letter, options.all)
+
+
+@contextmanager
+def _browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium.ensure(), args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @contextmanager
 def _demo(folder: Path) -> Iterator[str]:
     """Run the demo; yield its address."""
     command = [str(PYTHON), "-m", "tidebook.cli", "up", "--demo", "--json", "--port", "0", "--book", str(folder)]
-    process = subprocess.Popen(command, cwd=folder.parent, env=variables(), stdout=subprocess.PIPE, text=True)
+    output = folder.parent / "up.jsonl"
+    with output.open("w") as file:
+        process = subprocess.Popen(command, cwd=folder.parent, env=variables(), stdout=file)
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if url := json.loads(line).get("url"):
-                yield url
-                break
+        while not (urls := [json.loads(line)["url"] for line in output.read_text().splitlines() if '"url"' in line]):
+            assert process.poll() is None, "the demo has ended"
+            time.sleep(0.1)
+        yield urls[0]
     finally:
         process.terminate()
         process.wait(60)

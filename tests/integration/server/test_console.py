@@ -21,10 +21,10 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.queue.port import QueueSettings
 from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.console import late_error
+from tidebook.server.console.console import decode_fields, late_error, parse_form
 from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
-from tidebook.server.console.view import View
+from tidebook.server.console.view import View, given_fields
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -54,6 +54,25 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "unsafe" not in shown.headers["content-security-policy"]
             assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", shown.text), name
             assert "https://" not in shown.text
+
+
+@pytest.mark.parametrize("name", CATALOG.pages)
+def test_every_parameter_of_a_page_is_in_its_address(name: str) -> None:
+    page = CATALOG.pages[name]
+    given = dict(PAGES[name])
+    for field in msgspec.structs.fields(page.query):
+        for text in ("x", "2", "true", "0" * 16, "dead", "hex", "lag"):
+            try:
+                decoded = getattr(decode_fields(page.query, {**given, field.name: text}), field.name)
+            except TidebookError:
+                continue
+            if field.required or decoded != field.default:
+                given[field.name] = text
+                break
+    fields = decode_fields(page.query, given)
+    assert set(given_fields(fields)) == set(page.query.__struct_fields__)
+    shared = link(page.path, **given_fields(fields)).partition("?")[2]
+    assert decode_fields(page.query, dict(parse_form(shared.encode()))) == fields
 
 
 async def test_a_role_sees_and_does_only_what_its_routes_allow(tmp_path: Path, create_token: CreateToken) -> None:
@@ -303,6 +322,8 @@ async def test_masked_fields_stay_masked_on_every_page_and_in_filters(
             link("/queue", queue="cards"),
             link("/entry", queue="cards", status="due", place=place),
         ]
+        unmaskable = {page.path for page in CATALOG.pages.values() if "unmask" in page.query.__struct_fields__}
+        assert unmaskable == {address.partition("?")[0] for address in addresses}
         hidden = [b"4111111111111111", b"4111111111111111".hex(" ").encode()]
         for address in addresses:
             for shown in (address, address.replace("?", ".json?", 1)):

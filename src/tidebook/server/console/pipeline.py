@@ -241,7 +241,7 @@ async def preview_start(view: View) -> Preview:
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
-    which = f"{len(body.topics):,} topics" if body.topics else "all topics"
+    which = "all topics" if not body.topics else "1 topic" if len(body.topics) == 1 else f"{len(body.topics):,} topics"
     match form.kind:
         case "verify":
             does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"
