@@ -429,3 +429,13 @@ async def test_a_tag_shows_its_stream_page_by_page_and_its_consumer_groups(
         assert (await http.get("/tags.json")).json()["groups"] == [group]
         assert (await http.get(link("/tag.json", tag="other"))).json()["groups"] == []
         assert first["horizon"]["topic"] == TOPIC
+
+
+async def test_settings_show_their_effective_values_and_where_each_came_from(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[journal]\npage_events = 7\n')
+    async with served(tmp_path / "tidebook.toml") as (url, _), client(url) as http:
+        sections = {each["name"]: each for each in (await http.get("/settings.json")).json()["sections"]}
+        rows = {each["name"]: each for each in sections["journal"]["rows"]}
+        assert (rows["page_events"]["value"], rows["page_events"]["is_default"]) == ("7", False)
+        assert rows["page_events"]["origin"] == f"{tmp_path / 'tidebook.toml'}, line 3"
+        assert (rows["partitions"]["origin"], rows["partitions"]["is_default"]) == ("default", True)
