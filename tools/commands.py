@@ -219,6 +219,8 @@ def bench_servers(arguments: list[str]) -> list[str]:
     words = {word for argument in arguments for word in argument.split("=")}
     if words & {"--book", "--address", "--help", "-h", "--report"} or os.environ.get("TIDEBOOK_SERVERS"):
         return []
+    if "console" in words:  # its book is embedded by default
+        return [*SERVER_NAMES[:3]] if "--servers" in words else []
     if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded by default
         return []
     return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]

@@ -18,6 +18,7 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.job import Job
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.worker import Worker
+from tidebook.server.console import queue_acts
 from tidebook.wal.meta import Pinned
 from tidebook.wal.region import Region
 
@@ -70,6 +71,24 @@ def test_an_event_is_appended_read_in_three_forms_deleted_and_its_journal_purged
     confirm(page, "n-1", "Purge journal")
     expect(page.get_by_text("Journal n-1 is purged.")).to_be_visible()
     assert console.call(lambda book: book.journal("notes").pointer("n-1")) is None
+    page.get_by_role("link", name="Delete topic").click()
+    expect(page.get_by_text("This deletes topic notes with all its journals")).to_be_visible()
+    confirm(page, "notes", "Delete topic")
+    expect(page.get_by_text("Topic notes is deleted.")).to_be_visible()
+
+
+def test_a_job_is_started_shows_that_it_runs_and_is_cancelled(console: ServedConsole, page: Page) -> None:
+    console.run(console.book.journal("verified").append("v-1", [Event({"n": 1})]))
+    page.goto(f"{console.url}/pipeline")
+    page.get_by_label("Topics, separated by commas").fill("verified")
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_text("This compares store and log: 1 topic.")).to_be_visible()
+    confirm(page, None, "Start job")
+    expect(page.locator("main .badge")).to_have_text("running")
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.locator("main .badge")).to_have_text("cancelled")
+    page.goto(f"{console.url}/pipeline")
+    expect(page.get_by_role("row", name="verify")).to_contain_text("cancelled")
 
 
 def test_a_filter_is_in_the_url_and_reload_back_and_a_shared_link_show_the_same(
@@ -124,6 +143,10 @@ def test_a_live_tag_shows_events_as_the_horizon_passes_them(console: ServedConso
     expect(page.locator("[data-live-status]")).to_contain_text("Connected")
     console.run(journal.append("t-1", [Event({"n": 2}, tags={"hot"})]))
     expect(page.locator("[data-live] tr").first).to_contain_text('{"n":2}')
+    page.get_by_role("link", name="Stop").click()
+    page.get_by_role("link", name="Rebuild tag").click()
+    confirm(page, None, "Rebuild tag")
+    expect(page.get_by_role("status").first).to_contain_text("2 rows are written")
 
 
 async def _dead_letters(book: Book, name: str) -> None:
@@ -143,6 +166,8 @@ def test_dead_letters_are_edited_retried_in_order_and_dropped(console: ServedCon
     expect(page.get_by_text("the dead letter is put back")).to_be_visible()
     expect(rows).to_have_count(3)
     rows.nth(0).get_by_role("checkbox").check()
+    page.reload()  # the selection is in the address
+    expect(rows.nth(0).get_by_role("checkbox")).to_be_checked()
     page.get_by_role("button", name="Drop 1 selected").click()
     expect(page.get_by_text("This deletes 1 dead letter of queue mail")).to_be_visible()
     confirm(page, "mail", "Drop")
@@ -231,7 +256,9 @@ async def _set(event: asyncio.Event) -> None:
     event.set()
 
 
-def test_all_that_match_are_purged_in_the_background_with_progress(console: ServedConsole, page: Page) -> None:
+def test_all_that_match_are_purged_in_the_background_with_progress_until_it_is_cancelled(
+    console: ServedConsole, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = console.book.queue("bulk")
     console.run(queue.put_many([Entry(data=n, priority=n % 2) for n in range(3_000)]))
     page.goto(f"{console.url}/queue?queue=bulk&priority=1")
@@ -241,6 +268,13 @@ def test_all_that_match_are_purged_in_the_background_with_progress(console: Serv
     expect(page.get_by_text("1,500 of 1,500")).to_be_visible()
     expect(page.locator("main .badge")).to_have_text("done")
     assert console.run(queue.status()).waiting == 1_500
+    monkeypatch.setattr(queue_acts, "PURGE_PAGE", 1)  # slow enough to be cancelled
+    page.goto(f"{console.url}/queue?queue=bulk&priority=0")
+    page.get_by_role("link", name="Delete all that match").click()
+    confirm(page, "bulk", "Delete entries")
+    page.locator("main").get_by_role("button", name="Cancel").click()
+    expect(page.locator("main .badge")).to_have_text("cancelled")
+    assert 0 < console.run(queue.status()).waiting < 1_500
 
 
 def test_a_forced_flush_reaches_the_owner_of_a_region(console: ServedConsole, page: Page) -> None:

@@ -188,8 +188,7 @@ async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) 
     registered has read its pointers before this function does, so no later append can be below what that query
     delivered.
     """
-    pointers = [await store.pointers(each) for each in await store.topics()]
-    book_ms = max((pointer.time_ms for of_topic in pointers for pointer in of_topic.values()), default=0)
+    book_ms = await store.replicated_ms()
     # On a log that can be reached without the store, the first record identifies a topic of journals.
     if book_ms or not log.end_is_linearizable:
         value = encode_record(Mark(config.epoch, book_ms), limit_bytes=config.limit_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,12 @@ SAMPLE_EVERY_S: Final = 10.0
 SAMPLES_MAX: Final = 2_160
 #: How long the log, the store and the outbox may take to report their lag.
 REPORT_S_MAX: Final = 5.0
+#: Reading the lag may take this share of the time: it is read less often in a book of many topics.
+LAG_SHARE: Final = 0.1
+#: Up to so many topics, every partition has gauges; above, a partition has them from its first lag on.
+TOPICS_REPORTED_MAX: Final = 1_000
+#: How many topics are read between two pauses for other work.
+TOPICS_AT_ONCE: Final = 20
 #: The series by name, as exported without the prefix, and how the values of all labels become one.
 SERIES: Final[dict[str, Callable[[list[float]], float]]] = {
     "outbox_oldest_seconds": max,
@@ -58,6 +65,9 @@ class History:
     def __init__(self, book: Book, database: ServerDatabase) -> None:
         self._book = book
         self._database = database
+        #: The partitions that have gauges, and when these are due again.
+        self._reported: set[tuple[str, int]] = set()
+        self._lag_due_s = 0.0
 
     async def run(self) -> None:
         """Take samples until the task is cancelled."""
@@ -93,19 +103,37 @@ class History:
 
     async def _report_lag(self) -> None:
         """Set the gauges of replication and outbox, which other processes may run; leave them if a part is down."""
-        book = self._book
+        began_s = time.monotonic()
+        if began_s < self._lag_due_s:
+            return
         try:
+            await self._report_partitions()
             async with asyncio.timeout(REPORT_S_MAX):
-                configs = await topic_configs(book.store, ())
-                for each in await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms()):
-                    labels = {"topic": each.topic, "partition": each.partition}
-                    book.metrics.gauge("pipeline_lag_records", each.lag, **labels)
-                    book.metrics.gauge("pipeline_lag_seconds", each.lag_s, **labels)
-                await book.outbox.status()
+                await self._book.outbox.status()
         except TimeoutError:
             logger.warning("the lag is not known: the log, the store or the outbox does not answer")
         except TidebookError as error:
             logger.warning("the lag is not known: %s", error)
+        ended_s = time.monotonic()
+        self._lag_due_s = ended_s + (ended_s - began_s) / LAG_SHARE
+
+    async def _report_partitions(self) -> None:
+        """Set the gauges of all partitions; in a book of many topics, of those that lag and those that have lagged."""
+        book = self._book
+        async with asyncio.timeout(REPORT_S_MAX):
+            names = await book.store.topics()
+        for start in range(0, len(names), TOPICS_AT_ONCE):
+            async with asyncio.timeout(REPORT_S_MAX):
+                configs = await topic_configs(book.store, names[start : start + TOPICS_AT_ONCE])
+                statuses = await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
+            for each in statuses:
+                at = (each.topic, each.partition)
+                if len(names) <= TOPICS_REPORTED_MAX or each.lag or at in self._reported:
+                    self._reported.add(at)
+                    labels = {"topic": each.topic, "partition": each.partition}
+                    book.metrics.gauge("pipeline_lag_records", each.lag, **labels)
+                    book.metrics.gauge("pipeline_lag_seconds", each.lag_s, **labels)
+            await asyncio.sleep(0)  # an embedded book answers without a pause
 
 
 def _decoded(rows: list[Any]) -> list[tuple[int, dict[str, float]]]:

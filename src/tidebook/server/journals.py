@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import timedelta
 from hashlib import blake2b
@@ -28,6 +28,7 @@ from tidebook.server.answers import Chunk, Lines
 from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
+from tidebook.server.state import ServerState
 
 #: How many events are encoded and sent together; the first chunks are smaller, so that the first byte is sent early.
 CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
@@ -193,24 +194,34 @@ async def read(call: Call) -> Lines:
     if query.follow:
         start, after = query.start, None
         if call.headers.last_event_id is not None:
-            start, after = _after_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
-        return Lines(lambda _: _follow(call, journal, id, start, after), live=True, events=True)
+            start, after = after_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
+        mask = call.mask(topic)
+
+        def encode(event: ReadEvent) -> bytes:
+            return _encode(_event_line(event, mask))
+
+        followed = follow_journal(call.state, journal, id, ("api", mask is None), encode, start=start, after=after)
+        return Lines(lambda _: followed, live=True, events=True)
     events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
     return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic), with_ids=call.wants_events))
 
 
-def _follow(call: Call, journal: Journal, id: str, start: int, after: Place | None) -> AsyncGenerator[Chunk, None]:
-    """Follow a journal together with all that follow it, from number `start`, or from the event after a place."""
+def follow_journal(
+    state: ServerState, journal: Journal, id: str, form: tuple[Any, ...], encode: Callable[[ReadEvent], bytes], *,
+    start: int, after: Place | None,
+) -> AsyncGenerator[Chunk, None]:  # fmt: skip
+    """Follow a journal from number `start`, or from the event after a place.
+
+    All followers that want the same `form` share one reader and what `encode` returns for an event.
+    """
     key = Key(journal.topic, journal_id(id))
-    mask = call.mask(journal.topic)
 
     async def begin() -> AsyncIterator[ReadEvent]:
         return journal.tail(id, start=(await journal.pointer(id) or 0) + 1)
 
     def line(event: ReadEvent) -> Line:
         # All records of a journal are in one partition, so offsets grow also over a purge.
-        encoded = _encode(_event_line(event, mask))
-        return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encoded)
+        return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encode(event))
 
     is_begun = False
 
@@ -222,8 +233,8 @@ def _follow(call: Call, journal: Journal, id: str, start: int, after: Place | No
         is_begun = is_begun or each.place[1] >= start
         return is_begun
 
-    return call.state.broadcasts.follow(
-        ("journal", *key, mask is None),
+    return state.broadcasts.follow(
+        ("journal", *key, *form),
         begin,
         line,
         lambda last: _read_after(journal, id, start, last or after),
@@ -263,7 +274,7 @@ def _event_id(event: ReadEvent, key: Key) -> str:
     return f"{event.seq_nr}-{event.offset}-{_checksum(key)}"
 
 
-def _after_event_id(text: str, key: Key) -> tuple[int, Place | None]:
+def after_event_id(text: str, key: Key) -> tuple[int, Place | None]:
     """Return the number that follows an event, and its place; a number alone is taken too, and has no place."""
     seq_nr, *more = text.split("-")
     numbers = [seq_nr, *more[:1]]

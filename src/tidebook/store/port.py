@@ -130,6 +130,10 @@ class TagReader(Protocol):
         """Return the pointer of each partition of a topic; partitions that were never replicated are absent."""
         ...
 
+    async def replicated_ms(self) -> int:
+        """Return the greatest log time of all pointers, 0 if there are none: the time of the book."""
+        ...
+
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         """Return once any pointer may have moved after the call that returned `since`, or after `timeout_s`.
 
@@ -234,6 +238,10 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
 
     async def setting(self, name: str) -> str | None:
         """Return the value of a setting, or None if it is not set."""
+        ...
+
+    async def setting_names(self, prefix: str) -> Sequence[str]:
+        """Return the names of the settings that begin with a text, sorted."""
         ...
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:

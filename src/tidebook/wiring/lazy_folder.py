@@ -134,6 +134,8 @@ class LazyStore(_LazyAdapter):
         **_returning(None, "pointer", "head", "topic_config", "setting"),
         **_returning(None, "delete_snapshots", "delete_topic", "remove_graves", "unpark"),
         **_returning((), "events", "snapshots", "topics", "tag_rows", "topic_rows", "splits", "inspect_tag"),
+        "setting_names": lambda prefix: (),
+        "replicated_ms": int,
         "heads": lambda topic, ids: {},
         "pointers": lambda topic: {},
         "damage": list,

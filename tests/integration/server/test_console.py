@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from tests.integration.server.conftest import CreateToken
-from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TOPIC, fill, filled
+from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TAG, TOPIC, fill, filled
 from tests.integration.server.running import client, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
@@ -21,10 +21,10 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.queue.port import QueueSettings
 from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.console import late_error
+from tidebook.server.console.console import decode_fields, late_error, parse_form
 from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
-from tidebook.server.console.view import View
+from tidebook.server.console.view import View, given_fields
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -54,6 +54,25 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "unsafe" not in shown.headers["content-security-policy"]
             assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", shown.text), name
             assert "https://" not in shown.text
+
+
+@pytest.mark.parametrize("name", CATALOG.pages)
+def test_every_parameter_of_a_page_is_in_its_address(name: str) -> None:
+    page = CATALOG.pages[name]
+    given = dict(PAGES[name])
+    for field in msgspec.structs.fields(page.query):
+        for text in ("x", "2", "true", "0" * 16, "dead", "hex", "lag"):
+            try:
+                decoded = getattr(decode_fields(page.query, {**given, field.name: text}), field.name)
+            except TidebookError:
+                continue
+            if field.required or decoded != field.default:
+                given[field.name] = text
+                break
+    fields = decode_fields(page.query, given)
+    assert set(given_fields(fields)) == set(page.query.__struct_fields__)
+    shared = link(page.path, **given_fields(fields)).partition("?")[2]
+    assert decode_fields(page.query, dict(parse_form(shared.encode()))) == fields
 
 
 async def test_a_role_sees_and_does_only_what_its_routes_allow(tmp_path: Path, create_token: CreateToken) -> None:
@@ -303,6 +322,8 @@ async def test_masked_fields_stay_masked_on_every_page_and_in_filters(
             link("/queue", queue="cards"),
             link("/entry", queue="cards", status="due", place=place),
         ]
+        unmaskable = {page.path for page in CATALOG.pages.values() if "unmask" in page.query.__struct_fields__}
+        assert unmaskable == {address.partition("?")[0] for address in addresses}
         hidden = [b"4111111111111111", b"4111111111111111".hex(" ").encode()]
         for address in addresses:
             for shown in (address, address.replace("?", ".json?", 1)):
@@ -353,3 +374,68 @@ async def test_a_journal_is_sought_by_number_offset_and_time(tmp_path: Path) -> 
         assert next(each for each in events if each.seq_nr == at).timestamp_ms == wanted.timestamp_ms
         both = await http.get(link("/journal", topic=TOPIC, id=ID, at=1, offset=1))
         assert both.status_code == 400
+
+
+async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, str]]:
+    """Follow the journal on its page, after the row of an id; return the ids and texts of so many rows."""
+    headers = {} if after is None else {"last-event-id": after}
+    found: list[tuple[str, str]] = []
+    path = link("/journal/live", topic=TOPIC, id=ID)
+    async with asyncio.timeout(30), http.stream("GET", path, headers=headers) as stream:
+        assert stream.status_code == 200, await stream.aread()
+        id = ""
+        async for line in stream.aiter_lines():
+            name, _, value = line.partition(": ")
+            id = value if name == "id" else id
+            if name == "data":
+                found.append((id, value))
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_live_view_that_was_away_shows_all_of_the_next_incarnation(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal(TOPIC)
+        await orders.append(ID, [Event(f"old {n}") for n in range(3)])
+        last, row = (await _live_rows(http, None, 3))[-1]
+        assert "old 2" in row
+        await orders.purge(ID)
+        await orders.append(ID, [Event(f"new {n}") for n in range(2)])
+        rows = await _live_rows(http, last, 2)
+        assert [f"new {n}" in row for n, (_, row) in enumerate(rows)] == [True, True]
+        refused = await http.get(link("/journal/live", topic=TOPIC, id="o-2"), headers={"last-event-id": last})
+        assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("topics_read_max", [0, 500])
+async def test_a_tag_shows_its_stream_page_by_page_and_its_consumer_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics_read_max: int
+) -> None:
+    monkeypatch.setattr("tidebook.server.console.tags.TOPICS_READ_MAX", topics_read_max)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.journal(TOPIC).append(ID, [Event(n, tags={TAG}) for n in range(60)])
+        await book.settle()
+        async with book.tags.subscribe(TAG, "mailers/eu", follow=False) as events:
+            async for event in events:
+                await events.commit(event)
+        first = (await http.get(link("/tag.json", tag=TAG))).json()
+        rest = (await http.get(link("/tag.json", tag=TAG, after=first["next"]))).json()
+        assert [each["number"] for each in first["events"] + rest["events"]] == list(range(1, 61))
+        assert (rest["next"], rest["gaps"]) == (None, [])
+        (group,) = rest["groups"]
+        assert (group["group"], group["tag"], group["members"], group["owned"]) == ("mailers/eu", TAG, {}, 0)
+        assert group["lag_s"] is not None
+        assert (await http.get("/tags.json")).json()["groups"] == [group]
+        assert (await http.get(link("/tag.json", tag="other"))).json()["groups"] == []
+        assert first["horizon"]["topic"] == TOPIC
+
+
+async def test_settings_show_their_effective_values_and_where_each_came_from(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[journal]\npage_events = 7\n')
+    async with served(tmp_path / "tidebook.toml") as (url, _), client(url) as http:
+        sections = {each["name"]: each for each in (await http.get("/settings.json")).json()["sections"]}
+        rows = {each["name"]: each for each in sections["journal"]["rows"]}
+        assert (rows["page_events"]["value"], rows["page_events"]["is_default"]) == ("7", False)
+        assert rows["page_events"]["origin"] == f"{tmp_path / 'tidebook.toml'}, line 3"
+        assert (rows["partitions"]["origin"], rows["partitions"]["is_default"]) == ("default", True)

@@ -20,7 +20,7 @@ from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, SignInRequir
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
-from tidebook.server.console.live import LiveEndpoint, row_chunks, send_rows
+from tidebook.server.console.live import LiveEndpoint, send_rows
 from tidebook.server.console.page import Act, ActResult, Catalog, LiveView, Page, Preview, scope_name
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import Renderer, link, static_files
@@ -227,15 +227,18 @@ class Console:
         try:
             self._require_role(live, headers)
             view = self._view(live, request, headers, _decode(live.query, scope["query_string"]))
-            rows = await live.follow(view)
+            rows = await live.follow(view, lambda row: self._row(live, view, row))
         except TidebookError as error:
             await self._problem(error, headers, as_json=True)(scope, receive, send)
             return
         if view.unmask:
             await self._record_unmask(view)
-        rendered = row_chunks(rows, lambda row: self._render(live.template, view=view, row=row))
         session = self.state.gate.session_of(headers)
-        await send_rows(self.state, view.principal.id, session, rendered, receive, send, SECURITY_HEADERS)
+        await send_rows(self.state, view.principal.id, session, rows, receive, send, SECURITY_HEADERS)
+
+    def _row(self, live: LiveView, view: View, row: Any) -> bytes:
+        """Return a row as one line, which the data of a server-sent event is."""
+        return b" ".join(self._render(live.template, view=view, row=row).splitlines())
 
     async def _record_unmask(self, view: View) -> None:
         name = view.target.route.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -15,15 +15,20 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.head import Head
+from tidebook.core.key import Key, journal_id
 from tidebook.core.payload import decode_json
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
+from tidebook.server.answers import Chunk
+from tidebook.server.broadcast import Place
 from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
-from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview
+from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
 from tidebook.server.console.render import link
+from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.view import View
+from tidebook.server.journals import after_event_id, follow_journal
 from tidebook.server.masking import Mask
 
 EVENTS_MAX: Final = 50
@@ -102,6 +107,7 @@ class JournalData(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     id: str
     head: HeadView | None
+    timeline: Timeline | None
     events: list[EventRowView]
     previous: int | None
     next: int | None
@@ -115,8 +121,9 @@ async def journal(view: View) -> JournalData:
     found = view.book.journal(query.topic)
     head = await found.head(query.id, barrier="offset")
     mask = view.mask(query.topic)
-    events, scan, start, more = list[ReadEvent](), None, 1, False
+    events, scan, start, more, timeline = list[ReadEvent](), None, 1, False, None
     if head is not None and not query.live:
+        timeline = await read_timeline(view.book.store, Key(query.topic, query.id), head)
         start = await _start(found, query, head)
         if query.where.strip():
             expression = parse(query.where)
@@ -128,6 +135,7 @@ async def journal(view: View) -> JournalData:
         topic=query.topic,
         id=query.id,
         head=None if head is None else await _head_view(found, query.id, head),
+        timeline=timeline,
         events=[row_of(event, mask) for event in events],
         previous=max(first, start - EVENTS_MAX) if start > first and scan is None else None,
         next=events[-1].seq_nr + 1 if more else None,
@@ -284,21 +292,20 @@ class JournalLiveQuery(msgspec.Struct, frozen=True):
     unmask: bool = False
 
 
-async def follow(view: View) -> AsyncIterator[tuple[str, EventRowView]]:
+async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     """Follow a journal: the last events, then each new one; a browser that comes back continues where it was."""
-    query, journal = view.fields, view.book.journal(view.fields.topic)
+    query, journal, mask = view.fields, view.book.journal(view.fields.topic), view.mask(view.fields.topic)
     head = await journal.head(query.id, barrier="offset")
     start = 1 if head is None else max(head.delete_to + 1, head.seq_nr - LIVE_EVENTS + 1)
-    last = view.last_event_id or ""
-    if last.isascii() and last.isdecimal() and len(last) < 17:
-        start = int(last) + 1
-    return _rows(journal.tail(query.id, start=start), view.mask(query.topic))
+    after: Place | None = None
+    if view.last_event_id is not None:
+        start, after = after_event_id(view.last_event_id, Key(query.topic, journal_id(query.id)))
 
+    def encode(event: ReadEvent) -> bytes:
+        return render(row_of(event, mask))
 
-async def _rows(events: AsyncIterator[ReadEvent], mask: Mask | None) -> AsyncIterator[tuple[str, EventRowView]]:
-    async with aclosing(events):  # type: ignore[type-var]
-        async for event in events:
-            yield str(event.seq_nr), row_of(event, mask)
+    form = ("console", query.unmask)  # a row links to its event with the same parameter
+    return follow_journal(view.state, journal, query.id, form, encode, start=start, after=after)
 
 
 # ---- acts

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,15 +20,6 @@ class LiveEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(scope, receive, send)
-
-
-async def row_chunks(
-    rows: AsyncIterator[tuple[str, Any]], render: Callable[[Any], bytes]
-) -> AsyncGenerator[Chunk, None]:
-    """Yield each row as the data of a server-sent event, which is one line."""
-    async with aclosing(rows):  # type: ignore[type-var]
-        async for id, row in rows:
-            yield [(id, b" ".join(render(row).splitlines()))]
 
 
 async def send_rows(

@@ -99,8 +99,8 @@ def find(survey: Survey, failed_jobs: list[Any]) -> list[Finding]:
         for where, reason in survey.job.stopped.items():
             bad.append(Finding(level="bad", what=f"Partition {where} is stopped", detail=reason, href="/pipeline"))
     for each in survey.topics:
-        href = link("/topic", topic=each.topic)
         if each.problem is not None:
+            href = link("/topic", topic=each.topic)
             bad.append(Finding(level="bad", what=f"Topic {each.topic}", detail=each.problem, href=href))
         elif each.lag_s is not None and each.lag_s > LAG_S_MAX:
             detail = f"{each.lag:,} records wait, the oldest for {span(each.lag_s)}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from tidebook.api.route import Route
+from tidebook.server.answers import Chunk
 
+#: Turns a row of a live view into one line of HTML.
+RenderRow = Callable[[Any], bytes]
 #: The query parameter or form field that a token's prefix must cover, by scope of the route.
 NAMED_SCOPES = ("topic", "queue", "namespace")
 
@@ -82,12 +85,12 @@ def scope_name(route: Route, fields: msgspec.Struct) -> str | None:
 
 
 class LiveView(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows that a page follows: `follow` yields each with the id from which a browser continues."""
+    """Rows that a page follows: `follow` yields them rendered, each with the id from which a browser continues."""
 
     name: str
     path: str
     route: Route
-    follow: Callable[[Any], Awaitable[AsyncIterator[tuple[str, Any]]]]
+    follow: Callable[[Any, RenderRow], Awaitable[AsyncGenerator[Chunk, None]]]
     #: The template of one row.
     template: str
     query: type[msgspec.Struct]

@@ -90,7 +90,8 @@ class _Budget:
             if self._left <= 0 or depth >= DEPTH_MAX:
                 break
             children.append(self.node(key[:VALUE_CHARS_MAX], item, depth + 1))
-        text = f"{len(items):,} {'fields' if kind == 'object' else 'items'}"
+        noun = "field" if kind == "object" else "item"
+        text = f"{len(items):,} {noun if len(items) == 1 else f'{noun}s'}"
         return TreeNode(name=name, kind=kind, text=text, children=children, left_out=len(items) - len(children))
 
 

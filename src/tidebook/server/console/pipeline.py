@@ -89,7 +89,7 @@ async def pipeline(view: View) -> PipelineData:
     parked, more = await _parked(view)
     replication = book.replication
     return PipelineData(
-        partitions=[_partition_row(each, survey) for each in statuses],
+        partitions=[partition_row(each, survey) for each in statuses],
         total_topics=len(names),
         page=page,
         pages=pages,
@@ -103,7 +103,8 @@ async def pipeline(view: View) -> PipelineData:
     )
 
 
-def _partition_row(status: PartitionStatus, survey: Survey) -> PartitionRow:
+def partition_row(status: PartitionStatus, survey: Survey) -> PartitionRow:
+    """Return a partition as the page shows it."""
     job = survey.job
     rate = 0.0 if job is None else job.records_per_s
     stopped = None if job is None or not status.lag else job.stopped.get(f"{status.topic}/{status.partition}")
@@ -241,7 +242,7 @@ async def preview_start(view: View) -> Preview:
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
-    which = f"{len(body.topics):,} topics" if body.topics else "all topics"
+    which = "all topics" if not body.topics else "1 topic" if len(body.topics) == 1 else f"{len(body.topics):,} topics"
     match form.kind:
         case "verify":
             does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"

@@ -93,6 +93,8 @@ class QueueQuery(msgspec.Struct, frozen=True):
     worker: WorkerId | None = None
     #: The place after which the page begins.
     place: str | None = None
+    #: The places of the selected entries, separated by commas.
+    selected: str = ""
     unmask: bool = False
 
 

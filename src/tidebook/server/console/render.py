@@ -65,6 +65,14 @@ def moment(value: float | datetime | None) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
 
 
+def iso(time_ms: int) -> str:
+    """Return a time as a parameter of an address; empty if no date has it."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
 def link(path: str, **fields: Any) -> str:
     """Return the address of a page with its parameters; those that are None are left out."""
     given = [(name, _parameter(value)) for name, value in fields.items() if value is not None and value != ""]
@@ -96,7 +104,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(number=number, size=size, span=span, moment=moment)
+        self._environment.filters.update(number=number, size=size, span=span, moment=moment, iso=iso)
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
         # The version in the address lets browsers keep a file for good.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")

@@ -21,7 +21,7 @@ from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
 from tidebook.server.console.render import Count
-from tidebook.tags.horizon import HorizonStatus
+from tidebook.tags.horizon import NEVER_MS, Horizon, HorizonStatus, status_of
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book
 
@@ -62,6 +62,9 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float | None = None
     #: Appended records a second since the survey before; None in the first one.
     rate: float | None = None
+    #: The partition that is replicated to the earliest log time, and that time; -1 if nothing of it is replicated.
+    slowest: int = 0
+    slowest_ms: int = NEVER_MS
     problem: str | None = None
 
 
@@ -88,7 +91,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     #: How many records of each topic are parked, counted up to a bound in all.
     parked: dict[str, int] = {}
     job: JobStatus | None = None
-    #: The horizon of streams by tag, which is read from all partitions.
+    #: The horizon of streams by tag; None if not all topics were read.
     horizon: HorizonStatus | None = None
     #: Parts of the book that did not answer, and why.
     problems: dict[str, str] = {}
@@ -136,7 +139,7 @@ class Surveyor:
             regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
             parked=await _answer("parked records", self._parked(), {}, problems),
             job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
-            horizon=await _answer("tags", self._book.tags.status(), None, problems),
+            horizon=horizon_of(topics, at_ms) if len(topics) == len(journals) else None,
             problems=problems,
         )
         self._read_s = time.monotonic()
@@ -174,8 +177,17 @@ class Surveyor:
                 start, end = await log.start(topic, number), await log.end(topic, number)
                 first = first_unreplicated_offset(pointers.get(number), topic, number, config)
                 records, lag, last = records + end - start, lag + max(0, end - max(start, first)), last + end
-            return msgspec.structs.replace(
-                empty, partitions=config.partitions, epoch=config.epoch, records=records, lag=lag, end=last
+            times = {n: pointers[n].time_ms if n in pointers else NEVER_MS for n in range(config.partitions)}
+            slowest = min(times, key=times.__getitem__)
+            return TopicSurvey(
+                topic=topic,
+                partitions=config.partitions,
+                epoch=config.epoch,
+                records=records,
+                lag=lag,
+                end=last,
+                slowest=slowest,
+                slowest_ms=times[slowest],
             )
         except TidebookError as error:
             return msgspec.structs.replace(empty, problem=str(error))
@@ -237,6 +249,19 @@ async def _answer(part: str, call: Awaitable[R], missing: R, problems: dict[str,
     except TidebookError as error:
         problems[part] = str(error)
     return missing
+
+
+def horizon_of(topics: list[TopicSurvey], now_ms: int) -> HorizonStatus | None:
+    """Return the horizon of streams by tag, what holds it back, and what is not replicated; None without any topic.
+
+    The tags' own status reads all partitions at once, which would stop the server for seconds in a book of many topics.
+    """
+    if not topics or any(each.problem is not None for each in topics):
+        return None
+    least = min(topics, key=lambda each: each.slowest_ms)
+    most_ms = max(each.slowest_ms for each in topics)
+    found = Horizon(least.slowest_ms, most_ms, least.topic, least.slowest)
+    return status_of(found, sum(each.lag for each in topics), now_ms=now_ms)
 
 
 def summary(survey: Survey) -> dict[str, Any]:

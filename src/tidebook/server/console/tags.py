@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import msgspec
 
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
+from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
 from tidebook.server.console.journal import parse_time
-from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview
+from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
 from tidebook.server.console.view import View
-from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before
+from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus
+from tidebook.tags.settings import TagSettings
 from tidebook.tags.subscription import decode_group
 
 TAGS_MAX: Final = 200
 SCAN_MAX: Final = 10_000
 EVENTS_MAX: Final = 50
+GROUPS_MAX: Final = 50
+#: In a book of more topics, a page of a stream ends at the horizon of the last survey: a newer one takes long to read.
+TOPICS_READ_MAX: Final = 500
+GROUP_SETTING: Final = "tags/group/"
 
 
 class TagsPageQuery(msgspec.Struct, frozen=True):
@@ -32,12 +38,26 @@ class TagsPageQuery(msgspec.Struct, frozen=True):
     prefix: str = ""
 
 
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group: its members, and how far the slowest share is."""
+
+    group: str
+    tag: str
+    members: dict[str, int]
+    shares: int
+    owned: int
+    #: The time of the least advanced share; None if one has not begun.
+    slowest_ms: int | None
+    lag_s: float | None
+
+
 class TagsData(msgspec.Struct, frozen=True, kw_only=True):
     """The tags and the horizon."""
 
     tags: list[str]
     more: bool
     horizon: HorizonStatus
+    groups: list[GroupView]
 
 
 async def tags(view: View) -> TagsData:
@@ -51,17 +71,17 @@ async def tags(view: View) -> TagsData:
             if len(found) > TAGS_MAX or scanned >= SCAN_MAX:
                 more = True
                 break
-    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await _horizon(view))
+    groups = await _groups(view)
+    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await _horizon(view), groups=groups)
 
 
 class TagQuery(msgspec.Struct, frozen=True):
-    """A tag, where its stream begins, and a consumer group."""
+    """A tag, and where its stream begins."""
 
     tag: str
     #: The place of an event in the stream, after which the page begins.
     after: str | None = None
     since: str | None = None
-    group: str | None = None
     live: bool = False
     unmask: bool = False
 
@@ -98,18 +118,6 @@ class TagGap(msgspec.Struct, frozen=True, kw_only=True):
     last: int
 
 
-class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group: its members, and how far the slowest share is."""
-
-    group: str
-    members: dict[str, int]
-    shares: int
-    owned: int
-    #: The time of the least advanced share; None if one has not begun.
-    slowest_ms: int | None
-    lag_s: float | None
-
-
 class TagData(msgspec.Struct, frozen=True, kw_only=True):
     """What the page of a tag shows."""
 
@@ -119,7 +127,7 @@ class TagData(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
     progress: list[JournalProgress]
     gaps: list[TagGap]
-    group: GroupView | None
+    groups: list[GroupView]
     masked: bool
 
 
@@ -127,27 +135,49 @@ async def tag(view: View) -> TagData:
     """Show a page of a tag's stream."""
     query = view.fields
     check_tag(query.tag)
-    found, more = list[TaggedEvent](), False
+    found, more, last = list[TaggedEvent](), False, ""
     if not query.live:
-        stream = view.book.tags.read(query.tag, after=_start(query))
-        async with aclosing(stream) as events:  # type: ignore[type-var]
+        scanned = 0
+        async with aclosing(await _stream(view)) as events:  # type: ignore[type-var]
             async for event in events:
-                if not view.principal.may_see(event.topic):
-                    continue
-                if len(found) == EVENTS_MAX:
+                if len(found) == EVENTS_MAX or scanned == SCAN_MAX:
                     more = True
                     break
-                found.append(event)
+                scanned, last = scanned + 1, event.tag_offset
+                if view.principal.may_see(event.topic):
+                    found.append(event)
     return TagData(
         tag=query.tag,
         horizon=await _horizon(view),
         events=[_row(view, event) for event in found],
-        next=found[-1].tag_offset if more else None,
+        next=last if more else None,
         progress=await _progress(view, found),
         gaps=find_gaps(found),
-        group=await _group(view, query) if query.group and not view.principal.prefix else None,
+        groups=await _groups(view, query.tag),
         masked=any(view.is_masked(event.topic) for event in found),
     )
+
+
+async def _stream(view: View) -> AsyncIterator[TaggedEvent]:
+    """Return the events of a tag from the start of the page on."""
+    query, survey = view.fields, await view.parts.surveyor.read()
+    options = view.book.settings.options("tags", TagSettings)
+    if len(survey.topics) <= TOPICS_READ_MAX or survey.horizon is None or options.consistency != "horizon":
+        return view.book.tags.read(query.tag, after=_start(query))
+    until = survey.horizon.horizon
+    return _events_below(view, 0 if until is None else round(until.timestamp() * 1000))
+
+
+async def _events_below(view: View, until_ms: int) -> AsyncIterator[TaggedEvent]:
+    """Yield the events of a tag below an earlier horizon: no event can arrive there any more."""
+    tag, options = view.fields.tag, view.book.settings.options("tags", TagSettings)
+    after, from_ms = start_position(tag, _start(view.fields), parse_time(options.first_time_bucket))
+    while rows := await view.book.store.tag_rows(
+        tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=EVENTS_MAX + 1
+    ):
+        after = rows[-1].place
+        for row in rows:
+            yield TaggedEvent(row)
 
 
 async def _horizon(view: View) -> HorizonStatus:
@@ -208,21 +238,35 @@ def find_gaps(events: list[TaggedEvent]) -> list[TagGap]:
     return gaps
 
 
-async def _group(view: View, query: TagQuery) -> GroupView:
-    assert query.group is not None
-    text = await view.book.store.setting(f"tags/group/{query.group}/{quote(query.tag, safe='')}")
-    group = decode_group(text)
-    times = [None if each.offset is None else decode_offset(query.tag, each.offset).time_ms for each in group.shares]
+async def _groups(view: View, tag: str | None = None) -> list[GroupView]:
+    """Return the consumer groups of a tag, or of all; none for a token that may not see all topics."""
+    if view.principal.prefix:
+        return []
+    horizon = (await _horizon(view)).horizon
+    horizon_ms = None if horizon is None else round(horizon.timestamp() * 1000)
+    groups: list[GroupView] = []
+    for name in await view.book.store.setting_names(GROUP_SETTING):
+        group, _, quoted = name.removeprefix(GROUP_SETTING).rpartition("/")
+        if tag in (None, unquote(quoted)) and len(groups) < GROUPS_MAX:
+            text = await view.book.store.setting(name)
+            groups.append(group_view(group, unquote(quoted), text, horizon_ms))
+    return groups
+
+
+def group_view(group: str, tag: str, text: str | None, horizon_ms: int | None) -> GroupView:
+    """Return a consumer group, as its setting describes it."""
+    found = decode_group(text)
+    times = [None if each.offset is None else decode_offset(tag, each.offset).time_ms for each in found.shares]
     begun = [each for each in times if each is not None]
     slowest_ms = min(begun) if len(begun) == len(times) else None
-    horizon = (await view.book.tags.horizon()).time_ms
     return GroupView(
-        group=query.group,
-        members=group.members,
-        shares=len(group.shares),
-        owned=sum(each.owner is not None for each in group.shares),
+        group=group,
+        tag=tag,
+        members=found.members,
+        shares=len(found.shares),
+        owned=sum(each.owner is not None for each in found.shares),
         slowest_ms=slowest_ms,
-        lag_s=None if slowest_ms is None else max(0, horizon - slowest_ms) / 1000,
+        lag_s=None if slowest_ms is None or horizon_ms is None else max(0, horizon_ms - slowest_ms) / 1000,
     )
 
 
@@ -233,7 +277,7 @@ class TagLiveQuery(msgspec.Struct, frozen=True):
     unmask: bool = False
 
 
-async def follow(view: View) -> AsyncIterator[tuple[str, TaggedRow]]:
+async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     """Follow a tag from now on, or from the place that a browser had reached."""
     tag = view.fields.tag
     check_tag(tag)
@@ -241,14 +285,14 @@ async def follow(view: View) -> AsyncIterator[tuple[str, TaggedRow]]:
     if after is None:
         now = position_before(tag, (await view.book.tags.horizon()).time_ms)
         after = encode_offset(now) if now.time_ms >= 0 else None
-    return _live_rows(view, view.book.tags.read(tag, after=after, follow=True))
+    return _live_rows(view, view.book.tags.read(tag, after=after, follow=True), render)
 
 
-async def _live_rows(view: View, events: AsyncIterator[TaggedEvent]) -> AsyncIterator[tuple[str, TaggedRow]]:
+async def _live_rows(view: View, events: AsyncIterator[TaggedEvent], render: RenderRow) -> AsyncGenerator[Chunk, None]:
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
             if view.principal.may_see(event.topic):
-                yield event.tag_offset, _row(view, event)
+                yield [(event.tag_offset, render(_row(view, event)))]
 
 
 class TagForm(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import Annotated, Final, Literal
 
@@ -64,8 +65,8 @@ async def topics(view: View) -> TopicsData:
     page = min(query.page, pages)
     shown = names[(page - 1) * ROWS_MAX : page * ROWS_MAX]
     rows = []
-    for name in shown:
-        row, last = await surveyor.topic(name), known.get(name)
+    for row in await asyncio.gather(*map(surveyor.topic, shown)):
+        last = known.get(row.topic)
         rows.append(row if last is None else msgspec.structs.replace(row, rate=last.rate, lag_s=last.lag_s))
     return TopicsData(topics=rows, total=len(names), page=page, pages=pages, as_of_ms=survey.at_ms)
 

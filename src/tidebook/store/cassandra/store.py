@@ -53,6 +53,8 @@ from tidebook.store.port import ScanSplit, StoredSnapshot
 CONFIG: Final = "topic_config"
 SETTINGS: Final = "setting"
 IDS_PAGE: Final = 2000
+#: How many topics are read concurrently.
+TOPICS_AT_ONCE: Final = 64
 PARKED_PAGE: Final = 5
 SNAPSHOT_BYTES_MAX: Final = 8_000_000
 #: A record must fit into one mutation, which Cassandra limits to half a commit log segment, 16 MiB by default.
@@ -172,9 +174,12 @@ class CassandraStore:
         return config
 
     async def topics(self) -> Sequence[str]:
+        return await self._names(CONFIG)
+
+    async def _names(self, wanted: str) -> list[str]:
         found: list[str] = []
         async for page in self._session.pages(cql.SETTING_NAMES, [], page_size=IDS_PAGE):
-            found += (name for section, name in (row.as_tuple() for row in page) if section == CONFIG)
+            found += (name for section, name in (row.as_tuple() for row in page) if section == wanted)
         return sorted(found)
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
@@ -211,6 +216,14 @@ class CassandraStore:
             partition, epoch, offset, time_ms = row.as_tuple()
             found[partition] = Pointer(Position(epoch, offset), time_ms)
         return found
+
+    async def replicated_ms(self) -> int:
+        topics = await self.topics()
+        times: list[int] = []
+        for start in range(0, len(topics), TOPICS_AT_ONCE):
+            found = await asyncio.gather(*map(self.pointers, topics[start : start + TOPICS_AT_ONCE]))
+            times += (pointer.time_ms for of_topic in found for pointer in of_topic.values())
+        return max(times, default=0)
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         return await self._tags.pause(timeout_s, since)
@@ -312,6 +325,9 @@ class CassandraStore:
 
     async def setting(self, name: str) -> str | None:
         return await self._value(SETTINGS, name)
+
+    async def setting_names(self, prefix: str) -> Sequence[str]:
+        return [name for name in await self._names(SETTINGS) if name.startswith(prefix)]
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
         return await self._swap(SETTINGS, name, value, expected)

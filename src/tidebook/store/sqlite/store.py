@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice, pairwise, starmap
+from itertools import islice, pairwise, starmap, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,6 +148,10 @@ class SqliteStore(SqliteAdapter):
         sql = 'SELECT partition, epoch, "offset", time_ms FROM pointer WHERE topic = ?'
         return {row[0]: Pointer(Position(row[1], row[2]), row[3]) for row in self._select(sql, (topic,))}
 
+    async def replicated_ms(self) -> int:
+        ((time_ms,),) = self._select("SELECT max(time_ms) FROM pointer", ())
+        return time_ms or 0
+
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         self._database.refuse()
         wakeups = self._file.wakeups
@@ -224,6 +228,10 @@ class SqliteStore(SqliteAdapter):
     async def setting(self, name: str) -> str | None:
         rows = self._select("SELECT value FROM setting WHERE name = ?", (name,))
         return rows[0][0] if rows else None
+
+    async def setting_names(self, prefix: str) -> Sequence[str]:
+        rows = self._select("SELECT name FROM setting WHERE name >= ? ORDER BY name", (prefix,))
+        return [name for (name,) in takewhile(lambda row: row[0].startswith(prefix), rows)]
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
         was_expected: bool = await self._run(operations.set_setting, (name, value, expected))

@@ -100,6 +100,9 @@ class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
         assert await (await open_store()).setting(topic) == "1"
         assert await store.set_setting(topic, "2", expected="1")
         assert await store.setting(topic) == "2"
+        assert await store.set_setting(f"{topic}/more", "1", expected=None)
+        assert await store.setting_names(topic) == [topic, f"{topic}/more"]
+        assert await store.setting_names(f"{topic}/none") == []
 
     async def test_one_of_many_concurrent_increments_of_a_setting_wins_each_step(
         self, store: StoreWriter, open_store: OpenStore, topic: str

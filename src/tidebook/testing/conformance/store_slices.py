@@ -206,6 +206,7 @@ class SliceCases(StoreSuite):
         for partition in range(3):
             pointer = Pointer(Position(FIRST_EPOCH, partition), FIRST_MS + partition)
             await store.apply(SliceWrites(topic, partition, None, pointer, ()))
+            assert await store.replicated_ms() >= pointer.time_ms
         assert [(await store.pointer(topic, p)) for p in range(4)] == [
             *(Pointer(Position(FIRST_EPOCH, p), FIRST_MS + p) for p in range(3)),
             None,

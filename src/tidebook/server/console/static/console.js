@@ -131,6 +131,17 @@
     if (answer && answer.ok) { history = await answer.json(); drawCharts(); }
   }
 
+  // ---- tables: on a phone, each value is shown with the name of its column
+  function labelCells(from) {
+    for (const row of $$("tbody tr", from)) {
+      const names = $$("thead th", row.closest("table")).map((head) => head.textContent.replace(/[↑↓]/, "").trim());
+      for (const [i, cell] of [...row.children].entries()) {
+        if (cell.tagName === "TD" && names[i] && cell.colSpan === 1) cell.dataset.label = names[i];
+      }
+    }
+  }
+  document.addEventListener("htmx:afterSettle", () => labelCells(document));
+
   // ---- live views: while one is paused, rows wait, the oldest are dropped
   const ROWS_MAX = 500;
   let paused = false;
@@ -147,6 +158,7 @@
   document.addEventListener("htmx:sseMessage", () => {
     const rows = $("[data-live]");
     while (rows && rows.children.length > ROWS_MAX) rows.lastElementChild.remove();
+    if (rows && rows.firstElementChild) labelCells(rows.parentElement);
   });
   document.addEventListener("htmx:sseOpen", () => { if (!paused) status("Connected: new rows appear at the top."); });
   document.addEventListener("htmx:sseError", () => status("Disconnected: it connects again."));
@@ -163,16 +175,24 @@
   }
 
   // ---- selections
-  document.addEventListener("change", (event) => {
-    const all = event.target.closest("[data-select-all]");
-    if (all) for (const box of $$("[data-select]")) box.checked = all.checked;
-    if (!all && !event.target.closest("[data-select]")) return;
+  function showSelection() {
     const places = $$("[data-select]:checked").map((box) => box.value);
     for (const form of $$("[data-selection]")) {
       form.hidden = !places.length;
       form.elements.places.value = places.join(",");
       $("[data-count]", form).textContent = places.length;
     }
+    return places;
+  }
+  document.addEventListener("change", (event) => {
+    const all = event.target.closest("[data-select-all]");
+    if (all) for (const box of $$("[data-select]")) box.checked = all.checked;
+    if (!all && !event.target.closest("[data-select]")) return;
+    const address = new URL(location.href);
+    const places = showSelection();
+    if (places.length) address.searchParams.set("selected", places.join(","));
+    else address.searchParams.delete("selected");
+    window.history.replaceState(window.history.state, "", address);
   });
 
   document.addEventListener("keydown", onKey);
@@ -196,6 +216,8 @@
     }
   });
   nameTheme();
+  labelCells(document);
+  showSelection();
   loadCharts();
   if ($("[data-history]")) {
     setInterval(loadCharts, 10000);
