@@ -1,27 +1,49 @@
-"""The sizing model says of the measured machine what was measured on it, and grows with the load."""
+"""The sizing model gives the figures that were measured, grows with the load, and is the one on its page."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from bench.scale import MEASURED, Machine, catch_up_per_s, simulate_tail, size_for
 
-#: From docs/benchmarks/pipeline.md, alone on the machine.
-CATCH_UP_PER_S = 41_500
-STEADY_P50_S, STEADY_P99_S, STEADY_CORES = 0.080, 0.271, 1.56
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "scale.md").read_text()
+UNITS = {"µs": 1e-6, "ms": 1e-3}
 
 
-def test_the_catch_up_of_this_machine_is_within_thirty_percent() -> None:
-    assert catch_up_per_s(MEASURED, Machine()) == pytest.approx(CATCH_UP_PER_S, rel=0.3)
+def figures(row: str) -> list[float]:
+    """The figures in the row of a table that begins with a text, in seconds where they have a unit."""
+    (cells,) = re.findall(rf"^\| {re.escape(row)} \|(.*)\|$", PAGE, re.MULTILINE)
+    found = re.findall(r"([\d.,]*\d) ?(µs|ms|)", cells)
+    return [float(number.replace(",", "")) * UNITS.get(unit, 1.0) for number, unit in found]
 
 
-def test_the_steady_load_of_this_machine_is_within_thirty_percent() -> None:
+def test_the_figures_of_this_machine_are_within_thirty_percent_and_as_the_page_says() -> None:
     tail = simulate_tail(MEASURED, Machine())
-    assert tail.p50_s == pytest.approx(STEADY_P50_S, rel=0.3)
-    assert tail.p99_s == pytest.approx(STEADY_P99_S, rel=0.3)
-    assert tail.cores == pytest.approx(STEADY_CORES, rel=0.3)
+    for row, simulated, digits in (
+        ("catch-up of single-event appends", catch_up_per_s(MEASURED, Machine()), -2),
+        ("1,000 appends per second: append to store, p50", tail.p50_s, 3),
+        ("the same, p99", tail.p99_s, 3),
+        ("the same, cores used by all parties", tail.cores, 2),
+    ):
+        measured, on_page = figures(row)
+        assert simulated == pytest.approx(measured, rel=0.3), row
+        assert round(simulated, digits) == pytest.approx(on_page), row
+
+
+def test_the_costs_and_the_sizes_of_the_page_are_those_of_the_model() -> None:
+    for name, cost_s in asdict(MEASURED).items():
+        if name != "appender_event_s":  # of the measurement, not of the pipeline
+            assert figures(f"`{name}`")[-1] == pytest.approx(cost_s), name
+    size = size_for(MEASURED, 1e6)
+    text = (
+        f"{size.log_partitions} log partitions, {size.brokers} brokers, {size.store_nodes} store nodes and "
+        f"{size.executor_cores} executor cores"
+    )
+    assert text in " ".join(PAGE.split())
 
 
 def test_more_load_than_cores_is_late_and_more_cores_help() -> None:
