@@ -31,6 +31,7 @@ from tidebook import Event
 from tidebook.api.access import Role
 from tidebook.api.route import Route
 from tidebook.server.app import ServerApp
+from tidebook.server.protocol import BoundedProtocol
 from tidebook.server.serve import collect_garbage_rarely, new_event_loop
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import open as open_book
@@ -217,16 +218,19 @@ def serve_empty_route(port_of: Any) -> None:
             async with open_book(Path(folder) / "book", create=True) as book:
                 state = ServerState(book)
                 state.start()
-                await _serve(ServerApp(state, more=[(route, empty)]), port_of)
+                await _serve(
+                    ServerApp(state, more=[(route, empty)]), port_of, http=BoundedProtocol, proxy_headers=False
+                )
 
     collect_garbage_rarely()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())
 
 
-async def _serve(app: Any, port_of: Any) -> None:
+async def _serve(app: Any, port_of: Any, **options: Any) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="httptools", lifespan="off", ws="none", access_log=False, log_level="error")
+    options = {"http": "httptools", **options}
+    config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_level="error", **options)
     port_of.put(listening.getsockname()[1])
     await uvicorn.Server(config).serve([listening])
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import tidebook
 from tests.integration.server.running import not_remote, served_book, served_by_command
@@ -187,6 +188,25 @@ async def test_a_queue_works_through_a_server(tmp_path: Path) -> None:
         assert (again.key, again.timeouts) == ("k-1", 1)
         await queue.done([again])
         assert await book.queues.names() == ["mail"]
+
+
+async def test_parked_messages_are_retried_and_dropped_through_a_server(tmp_path: Path) -> None:
+    async with Book(Settings(tmp_path)) as local, served_book(local) as url, RemoteBook(url) as book:
+        await local.journal("orders").append("o-1", [Event("there")])
+        engine = create_async_engine(local.outbox.url.replace("sqlite:", "sqlite+aiosqlite:"))
+        async with AsyncSession(engine) as session, session.begin():
+            await local.outbox.append(session, "orders", "o-1", [Event("refused")], expected=0)
+        await engine.dispose()
+        assert await local.outbox.relay(once=True) == 0
+        [parked] = await book.outbox.parked()
+        assert (parked.state, parked.topic) == ("parked", "journal:orders")
+        [status] = await book.outbox.status()
+        assert (status.topic, status.parked) == ("journal:orders", 1)
+        assert await book.outbox.parked_retry(parked.topic) == 1
+        assert await local.outbox.relay(once=True) == 0
+        [parked] = await book.outbox.parked()  # it was refused again
+        assert await book.outbox.parked_drop(parked.topic, parked.id) == 1
+        assert await book.outbox.parked() == []
 
 
 async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:

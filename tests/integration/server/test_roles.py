@@ -14,6 +14,9 @@ from tests.integration.server.running import client, served
 from tidebook import Event
 from tidebook.api.access import Role
 from tidebook.api.routes import ROUTES
+from tidebook.runtime.clock import SystemClock
+from tidebook.server.database import ServerDatabase
+from tidebook.server.tokens import Tokens
 
 
 async def test_every_route_declares_a_role_and_keeps_to_it(tmp_path: Path, create_token: CreateToken) -> None:
@@ -73,6 +76,9 @@ async def test_a_revoked_token_is_refused_within_seconds(tmp_path: Path, create_
         listed = (await http.get("/v1/tokens", headers=as_admin)).json()["tokens"]
         assert {each["id"] for each in listed if each["revoked_at_ms"]} == {other.id}
         assert admin.token not in (await http.get("/v1/tokens", headers=as_admin)).text
+    database = ServerDatabase(tmp_path / "book")
+    assert all(each.last_used_at_ms for each in Tokens(database, SystemClock()).list())
+    await database.close()
 
 
 async def test_only_the_server_writes_the_audit_and_only_an_admin_reads_it(
