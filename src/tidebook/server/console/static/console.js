@@ -134,9 +134,11 @@
   // ---- tables: on a phone, each value is shown with the name of its column
   function labelCells(from) {
     for (const row of $$("tbody tr", from)) {
-      const names = $$("thead th", row.closest("table")).map((head) => head.textContent.replace(/[↑↓]/, "").trim());
+      const heads = $$("thead th", row.closest("table"));
       for (const [i, cell] of [...row.children].entries()) {
-        if (cell.tagName === "TD" && names[i] && cell.colSpan === 1) cell.dataset.label = names[i];
+        const isNamed = cell.tagName === "TD" || cell.classList.contains("num");
+        if (!isNamed || !heads[i] || cell.colSpan > 1 || $(".sr", heads[i])) continue;
+        cell.dataset.label = heads[i].textContent.replace(/[↑↓]/, "").trim();
       }
     }
   }
