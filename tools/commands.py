@@ -70,7 +70,7 @@ def check(arguments: list[str]) -> int:
         "import contracts": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
         "types": ["-m", "mypy"],
     }
-    unit = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *UNUSED_PLUGINS]
+    unit = ["-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *UNUSED_PLUGINS]
     unit += arguments or ["tests/unit", "tests/tidy"]
     with test_folder() as folder, ThreadPoolExecutor(1) as pool:
         testing = pool.submit(_python, *unit, variables=environment.variables() | {"TMPDIR": str(folder)})

@@ -1,4 +1,4 @@
-"""What the documents say is so: their Python runs, their links lead somewhere, every command and error is told of."""
+"""The documents are true: their Python runs, their links lead somewhere, every command and error is documented."""
 
 from __future__ import annotations
 

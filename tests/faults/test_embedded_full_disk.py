@@ -135,7 +135,7 @@ async def test_a_book_that_is_opened_on_a_full_disk_reads_on(small: Path) -> Non
         assert await orders.pointer("o-1") == 1
 
 
-async def test_a_full_disk_is_told_where_even_reading_needs_room(small: Path) -> None:
+async def test_a_full_disk_is_reported_where_even_reading_needs_room(small: Path) -> None:
     async with tidebook.open(small / "book") as book:
         await book.journal("orders").append("o-1", [tidebook.Event("first")])
     for shared in (small / "book").glob("*-shm"):

@@ -110,7 +110,7 @@ def traced(log: Sequence[Step], **how: object) -> list[str] | None:
     return Concrete(World(log), **how).trace()  # type: ignore[arg-type]
 
 
-def test_stamps_by_a_clock_are_found_and_the_trace_is_told() -> None:
+def test_stamps_by_a_clock_are_found_and_the_trace_is_reported() -> None:
     traces = (Concrete(World(log, landing=land_by_arrival)).trace() for log in logs(SMALL, (2, 3)))
     trace = next(trace for trace in traces if trace is not None)
     assert trace[0].startswith("P")

@@ -119,7 +119,7 @@ JUMPS = [append(), append(at=5), append(2, at=9), append(at=14), delete(5), dele
 
 
 @pytest.mark.parametrize("length", [2, 3])
-def test_segments_behind_jumps_are_found_in_every_order_of_steps(length: int, long_form: bool) -> None:
+def test_segments_after_jumps_are_found_in_every_order_of_steps(length: int, long_form: bool) -> None:
     letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
     for i, log in enumerate(histories(length, letters, CONFIG)):
         check(alone(log), [READS[i % len(READS)]], flicker=long_form)

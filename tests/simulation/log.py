@@ -29,7 +29,7 @@ class LogFaults(msgspec.Struct):
 
     #: The call fails, and has no effect.
     refused: float = 0.0
-    #: The record is written, or is written later, or never; the client is not told.
+    #: The record is written, or is written later, or never; the client gets no answer.
     unanswered: float = 0.0
     late_s_max: float = 0.0
     call_s_max: float = 0.01

@@ -12,7 +12,7 @@ pytest.importorskip("acsylla")
 from tests.simulation.simulation import simulate
 from tests.simulation.virtual_time import VirtualTimeLoop
 
-RUNS = 400
+RUNS = 200
 PARTS = 8
 RUNS_LONG = 5_000
 

@@ -20,7 +20,7 @@ from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import MAGIC, VERSION, read_record
 from tidebook.core.seq_nr import LAST
 
-#: A record of a later epoch stops whoever has the configuration of this one: that is another test.
+#: A record of a later epoch stops a process that has the configuration of this one: that is another test.
 values = rests.map(lambda rest: sealed(MAGIC, VERSION, rest)).filter(
     lambda value: getattr(read_record(value, limit_bytes=10**6), "epoch", FIRST_EPOCH) <= FIRST_EPOCH
 )

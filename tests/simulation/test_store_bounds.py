@@ -112,7 +112,7 @@ def test_a_wait_asks_less_often_the_longer_it_lasts() -> None:
 
 
 class Swaps:
-    """Replaces the compare-and-set of a store: each attempt is lost, refused or unanswered, as told."""
+    """Replaces the compare-and-set of a store: each attempt is lost, refused or unanswered, as configured."""
 
     def __init__(self, store: CassandraStore, *outcomes: str) -> None:
         self.outcomes = list(outcomes)

@@ -173,13 +173,6 @@ class EventTypes:
         """The classes of the events."""
         return tuple(self._by_class)
 
-    def name_of(self, class_: type) -> str:
-        """Return the name of a class's event type; raise InvalidInput if it is not among these types."""
-        codec = self._by_class.get(class_)
-        if codec is None:
-            raise self._not_declared(class_)
-        return codec.name
-
     def encode(self, event: Any) -> Event:
         """Return a typed event for the log: an object of one of the classes, or an `Event` that wraps one.
 

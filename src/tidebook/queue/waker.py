@@ -143,10 +143,13 @@ class DueDates:
 
 
 class Waker:
-    """Watches the queues that this process listens to.
+    """Watches the queues that this process listens to. A poll of the store decides the state of each:
 
-    It polls the store, sets a timer for the next process date, and publishes until when it sleeps, so that a put of
-    another process that is due earlier notifies it.
+    ready   Entries are due: `_announce_ready` wakes the listeners, again after growing pauses if nobody claims.
+    asleep  None are: `_fall_asleep` publishes until when, so that a put of another process that is due earlier
+            notifies this one. The next process date, a notification or a poll after a growing pause ends the sleep.
+    busy    The second claim in a row returned entries: `claimed` withdraws the published sleep, so that puts need not
+            notify. An empty claim ends it with a poll (`_on_empty_claim`).
     """
 
     def __init__(self, store: QueueStore, sleeper: bytes, *, metrics: Metrics) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.faults.queue import hand
 
 HAND = Path(hand.__file__)
-#: Longer than a lease: whoever is stopped so long has lost what it held when it goes on.
+#: Longer than a lease: a process that is stopped for so long has lost what it held when it continues.
 STOPPED_S = (hand.LEASE_S * 1.2, hand.LEASE_S * 2.5)
 END_S_MAX = 60
 

@@ -1,7 +1,7 @@
 """A process that puts or works, and writes down what it does: `python hand.py put|work BOOK FILE NAME SEED …`.
 
-Every line is written before the next step is taken, so that a killed process has told all that matters. Moments (`at`)
-are of the machine's monotonic clock, which all processes share; dates are the store's.
+Every line is written before the next step is taken, so that a killed process has written all that matters. Moments
+(`at`) are of the machine's monotonic clock, which all processes share; dates are the store's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def put_until_told(
     queue: Queue, clock: CountingClock, history: History, hand: str, config: dict[str, Any]
 ) -> None:
     while True:
-        # The next date that the clock tells is the one that the put takes.
+        # The next date that the clock shows is the one that the put takes.
         history.note("putting", inserted_at=clock.now_ms() + 1, **config)
         try:
             await queue.put(

@@ -15,7 +15,7 @@ SHORT_MS = 600_000
 
 
 class Put(NamedTuple):
-    """A put that was tried, and whether the putter was told of its success."""
+    """A put that was tried, and whether the putter got the answer that it succeeded."""
 
     hand: str
     serial: int
@@ -42,12 +42,12 @@ class Hold(NamedTuple):
     process_at: int
     expires_at: int
     started_at: int
-    #: The last end of its lease that the worker was told of.
+    #: The last end of its lease that was returned to the worker.
     lease_until: int
     #: When the worker began to finish it or to give it back; NEVER: it died before, or its lease was lost.
     released: int
     released_by: str | None
-    #: `finished`, `failed`, `lost`, `unknown`; None: it died before it was told.
+    #: `finished`, `failed`, `lost`, `unknown`; None: it died before it got an answer.
     outcome: str | None
     reported: int
 

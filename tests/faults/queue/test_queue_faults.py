@@ -27,7 +27,7 @@ pytestmark = pytest.mark.postgres
 PATIENCE_S = 60
 LEASE_S = 0.5
 
-#: Claims a job, tells it, waits for a line, tries to finish it, and tells what came of it.
+#: Claims a job, prints it, waits for a line, tries to finish it, and prints the outcome.
 HOLDER = """
 import asyncio, json, sys, time
 book, lease_s, off_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
@@ -88,7 +88,7 @@ def holder(where: Path, *, lease_s: float = LEASE_S, off_s: float = 0) -> Iterat
 async def taken_over(queue: Queue) -> list[Job]:
     """Claim until something comes."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (jobs := await queue.claim(10, lease=60)):  # noqa: ASYNC110  a process that died tells nothing
+        while not (jobs := await queue.claim(10, lease=60)):  # noqa: ASYNC110  a process that died reports nothing
             await asyncio.sleep(0.02)
     return jobs
 
@@ -99,7 +99,7 @@ async def test_who_was_stopped_past_its_lease_cannot_finish_what_is_anothers(whe
         await queue.put("x", key="k")
         with holder(where) as stopped:
             assert stopped.hear() == {"data": ["x"], "timeouts": [0]}
-            # In a folder, whoever is stopped with the lock in hand stops everybody: it has let go if others write.
+            # In a folder, a process that is stopped with the lock stops all others: it has released it if others write.
             await queue.put("later", process_at=datetime.now(UTC) + timedelta(hours=1))
             stopped.process.send_signal(signal.SIGSTOP)
             (job,) = await taken_over(queue)
@@ -209,7 +209,7 @@ async def test_a_listener_and_a_worker_outlive_a_restart_of_the_database(
         await queue.put("before")
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(PATIENCE_S):
-            while worker.done == 0:  # noqa: ASYNC110  nothing else tells
+            while worker.done == 0:  # noqa: ASYNC110  nothing else reports it
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(own_postgres.kill9)
         await asyncio.to_thread(own_postgres.start)

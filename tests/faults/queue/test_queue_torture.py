@@ -27,7 +27,7 @@ def seeded() -> random.Random:
 async def drained(where: Path, running: Crew) -> None:
     """Until all was put and nothing is left; the workers go on meanwhile."""
     async with asyncio.timeout(PATIENCE_S), tidebook.open(where) as book:
-        while running.putting:  # noqa: ASYNC110  a process tells no event
+        while running.putting:  # noqa: ASYNC110  a process has no event to await
             await asyncio.sleep(0.05)
         queue = book.queue(hand.QUEUE)
         while True:

@@ -1,4 +1,4 @@
-"""`synchronous` is how much a commit waits for: nothing is told before the replicas have it, where a queue says so."""
+"""The setting `synchronous` of a queue: nothing is acknowledged before the replicas have it."""
 
 from __future__ import annotations
 

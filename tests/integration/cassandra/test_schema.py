@@ -148,7 +148,7 @@ async def test_the_lock_of_a_process_that_died_runs_out(
     assert await version(session) == AFTER
 
 
-async def test_whoever_waits_too_long_for_the_lock_is_told(
+async def test_a_process_that_waits_too_long_for_the_lock_gets_an_error(
     fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)

@@ -126,7 +126,7 @@ def of_before(head: Head, numbers: Sequence[int]) -> Head:
     return msgspec.structs.replace(head, run_start=0, jumps=tuple(Jump(last, next) for last, next in pairwise(numbers)))
 
 
-async def test_a_mend_of_a_head_of_before_lists_the_segments_of_all_events(open_store: OpenCassandra) -> None:
+async def test_a_repair_of_an_old_head_lists_the_segments_of_all_events(open_store: OpenCassandra) -> None:
     """It differs from what the fold makes of the log today; its rows do not, and nothing lists them."""
     store = await open_store()
     numbers = [1, 10**6, 10**9, 10**12]
@@ -145,7 +145,7 @@ async def test_a_mend_of_a_head_of_before_lists_the_segments_of_all_events(open_
     assert await found(store, key, head) == numbers
 
 
-async def test_the_next_jump_of_a_head_of_before_lists_what_lies_around_its_gaps(open_store: OpenCassandra) -> None:
+async def test_the_next_jump_of_an_old_head_lists_the_segments_around_its_gaps(open_store: OpenCassandra) -> None:
     store = await open_store()
     numbers = [1, 10**6, 10**9]
     key, config, pointer, head = await replicated(store, numbers)

@@ -92,7 +92,7 @@ async def check_history(journal: Journal, race: Race) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_exactly_one_process_wins_each_number_and_the_losers_learn_where_it_stands(
+async def test_exactly_one_process_wins_each_number_and_the_losers_learn_the_last_one(
     open_book: OpenBook, tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, long_form: bool
 ) -> None:
     topic = f"race-{uuid.uuid4().hex[:8]}"

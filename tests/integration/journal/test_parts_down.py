@@ -60,7 +60,7 @@ def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
         yield kafka
 
 
-async def test_kafka_down_is_told_and_the_head_cache_outlives_its_restart(
+async def test_kafka_down_is_reported_and_the_head_cache_outlives_its_restart(
     own_kafka: Kafka, open_book: OpenBook
 ) -> None:
     servers, topic = own_kafka.url.removeprefix("kafka://"), topic_name()

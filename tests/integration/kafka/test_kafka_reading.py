@@ -199,7 +199,7 @@ async def test_a_wait_survives_the_topic_s_next_life(kafka_bootstrap: str, open_
         await log.delete_topic(topic)
 
 
-async def test_a_read_behind_the_end_of_a_shorter_life_says_what_was_lost(
+async def test_a_read_after_the_end_of_a_shorter_incarnation_says_what_was_lost(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log, open_log(f"kafka://{kafka_bootstrap}") as other:

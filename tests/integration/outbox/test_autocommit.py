@@ -163,7 +163,7 @@ async def test_aiosqlite_may_leave_the_begin_to_sqlalchemys_events(database: Dat
     assert database.waiting() == 1
 
 
-async def test_an_async_connection_that_is_not_known_is_told_so() -> None:
+async def test_an_async_connection_that_is_not_known_is_refused() -> None:
     class Connection:
         async def cursor(self) -> None: ...
 

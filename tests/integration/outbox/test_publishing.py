@@ -137,7 +137,7 @@ def test_psycopgs_connection_publishes_whatever_cursors_it_makes(postgres: Datab
 
 
 @every_database
-def test_what_is_no_connection_is_told_so(database: Database) -> None:
+def test_what_is_no_connection_is_refused(database: Database) -> None:
     with database.engine() as engine, database.connect() as connection:
         for wrong in (engine, connection.cursor(), Base, database.url, None):
             with pytest.raises(InvalidInput, match="is not a session or connection"):

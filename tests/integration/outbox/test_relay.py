@@ -113,7 +113,7 @@ def test_two_relays_share_a_topic_without_sending_anything_twice(database: Datab
 @pytest.mark.parametrize(
     "empty_database", [each for each in EVERY_DATABASE if each.values != ("sqlite",)], indirect=True
 )
-def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_behind(
+def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_later(
     database: Database, cluster: Cluster
 ) -> None:
     """T1 draws id 1 and commits late; T3 begins after T1's commit, so T1's message is first. No row is skipped."""

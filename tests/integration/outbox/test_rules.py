@@ -152,7 +152,7 @@ def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_log_that_begins_behind_the_session_is_at_least_once_and_says_so(
+def test_rule_31_a_log_that_begins_after_the_session_is_at_least_once_and_says_so(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -331,7 +331,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
     assert rows <= 3 * len(names) + 10, json.dumps(plan_)[:2000]
 
 
-def test_rule_35_under_a_held_snapshot_a_batch_goes_on_behind_the_last_one(
+def test_rule_35_under_a_held_snapshot_a_batch_continues_after_the_last_one(
     postgres: Database, cluster: Cluster
 ) -> None:
     """Late commits are still sent: the floor waits for every transaction that may have drawn a lower id."""

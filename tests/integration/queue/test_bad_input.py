@@ -231,7 +231,7 @@ async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, li
     going_on.set()
     store.claim = claim  # type: ignore[method-assign]
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else tells
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 
@@ -253,7 +253,7 @@ async def test_what_a_claim_took_that_is_cancelled_as_it_ends_is_given_back(book
         await claiming
     queue._claim = claim
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else tells
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 

@@ -27,7 +27,7 @@ def until_noted(notes: Path, text: str) -> None:
     deadline = time.monotonic() + 60
     while text not in notes.read_text():
         assert time.monotonic() < deadline
-        time.sleep(0.02)  # another process tells no event
+        time.sleep(0.02)  # another process has no event to await
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def notes(tmp_path: Path) -> Path:
     return file
 
 
-class Told(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -56,25 +56,25 @@ class Shell:
         patch.setattr(sys, "path", [str(HANDLERS), *sys.path])
         patch.setenv("NOTES", str(notes))
 
-    def tell(self, *arguments: str) -> Told:
+    def result_of(self, *arguments: str) -> CommandResult:
         self._patch.setattr(sys, "argv", ["tidebook", "queue", *arguments, "--book", str(self._where)])
         code: Any = 0
         try:
             main()
         except SystemExit as exit_:
             code = exit_.code
-        return Told(code or 0, *self._capture.readouterr())
+        return CommandResult(code or 0, *self._capture.readouterr())
 
     def run(self, *arguments: str) -> list[dict[str, Any]]:
-        told = self.tell(*arguments)
-        assert told.code == 0, told
-        return [json.loads(line) for line in told.out.splitlines()]
+        result = self.result_of(*arguments)
+        assert result.code == 0, result
+        return [json.loads(line) for line in result.out.splitlines()]
 
     def refuse(self, code: int, *arguments: str) -> None:
-        told = self.tell(*arguments)
-        assert told.code == code, told
-        assert len(told.err.strip().splitlines()) == 1, told.err
-        assert told.out == ""
+        result = self.result_of(*arguments)
+        assert result.code == code, result
+        assert len(result.err.strip().splitlines()) == 1, result.err
+        assert result.out == ""
 
     @contextmanager
     def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:

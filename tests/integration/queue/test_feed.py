@@ -22,7 +22,7 @@ from tidebook.wiring import feed as feed_module
 
 pytestmark = pytest.mark.postgres
 
-#: Feeds the queue, and is killed after so many batches, at the moment when the last was put and it was not told.
+#: Feeds the queue, and is killed after so many batches, at the moment when the last was put and it had no answer yet.
 FEEDER = """
 import asyncio, os, signal, sys
 import tidebook
@@ -154,7 +154,7 @@ async def test_a_feed_follows_what_comes(paid: tidebook.Book) -> None:
     await paid.journal("orders").append("o-1", [Event({"total": 60}, tags={"paid"})])
     await replicated(paid)
     async with asyncio.timeout(60):
-        while feed.put < 61:  # noqa: ASYNC110  nothing else tells
+        while feed.put < 61:  # noqa: ASYNC110  nothing else reports it
             await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

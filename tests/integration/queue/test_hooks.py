@@ -23,7 +23,7 @@ from tidebook.queue.queue import Queue
 from tidebook.runtime.metrics import Metrics
 
 pytestmark = pytest.mark.postgres
-#: Writes what it is told to a file.
+#: Writes its input to a file.
 COMMAND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
 #: An answer that is none.
@@ -69,18 +69,18 @@ def ear() -> Iterator[Ear]:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
-    file = tmp_path / "told"
+def reported(tmp_path: Path) -> Path:
+    file = tmp_path / "reported"
     file.touch()
     return file
 
 
 @pytest.fixture
-def hooked(where: Path, tmp_path: Path, ear: Ear, told: Path) -> Path:
+def hooked(where: Path, tmp_path: Path, ear: Ear, reported: Path) -> Path:
     """A book with both hooks."""
     file = tmp_path / "hooked.toml"
     before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
-    command = json.dumps([sys.executable, "-c", COMMAND, str(told)])
+    command = json.dumps([sys.executable, "-c", COMMAND, str(reported)])
     file.write_text(f'{before}dead_letter_webhook = "{ear.url}"\ndead_letter_command = {command}\n')
     return file
 
@@ -91,27 +91,29 @@ async def make_dead(queue: Queue, *data: object) -> None:
         await queue.fail(await queue.claim(), reason="no such address")
 
 
-async def test_both_are_told_of_a_dead_letter_once(hooked: Path, ear: Ear, told: Path) -> None:
+async def test_both_are_notified_of_a_dead_letter_once(hooked: Path, ear: Ear, reported: Path) -> None:
     async with tidebook.open(hooked) as book, tidebook.open(hooked) as other:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await other.queue("mail").open()
         await make_dead(queue, "x")
         await until(lambda: bool(ear.heard))
-        await until(lambda: bool(told.read_text()))
+        await until(lambda: bool(reported.read_text()))
         await until(lambda: sum(each.metrics.counted("queue_dead_letters_announced") for each in (book, other)) == 1)
         await make_dead(queue, "y")
         await until(lambda: len(ear.heard) == 2)
         await until(lambda: sum(each.metrics.counted("queue_dead_letters_announced") for each in (book, other)) == 2)
     (letter, _) = ear.heard
     assert (letter["queue"], letter["key"], letter["data"], letter["reason"]) == ("mail", "x", "x", "no such address")
-    assert [json.loads(line)["key"] for line in told.read_text().splitlines()] == ["x", "y"]
+    assert [json.loads(line)["key"] for line in reported.read_text().splitlines()] == ["x", "y"]
 
 
-async def test_who_ends_right_after_it_made_a_dead_letter_tells_of_it_first(hooked: Path, ear: Ear, told: Path) -> None:
+async def test_a_process_that_ends_right_after_a_dead_letter_reports_it_first(
+    hooked: Path, ear: Ear, reported: Path
+) -> None:
     async with tidebook.open(hooked) as book:
         await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "x", "y")
     assert sorted(letter["key"] for letter in ear.heard) == ["x", "y"]
-    assert sorted(json.loads(line)["key"] for line in told.read_text().splitlines()) == ["x", "y"]
+    assert sorted(json.loads(line)["key"] for line in reported.read_text().splitlines()) == ["x", "y"]
 
 
 async def test_a_lease_that_runs_out_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
@@ -125,7 +127,7 @@ async def test_a_lease_that_runs_out_too_often_makes_a_dead_letter_by_the_timer_
         assert book.metrics.counted("queue_dead") == 1
 
 
-async def test_a_webhook_that_refuses_is_told_again(where: Path, ear: Ear) -> None:
+async def test_a_webhook_that_refuses_is_called_again(where: Path, ear: Ear) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         store = await book.queues._runtime.store()
@@ -181,7 +183,7 @@ async def test_a_command_that_hangs_does_not_hold_up_the_timer(
         await until(lambda: book.metrics.counted("queue_hook_failures") >= 1)
 
 
-async def test_without_a_hook_a_dead_letter_is_told_on_the_console_and_left_to_those_who_have_one(
+async def test_without_a_hook_a_dead_letter_is_reported_on_the_console_and_left_to_those_who_have_one(
     where: Path, hooked: Path, ear: Ear, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tidebook.open(where) as book:

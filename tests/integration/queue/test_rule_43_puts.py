@@ -92,7 +92,7 @@ async def test_an_entry_is_put_with_what_an_async_session_commits(
     await engine.dispose()
 
 
-async def test_a_session_on_another_database_is_told_so(settings_file: Path) -> None:
+async def test_a_session_on_another_database_is_refused(settings_file: Path) -> None:
     engine = create_engine("sqlite://")
     async with tidebook.open(settings_file) as book:
         queue = await book.queue("mail").open()
@@ -194,7 +194,7 @@ async def test_a_put_waits_for_a_lock_once(postgres_url: str, schema: str, monke
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_what_fails_in_a_session_is_told_as_everywhere(
+async def test_what_fails_in_a_session_is_reported_as_everywhere(
     settings_file: Path, postgres_url: str, schema: str, driver: str
 ) -> None:
     engine = create_async_engine(postgres_url.replace("postgresql://", f"postgresql+{driver}://"))

@@ -240,7 +240,7 @@ async def test_a_period_ends_while_there_is_always_somebody_who_puts(
     putting = [asyncio.create_task(put(f"{number}")) for number in range(6)]
     try:
         async with asyncio.timeout(30):
-            while not await slots(postgres_url, schema):  # noqa: ASYNC110  nothing else tells
+            while not await slots(postgres_url, schema):  # noqa: ASYNC110  nothing else reports it
                 await asyncio.sleep(0.01)
         for _ in range(15):
             await turn(desk, postgres_url, schema)

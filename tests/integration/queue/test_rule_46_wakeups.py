@@ -215,18 +215,18 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
 async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
-    told = 0
+    reported = 0
     async with aclosing(queue.listen()) as dues:
         try:
             async with asyncio.timeout(2):
                 async for _ in dues:
-                    told += 1
+                    reported += 1
         except TimeoutError:
             pass
-    assert 1 <= told <= 6
+    assert 1 <= reported <= 6
 
 
-async def test_who_takes_a_part_is_told_of_the_rest_at_once(book: tidebook.Book) -> None:
+async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     for number in range(30):
         await queue.put(number)
@@ -246,17 +246,17 @@ async def test_who_takes_a_part_is_told_of_the_rest_at_once(book: tidebook.Book)
 async def test_work_that_was_taken_is_not_told_of_again(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
-    told: list[float] = []
+    reported: list[float] = []
 
     async def hear() -> None:
         async with aclosing(queue.listen()) as dues:
             async for _ in dues:
-                told.append(time.monotonic())
+                reported.append(time.monotonic())
 
     hearing = asyncio.create_task(hear())
-    await until(lambda: len(told) == 2)  # once, and once more because nobody came: the next time is set
+    await until(lambda: len(reported) == 2)  # once, and once more because nobody came: the next time is set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()
     await asyncio.sleep(1.0)  # that next time passes
     hearing.cancel()
-    assert [moment for moment in told if moment > taken_at] == []
+    assert [moment for moment in reported if moment > taken_at] == []

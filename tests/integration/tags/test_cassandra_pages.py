@@ -50,7 +50,7 @@ async def settle(book: Book, topic: str) -> None:
 
 
 @pytest.mark.long
-async def test_a_stream_goes_on_behind_more_deleted_events_than_cassandra_reads_over(book: Book, topic: str) -> None:
+async def test_a_stream_continues_after_more_deleted_events_than_cassandra_reads_over(book: Book, topic: str) -> None:
     tag = f"tag-{topic}"
     await book.journal(topic).append("a", [Event("before", tags={tag})])
     await settle(book, topic)

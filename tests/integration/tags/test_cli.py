@@ -51,7 +51,7 @@ def test_a_stream_is_printed_and_resumed(folder: Path) -> None:
     assert tidebook_tags(folder, "read", "paid", "--since", "2999-01-01T00:00:00Z") == []
 
 
-def test_what_is_not_replicated_yet_is_told_of_on_standard_error(tmp_path: Path) -> None:
+def test_what_is_not_replicated_yet_is_reported_on_standard_error(tmp_path: Path) -> None:
     async def append() -> None:
         async with Book(Settings(tmp_path)) as book:
             await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -64,7 +64,7 @@ def test_what_is_not_replicated_yet_is_told_of_on_standard_error(tmp_path: Path)
         assert part in done.stderr
 
 
-def test_following_while_nothing_replicates_is_told_of_on_standard_error(tmp_path: Path) -> None:
+def test_following_while_nothing_replicates_is_reported_on_standard_error(tmp_path: Path) -> None:
     async def append() -> None:
         async with Book(Settings(tmp_path)) as book:
             await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -86,7 +86,7 @@ def test_following_while_nothing_replicates_is_told_of_on_standard_error(tmp_pat
         assert part in reported
 
 
-def test_tags_are_listed_their_completeness_is_told_and_one_is_made_anew(folder: Path) -> None:
+def test_tags_are_listed_their_completeness_is_reported_and_one_is_rebuilt(folder: Path) -> None:
     assert [row["tag"] for row in tidebook_tags(folder, "list")] == ["mod-0", "mod-1", "paid"]
     (status,) = tidebook_tags(folder, "status")
     assert status["held_by"] == {"topic": "orders", "partition": 0}

@@ -90,7 +90,7 @@ def tell(diary: Path, *words: Any) -> None:
         file.write(json.dumps(words).encode() + b"\n")
 
 
-def told(diary: Path) -> list[list[Any]]:
+def answered(diary: Path) -> list[list[Any]]:
     return [json.loads(line) for line in diary.read_text().splitlines()] if diary.exists() else []
 
 
@@ -148,7 +148,7 @@ async def live(folder: Path, *, at: int, after: bool) -> None:
 
 async def inspect(folder: Path) -> None:
     """Check what the next owner and a reader find, and that both can continue."""
-    lines = told(folder / "diary")
+    lines = answered(folder / "diary")
     done = [step for word, step in lines if word == "done"]
     under_way = [step for word, step in lines[-1:] if word == "begin"]
     log = SqliteLog(folder)
@@ -199,7 +199,7 @@ async def live_busily(folder: Path, *, seconds: float) -> None:
 async def inspect_busily(folder: Path) -> None:
     wrote: dict[tuple[int, int], str] = {}
     marks: dict[int, int] = {}
-    for line in told(folder / "diary"):
+    for line in answered(folder / "diary"):
         if line[0] == "wrote":
             assert wrote.setdefault((line[1], line[2]), line[3]) == line[3], f"a number was given twice: {line}"
         else:
@@ -253,7 +253,7 @@ def busy_lives(rounds: int, seed: int) -> int:
             seconds = chance.uniform(0.05, 0.4)
             in_fork(lambda seconds=seconds: live_busily(folder, seconds=seconds))  # type: ignore[misc]
             assert in_fork(lambda: inspect_busily(folder)) == 0, f"round {number} of seed {seed}"
-        return len(told(folder / "diary"))
+        return len(answered(folder / "diary"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class FaultyLog:
 
     "refused": not written, reported as failed. "lost": not written, outcome unknown. "late": written by `land`, outcome
     unknown. "unknown": written, outcome unknown. "twice": written twice. "held": written, the acknowledgement waits for
-    `release`. "told and gone": acknowledged, but not written.
+    `release`. "acknowledged and lost": acknowledged, but not written.
     """
 
     def __init__(self, log: Log) -> None:
@@ -52,13 +52,13 @@ class FaultyLog:
                 self.late.append(record)
                 loop.call_soon(on_sent, OutcomeUnknown("late on purpose"))
             case "unknown":
-                self._log.send(record, lambda _: on_sent(OutcomeUnknown("landed, but untold on purpose")))
+                self._log.send(record, lambda _: on_sent(OutcomeUnknown("written, but not acknowledged on purpose")))
             case "twice":
                 self._log.send(record, on_sent)
                 self._log.send(record, lambda _: None)
             case "held":
                 self._log.send(record, lambda outcome: self._hold(on_sent, outcome))
-            case "told and gone":
+            case "acknowledged and lost":
                 loop.call_soon(on_sent, Acknowledged(0, 10_000, 0))
             case other:
                 raise AssertionError(other)
@@ -73,11 +73,11 @@ class FaultyLog:
             self._answer_came.clear()
             await self._answer_came.wait()
 
-    def release(self, told: Sequence[bool]) -> None:
-        """Deliver the held acknowledgements; report an unknown outcome where `told` is False."""
+    def release(self, answered: Sequence[bool]) -> None:
+        """Deliver the held acknowledgements; report an unknown outcome where `answered` is False."""
         answers, self._answers = self._answers, []
-        for (on_sent, outcome), is_told in zip(answers, told, strict=True):
-            on_sent(outcome if is_told else OutcomeUnknown("landed, but untold on purpose"))
+        for (on_sent, outcome), is_acknowledged in zip(answers, answered, strict=True):
+            on_sent(outcome if is_acknowledged else OutcomeUnknown("written, but not acknowledged on purpose"))
 
     async def sends(self, kind: type) -> None:
         """Wait until a record of this type is sent."""

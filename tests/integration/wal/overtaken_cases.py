@@ -206,7 +206,7 @@ class OvertakenCases(RegionBase):
     async def test_alternating_owners_and_a_cleaning_flusher_lose_and_duplicate_nothing(
         self, open_log: Any, namespace: str, wal: Wal
     ) -> None:
-        told: dict[tuple[int, int], bytes] = {}
+        reported: dict[tuple[int, int], bytes] = {}
         flushed: list[tuple[int, int, bytes]] = []
         over, turn = asyncio.Event(), asyncio.Lock()
 
@@ -223,7 +223,7 @@ class OvertakenCases(RegionBase):
                             except Fenced:
                                 region = await mine.open_region(7)
                                 written = await region.write(table, [payload])
-                            told[table, written.first] = payload
+                            reported[table, written.first] = payload
                 await mine.close()
 
         async def flush() -> None:
@@ -242,5 +242,5 @@ class OvertakenCases(RegionBase):
         over.set()
         await flushing
         left = await entries((await wal.open_region(7, writable=False)).read())
-        assert {(table, seq): payload for table, seq, payload in [*flushed, *left]} == told
-        assert len(flushed) + len(left) == len(told) == 120
+        assert {(table, seq): payload for table, seq, payload in [*flushed, *left]} == reported
+        assert len(flushed) + len(left) == len(reported) == 120

@@ -58,7 +58,7 @@ async def test_rule_40_a_truncation_lost_by_a_killed_broker_restores_no_entries(
 
 
 async def test_writes_to_a_frozen_broker_are_written_once_or_reported_as_unknown(kafka: Kafka) -> None:
-    told: dict[int, bytes] = {}
+    reported: dict[int, bytes] = {}
     unknown: set[bytes] = set()
     async with opened(kafka, send_timeout_ms=1000, request_timeout_ms=3000) as log:
         wal = make_wal(log, "frozen")
@@ -68,7 +68,7 @@ async def test_writes_to_a_frozen_broker_are_written_once_or_reported_as_unknown
             for n in range(20):
                 payload = b"%d-%d" % (writer, n)
                 try:
-                    told[(await region.write(1, [payload])).first] = payload
+                    reported[(await region.write(1, [payload])).first] = payload
                 except (OutcomeUnknown, Unavailable):
                     unknown.add(payload)
 
@@ -84,8 +84,8 @@ async def test_writes_to_a_frozen_broker_are_written_once_or_reported_as_unknown
         held = dict((await contents(region))[1])
         again = await make_wal(log, "frozen").open_region(7)
         assert dict((await contents(again))[1]) == held
-    assert {seq: held[seq] for seq in told} == told
-    extra = [payload for seq, payload in held.items() if seq not in told and payload != b"last"]
+    assert {seq: held[seq] for seq in reported} == reported
+    extra = [payload for seq, payload in held.items() if seq not in reported and payload != b"last"]
     assert set(extra) <= unknown
     assert len(extra) == len(set(extra))
     assert sorted(held) == list(range(1, len(held) + 1))

@@ -40,9 +40,9 @@ async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Writt
     return region, first, second
 
 
-async def answered_as(flushed: asyncio.Future[Written], told: bool) -> None:
+async def answered_as(flushed: asyncio.Future[Written], reported: bool) -> None:
     """An acknowledged write is resolved although its record is truncated; one without acknowledgement is unknown."""
-    if told:
+    if reported:
         assert (await flushed).first == 2
     else:
         with pytest.raises(OutcomeUnknown):
@@ -75,9 +75,9 @@ async def test_cleaning_between_any_two_steps_of_an_opening_loses_nothing(
     assert state_of(opened.meta) == state_of(reader.meta)
 
 
-@pytest.mark.parametrize("told", [(True, True), (False, False), (False, True)])
+@pytest.mark.parametrize("reported", [(True, True), (False, False), (False, True)])
 async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
-    log: FaultyLog, other: Wal, told: tuple[bool, bool]
+    log: FaultyLog, other: Wal, reported: tuple[bool, bool]
 ) -> None:
     region, flushed, kept = await two_on_their_way(log)
     reader = await other.open_region(7, writable=False)
@@ -85,18 +85,18 @@ async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     await reader.clean()
     assert (await reader.status()).log_start > region.meta.next_offset
     log.fault = lambda _: None
-    log.release(told)
+    log.release(reported)
     assert (await kept).offset == reader.meta.tables[2].mapping[1]
-    await answered_as(flushed, told[0])
+    await answered_as(flushed, reported[0])
     written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
     assert [w.first for w in written] == [3, 2]
     assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
     assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
 
-@pytest.mark.parametrize("told", [(True, True, True), (False, False, False), (False, True, True)])
+@pytest.mark.parametrize("reported", [(True, True, True), (False, False, False), (False, True, True)])
 async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
-    log: FaultyLog, other: Wal, told: tuple[bool, bool, bool]
+    log: FaultyLog, other: Wal, reported: tuple[bool, bool, bool]
 ) -> None:
     region, flushed, kept = await two_on_their_way(log)
     second = await other.open_region(7)
@@ -106,9 +106,9 @@ async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     await second.write(2, [b"d"])
     await second.clean()
     log.fault = lambda _: None
-    log.release(told)
+    log.release(reported)
     assert (await kept).offset == second.meta.tables[2].mapping[1]
-    await answered_as(flushed, told[0])
+    await answered_as(flushed, reported[0])
     with pytest.raises(Fenced):
         await late
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
@@ -134,7 +134,7 @@ async def test_a_truncated_write_whose_table_was_dropped_is_unknown(log: FaultyL
 async def test_an_acknowledged_mark_that_is_not_in_the_log_is_resolved(log: FaultyLog, other: Wal, kind: type) -> None:
     region = await make_wal(log, "o", attempts_max=1).open_region(7, create=True)
     await region.write(1, [b"a"])
-    log.fault = lambda record: "told and gone" if isinstance(read_record(record.value), kind) else None
+    log.fault = lambda record: "acknowledged and lost" if isinstance(read_record(record.value), kind) else None
     with pytest.raises(OutcomeUnknown, match="no longer holds"):
         await asyncio.wait_for(region.mark_deleted(1, 2) if kind is MarkDeleted else region.drop_table(1), 10)
     log.fault = lambda _: None

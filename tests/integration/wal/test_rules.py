@@ -164,9 +164,9 @@ async def test_rule_37_holds_in_a_full_pipeline(log: FaultyLog, other: Wal, kind
     await log.land()
     again = await other.open_region(7)
     held = await contents(again)
-    told = {(n % 2, w.first): b"%d" % n for n, w in enumerate(written)}
-    assert {(table, seq): payload for table, pairs in held.items() for seq, payload in pairs} == told
-    assert sorted(told) == [(table, seq) for table in (0, 1) for seq in range(1, 5)]
+    reported = {(n % 2, w.first): b"%d" % n for n, w in enumerate(written)}
+    assert {(table, seq): payload for table, pairs in held.items() for seq, payload in pairs} == reported
+    assert sorted(reported) == [(table, seq) for table in (0, 1) for seq in range(1, 5)]
 
 
 async def test_rule_37_a_record_that_lands_after_the_new_claim_never_becomes_valid(

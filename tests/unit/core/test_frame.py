@@ -1,4 +1,4 @@
-"""The frame of a record: what is sealed is unsealed, and damage is told from another version."""
+"""The frame of a record: what is sealed is unsealed, and damage is distinguished from another version."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ async def test_every_append_of_append_many_in_a_closed_journal_fails(open_rig: O
     appending = asyncio.create_task(mine.journal.append_many([("a", [Event(2)]), ("a", [Event(3)])]))
     await held.reached()
     await mine.journal.close()
-    told = await asyncio.wait_for(appending, 5)
-    assert [type(each) for each in told] == [OutcomeUnknown, OutcomeUnknown]
+    reported = await asyncio.wait_for(appending, 5)
+    assert [type(each) for each in reported] == [OutcomeUnknown, OutcomeUnknown]
 
 
 async def test_a_read_in_a_closed_journal_fails_and_is_not_cancelled(open_rig: OpenRig) -> None:

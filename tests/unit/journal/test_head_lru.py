@@ -33,7 +33,7 @@ def test_the_least_recently_used_go_when_the_bytes_are_too_many() -> None:
     heads = HeadLru(count_max=MANY, bytes_max=5 * (_memory_bytes(large) + 1))
     for id in "abcde":
         heads.keep(id, large)
-    heads.move_to_end("a")  # as whoever asks for it does
+    heads.move_to_end("a")  # as a read of it does
     heads.keep("f", large)
     assert list(heads) == ["c", "d", "e", "a", "f"]
 

@@ -36,16 +36,16 @@ def test_a_repeated_append_has_the_offset_of_the_first_attempt() -> None:
 
 
 def test_a_lost_append_is_a_conflict() -> None:
-    told = outcome_of(Rejected(9), "orders", "o-1", ACTION, 2, AT)
-    assert isinstance(told, Conflict)
-    assert (told.key, told.expected, told.at, told.found) == (KEY, 4, None, 9)
+    reported = outcome_of(Rejected(9), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(reported, Conflict)
+    assert (reported.key, reported.expected, reported.at, reported.found) == (KEY, 4, None, 9)
 
 
 def test_the_expected_number_in_another_incarnation_is_not_reported_as_found() -> None:
     """Expected 4 and found 4 would be no conflict: the number found is that of another journal of this id."""
-    told = outcome_of(Rejected(4), "orders", "o-1", ACTION, 2, AT)
-    assert isinstance(told, Conflict)
-    assert (told.expected, told.found) == (4, None)
+    reported = outcome_of(Rejected(4), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(reported, Conflict)
+    assert (reported.expected, reported.found) == (4, None)
 
 
 def test_an_append_for_another_epoch_is_fenced() -> None:
@@ -53,15 +53,15 @@ def test_an_append_for_another_epoch_is_fenced() -> None:
 
 
 def test_a_forgotten_retry_stays_unknown() -> None:
-    told = outcome_of(RetryTooLate(), "orders", "o-1", ACTION, 2, AT)
-    assert isinstance(told, OutcomeUnknown)
-    assert told.append_id == ID
+    reported = outcome_of(RetryTooLate(), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(reported, OutcomeUnknown)
+    assert reported.append_id == ID
 
 
 def test_an_append_with_too_many_different_tags_is_refused() -> None:
-    told = outcome_of(TooManyTags(), "orders", "o-1", ACTION, 2, AT)
-    assert isinstance(told, InvalidInput)
-    assert "10,000 different tags" in str(told)
+    reported = outcome_of(TooManyTags(), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(reported, InvalidInput)
+    assert "10,000 different tags" in str(reported)
 
 
 # ---- replicated before it could be folded
@@ -122,9 +122,9 @@ def test_an_unset_number_is_not_in_the_message() -> None:
 
 
 def test_without_a_head_the_append_was_void() -> None:
-    told = outcome_from_head(None, KEY, ACTION, 2, AT)
-    assert isinstance(told, Conflict)
-    assert told.found == 0
+    reported = outcome_from_head(None, KEY, ACTION, 2, AT)
+    assert isinstance(reported, Conflict)
+    assert reported.found == 0
 
 
 def test_a_head_that_may_have_evicted_the_id_leaves_the_outcome_unknown() -> None:

@@ -184,15 +184,15 @@ async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
 
 
 async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rows = opened(Down())
     rows.prefetch()
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
     rows.close()
     del rows
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
 async def test_a_failed_request_raises_when_its_rows_are_taken() -> None:

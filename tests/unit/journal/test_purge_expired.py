@@ -87,7 +87,7 @@ async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too
 async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
-    await other.append("b", "another's record lies between")
+    await other.append("b", "another's record is between")
     held = rig.log_faults.hold("send", where=is_purge, after=True)
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()

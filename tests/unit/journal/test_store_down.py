@@ -94,10 +94,10 @@ async def test_a_retry_of_an_earlier_incarnation_is_void_without_the_store_too(r
 async def test_of_many_confirmed_appends_those_whose_heads_are_known_go_on(rig: Rig) -> None:
     await rig.append("a", 1)
     take_down(rig)
-    told = await rig.journal.append_many([("new", [Event(1)]), ("a", [Event(2)]), ("newer", [Event(1)])])
-    assert [type(each) for each in told] == [Unavailable, Appended, Unavailable]
-    assert isinstance(told[1], Appended)
-    assert told[1].last == 2
+    reported = await rig.journal.append_many([("new", [Event(1)]), ("a", [Event(2)]), ("newer", [Event(1)])])
+    assert [type(each) for each in reported] == [Unavailable, Appended, Unavailable]
+    assert isinstance(reported[1], Appended)
+    assert reported[1].last == 2
     rig.store_faults.heal()
     assert await rig.read("new") == []
 
@@ -106,8 +106,8 @@ async def test_many_appends_do_not_wait_for_each_head_of_a_store_that_is_down(ri
     await rig.append("a", 1)
     take_down(rig)
     rig.store_faults.calls.clear()
-    told = await rig.journal.append_many([(f"new {n}", [Event(1)]) for n in range(2000)])
-    assert {type(each) for each in told} == {Unavailable}
+    reported = await rig.journal.append_many([(f"new {n}", [Event(1)]) for n in range(2000)])
+    assert {type(each) for each in reported} == {Unavailable}
     assert rig.store_faults.calls["pointer"] <= 256
 
 

@@ -286,7 +286,7 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
 
 
 async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_rig: OpenRig) -> None:
-    """Whoever folds the log's time from the mark on must come out above what tags have from before."""
+    """A fold of the log's time from the mark on must end above what tags have from before."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()

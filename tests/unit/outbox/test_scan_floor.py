@@ -77,7 +77,7 @@ class State(NamedTuple):
 MakeFloor = Callable[[], Any]
 #: How a relay may tell a floor of transactions: as it does, and in ways that are wrong.
 Reported = Literal[
-    "as it is", "xmin from after the select", "the xid of the select itself", "the xmax behind the select"
+    "as it is", "xmin from after the select", "the xid of the select itself", "the xmax after the select"
 ]
 
 
@@ -127,7 +127,7 @@ def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], reported: Reporte
     return state._replace(floor=after, looked=None, table=table.end_xid(looked.xid))
 
 
-_BOUND_AT_ONCE = {"the xid of the select itself", "the xmax behind the select"}
+_BOUND_AT_ONCE = {"the xid of the select itself", "the xmax after the select"}
 
 
 def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int = 2) -> list[str] | None:

@@ -35,7 +35,7 @@ def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "options", "told"),
+    ("handler", "options", "reported"),
     [
         (3, {}, "cannot be called"),
         (print, {"grace_s": NAN}, "grace"),
@@ -45,10 +45,10 @@ def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
     ],
 )
 async def test_a_worker_is_given_a_handler_and_times(
-    tmp_path: Path, handler: Any, options: dict[str, Any], told: str
+    tmp_path: Path, handler: Any, options: dict[str, Any], reported: str
 ) -> None:
     async with tidebook.open(tmp_path) as book:
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=reported):
             Worker(book.queue("mail"), handler, **options)
 
 

@@ -17,13 +17,13 @@ from tidebook.store.cassandra.settings import CassandraSettings
 
 @pytest.mark.parametrize("error", TRANSIENT)
 def test_a_read_that_fails_for_now_is_unavailable(error: type[errors.CassException]) -> None:
-    assert type(translate(error("told"), "a read")) is Unavailable
+    assert type(translate(error("reported"), "a read")) is Unavailable
 
 
 @pytest.mark.parametrize("wrote", ["once", "repeatedly"])
 @pytest.mark.parametrize("error", NOT_SENT)
 def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassException], wrote: WriteAttempts) -> None:
-    assert type(translate(error("told"), "a write", wrote=wrote)) is Unavailable
+    assert type(translate(error("reported"), "a write", wrote=wrote)) is Unavailable
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassExcep
     ],
 )
 def test_no_node_left_for_a_write(wrote: WriteAttempts, meaning: type[TidebookError]) -> None:
-    assert type(translate(errors.CassErrorLibNoHostsAvailable("told"), "a write", wrote=wrote)) is meaning
+    assert type(translate(errors.CassErrorLibNoHostsAvailable("reported"), "a write", wrote=wrote)) is meaning
 
 
 @pytest.mark.parametrize("wrote", ["once", "repeatedly"])
@@ -45,7 +45,7 @@ def test_no_node_left_for_a_write(wrote: WriteAttempts, meaning: type[TidebookEr
 def test_any_other_failure_leaves_the_outcome_of_a_write_open(
     error: type[errors.CassException], wrote: WriteAttempts
 ) -> None:
-    assert type(translate(error("told"), "a write", wrote=wrote)) is OutcomeUnknown
+    assert type(translate(error("reported"), "a write", wrote=wrote)) is OutcomeUnknown
 
 
 class Driver:
@@ -69,7 +69,7 @@ class Driver:
         self.retry_policy = policy
 
     async def execute(self, statement: object) -> None:
-        raise (self._failures.pop(0) if len(self._failures) > 1 else self._failures[0])("told")
+        raise (self._failures.pop(0) if len(self._failures) > 1 else self._failures[0])("reported")
 
 
 @pytest.mark.parametrize(

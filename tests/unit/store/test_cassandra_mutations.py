@@ -362,11 +362,11 @@ def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> 
 
 
 def test_a_tags_bucket_is_stored_under_the_stamp_of_its_newest_row() -> None:
-    told = [
+    reported = [
         each.values
         for batch in tag_batches([tag_puts(25, step_ms=3_600_000 // 10)], Buckets(), 4)
         for each in batch
         if each.cql == cql.PUT_TAG_BUCKET
     ]
     hours = [(0, 9), (1, 19), (2, 24)]
-    assert told == [["paid", hour * 3_600_000, write_stamp(Position(1, newest))] for hour, newest in hours]
+    assert reported == [["paid", hour * 3_600_000, write_stamp(Position(1, newest))] for hour, newest in hours]

@@ -305,7 +305,7 @@ def test_a_reader_at_the_end_of_the_fixed_part_asks_for_the_bucket() -> None:
 
 
 class CountedServer(Server):
-    """A server that records the values of its pages and the queries for buckets, and fails as told."""
+    """A server that records the values of its pages and the queries for buckets, and fails as configured."""
 
     def __init__(self, live: list[int], gone: list[int], bucket_ms: int = HOUR_MS) -> None:
         super().__init__(live, gone, bucket_ms)

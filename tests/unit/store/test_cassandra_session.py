@@ -48,7 +48,7 @@ class Recorder:
 async def test_a_read_may_be_sent_to_the_next_node(
     read: Callable[[CassandraSession], Awaitable[Any]], level: acsylla.Consistency
 ) -> None:
-    told = Recorder()
+    reported = Recorder()
     settings = CassandraSettings.read("cassandra://one/books", environment={})
-    await read(CassandraSession(None, told, settings, Metrics()))
-    assert (told.executed, told.idempotent, told.options["consistency"]) == (1, True, level)
+    await read(CassandraSession(None, reported, settings, Metrics()))
+    assert (reported.executed, reported.idempotent, reported.options["consistency"]) == (1, True, level)

@@ -224,7 +224,7 @@ async def test_a_journal_first_seen_in_a_later_bucket_is_waited_for_and_then_tak
     await world.append("a", 3)
     world.clock.advance(10_000)
     assert await world.read(after=begin) == [3]
-    assert world.store.waited == 0, "the journal tells that nothing is missing"
+    assert world.store.waited == 0, "the journal shows that nothing is missing"
     world.store.headless = True
     world.store.on_wait = lambda: world.clock.advance(200)
     assert await world.read(after=begin) == [3]

@@ -36,7 +36,7 @@ def test_an_offset_of_another_version_is_refused() -> None:
         decode_offset("paid", "kQI")
 
 
-def test_a_time_uuid_is_derived_from_where_an_event_stands() -> None:
+def test_a_time_uuid_is_derived_from_the_position_of_an_event() -> None:
     def event(time_ms: int, index: int) -> TaggedEvent:
         row = EventRow(1, encode_event(Event(1)), 5, Position(1, 7), index, time_ms)
         return TaggedEvent(tag_row("paid", Key("t", "a"), 0, Position(1, 0), 1, row))

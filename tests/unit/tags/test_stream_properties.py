@@ -185,7 +185,7 @@ class World:
         await replicate(self.book.log, self.book.store, self.topic)
 
     async def play(self, history: list[tuple[Any, ...]]) -> None:
-        """Live through a history, with all its zombies behind it, and check what streams show."""
+        """Live through a history, then apply its late slices, and check what streams show."""
         await self.append(0, [{"red"}])
         for step in history:
             await self.step(*step)

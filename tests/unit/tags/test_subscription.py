@@ -151,10 +151,10 @@ def test_delivered_but_uncommitted_events_are_delivered_again(tmp_path: Path, do
                         await events.commit(event)
                         committed[share_of(event.topic, event.id)] = len(seen)
             of_share = {n: share_of("t", f"j-{n % 20}") for n in range(40)}
-            owed = {n for at, n in enumerate(seen) if at >= committed.get(of_share[n], 0)}
+            uncommitted = {n for at, n in enumerate(seen) if at >= committed.get(of_share[n], 0)}
             async with world.tags.subscribe("paid", "mail", follow=False) as events:
                 again = [event.payload async for event in events]
-            assert set(again) == owed | (set(range(40)) - set(seen))
+            assert set(again) == uncommitted | (set(range(40)) - set(seen))
             assert len(again) == len(set(again))
 
     asyncio.run(go())

@@ -37,7 +37,7 @@ class Watched:
     def __init__(self, book: Book) -> None:
         self._store = book.store
         self.rows = 0
-        self.untold: set[str] = set()
+        self.unacknowledged: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -49,8 +49,8 @@ class Watched:
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
         done = await self._store.set_setting(name, value, expected=expected)
-        if name in self.untold:
-            self.untold.discard(name)
+        if name in self.unacknowledged:
+            self.unacknowledged.discard(name)
             raise OutcomeUnknown("the store did not answer")
         return done
 
@@ -154,10 +154,10 @@ async def test_a_group_survives_a_change_with_unknown_outcome(book: Book, store:
     seen = []
     async with tags.subscribe("paid", "mail", follow=False) as events:
         async for event in events:
-            store.untold = {"tags/group/mail/paid"}
+            store.unacknowledged = {"tags/group/mail/paid"}
             await events.commit(event)
             seen.append(event.payload)
-        store.untold = {"tags/group/mail/paid"}
+        store.unacknowledged = {"tags/group/mail/paid"}
     assert sorted(seen) == list(range(20))
     async with tags.subscribe("paid", "mail", follow=False) as events:
         assert len(events.shares) == SHARES
@@ -166,11 +166,11 @@ async def test_a_group_survives_a_change_with_unknown_outcome(book: Book, store:
 
 async def test_a_live_stream_survives_a_store_that_rejects_its_hint(book: Book, store: Watched, tags: Tags) -> None:
     await append(book, "t", [7])
-    store.untold = {FOLLOWED_SETTING}
+    store.unacknowledged = {FOLLOWED_SETTING}
     async for event in tags.read("paid", follow=True):
         assert event.payload == 7
         break
-    assert store.untold == set()
+    assert store.unacknowledged == set()
 
 
 async def test_a_member_whose_clock_is_ahead_takes_no_share_of_one_that_renews(book: Book) -> None:

@@ -16,7 +16,7 @@ from tidebook.wiring.settings import Section, Settings
 
 @pytest.mark.parametrize("back_ms", [0, 3_600_000])
 async def test_a_journal_keeps_its_order_when_offsets_restart(tmp_path: Path, back_ms: int) -> None:
-    """The new log's clock stands still or is behind: its events still come after all earlier ones."""
+    """The new log's clock is stopped or slow: its events still come after all earlier ones."""
     clock = ManualClock()
     settings = Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})
     async with Book(settings, clock=clock) as book:
