@@ -86,4 +86,4 @@ def _watch_errors(scan: SecretScan) -> None:
         make(error, *args, **fields)
         scan.look(type(error).__name__, " ".join(each for each in args if isinstance(each, str)))
 
-    TidebookError.__init__ = make_and_look  # type: ignore[method-assign]
+    TidebookError.__init__ = make_and_look  # type: ignore[assignment, method-assign]
