@@ -25,6 +25,7 @@ from tests.simulation.choices import RecordedChoices
 from tests.simulation.thread_time import SimulatedProcess, ThreadScheduler
 from tidebook.core.errors import Unavailable
 from tidebook.outbox import port, relay, topic_relay
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import order_key
 from tidebook.outbox.migrations.tables import create_statements
 from tidebook.outbox.relay import Relay
@@ -41,7 +42,7 @@ from tidebook.testing.histories.verdict import RuleVerdict
 TROUBLE_S, QUIET_S = 6.0, 300.0
 PARTITIONS = 2
 KEYS = ("a", "b")
-FENCES: tuple[port.Fence, ...] = ("timestamp", "transaction", "lock")
+FENCES = (Fence.TIMESTAMP, Fence.TRANSACTION, Fence.LOCK)
 START_MS = 1_000_000_000
 LOCK_LIMIT_S = 3.0
 STEP_S = 0.1
@@ -288,7 +289,7 @@ class SimulatedLog:
     """The topic's partitions, with the fence of the run."""
 
     def __init__(
-        self, scheduler: ThreadScheduler, chance: random.Random, faults: Faults, fence: port.Fence, skew_ms: int
+        self, scheduler: ThreadScheduler, chance: random.Random, faults: Faults, fence: Fence, skew_ms: int
     ) -> None:
         self.scheduler, self.chance, self.faults, self.fence = scheduler, chance, faults, fence
         self.partitions: dict[str, list[list[SentRecord]]] = {}
@@ -341,7 +342,7 @@ class SimulatedTarget(port.RelayTarget):
 
     def channel(self, topic: port.TargetTopic, *, fresh: bool, singly: bool = False) -> port.Channel:
         log, name = self._log, topic.topic
-        if topic.fence == "lock":
+        if topic.fence is Fence.LOCK:
             holder = log.locks.get(name)
             if holder is not None and holder is not self._process and not holder.dead:
                 self._call()
@@ -350,7 +351,7 @@ class SimulatedTarget(port.RelayTarget):
             return LockChannel(log, self._process, topic)
         found = self._channels.get(name)
         if found is None or found.dropped or fresh:
-            if topic.fence == "transaction":
+            if topic.fence is Fence.TRANSACTION:
                 self._call()
                 log.epochs[name] = log.epochs.get(name, 0) + 1
                 found = TransactionChannel(log, self._process, topic, log.epochs[name])
@@ -696,7 +697,7 @@ class Publisher(SimulatedProcess):
 class RelayRun:
     """One course of events, determined by the seed, or by choices that are replayed."""
 
-    def __init__(self, seed: int, replayed: Sequence[Any] | None = None, *, fence: port.Fence | None = None) -> None:
+    def __init__(self, seed: int, replayed: Sequence[Any] | None = None, *, fence: Fence | None = None) -> None:
         self.chance = chance = RecordedChoices(seed, replayed)
         self.scheduler = ThreadScheduler()
         faults = Faults(

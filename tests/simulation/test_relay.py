@@ -14,7 +14,7 @@ from tests.simulation.choices import Choice, count_wild, reduce_choices
 from tests.simulation.planting import plant
 from tests.simulation.relay_run import RelayRun
 from tidebook.outbox import batch_selection
-from tidebook.outbox.port import Fence
+from tidebook.outbox.fence import Fence
 from tidebook.outbox.scan_floor import ScanFloor
 from tidebook.outbox.store import OutboxStore
 from tidebook.outbox.topic_relay import TopicRelay
@@ -77,7 +77,7 @@ PLANTED = {
         TopicRelay, "relay", "self._resolve_session(topic, open_session)", "True"
     ),
     "a session is resolved while its messages are on their way": Planted(
-        TopicRelay, "_resolve_session", "session.age_ms < self._settings.lock_limit_ms", "False", "timestamp", 360
+        TopicRelay, "_resolve_session", "session.age_ms < self._settings.lock_limit_ms", "False", Fence.TIMESTAMP, 360
     ),
     "messages found in the log stay": Planted(
         TopicRelay,
