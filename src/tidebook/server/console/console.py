@@ -124,13 +124,14 @@ class Console:
         """Authenticate and authorize the request, as the API does, and return the view for its handler."""
         gate = self.state.gate
         principal = gate.authenticate(request.method, headers)
-        gate.authorize(principal, target.route, scope_name(target.route, fields))
+        client = request.client.host if request.client else ""
+        gate.authorize(principal, target.route, scope_name(target.route, fields), client)
         return View(
             self.parts,
             target,
             principal,
             fields,
-            client=request.client.host if request.client else "",
+            client=client,
             session=headers.cookie_value(COOKIE) or "",
             csrf_token=self._csrf_token(headers),
             theme=_theme(headers),
@@ -213,9 +214,10 @@ class Console:
         return response
 
     async def _record(self, act: Act, view: View, status: int) -> None:
-        """Record an act in the audit, as the API records its route; the recorded target never contains a secret."""
+        """Record an act in the audit, as the API records its route; the target has neither secrets nor payloads."""
         audit, route = self.state.audit, act.route
-        target = act.path if route.answers_secret else link(act.path, **given_fields(view.fields))
+        named = {name: value for name, value in given_fields(view.fields).items() if name not in act.content}
+        target = act.path if route.answers_secret else link(act.path, **named)
         if route.destructive:
             await audit.record_durably(view.principal, view.client, route.name, target, status)
         else:

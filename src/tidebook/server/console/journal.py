@@ -422,7 +422,14 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="journals.append", label="Append", route=BY_NAME["journals.append"], run=append, form=AppendForm),
+    Act(
+        name="journals.append",
+        label="Append",
+        route=BY_NAME["journals.append"],
+        run=append,
+        form=AppendForm,
+        content=frozenset({"payload", "metadata"}),
+    ),
     Act(
         name="journals.delete",
         label="Delete events",
