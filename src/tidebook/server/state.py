@@ -80,15 +80,27 @@ class ServerState:
 
     def start(self) -> None:
         """Start the maintenance and the history."""
-        self._tasks = [asyncio.create_task(self._maintain()), asyncio.create_task(self.history.run())]
+        self._tasks = [
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._maintain()),
+            asyncio.create_task(self.history.run()),
+        ]
+
+    async def _watch(self) -> None:
+        """Enforce time limits; nothing here waits for the book, which may hang."""
+        while True:
+            await asyncio.sleep(MAINTAIN_S)
+            self.deadlines.expire()
+            self.live.keep_alive()
+            try:
+                self.live.end_unless(self.gate.is_current)
+            except TidebookError as error:
+                logger.warning("tokens cannot be read, and are tried again: %s", error)
 
     async def _maintain(self) -> None:
         uses_written_s = time.monotonic()
         while True:
             await asyncio.sleep(MAINTAIN_S)
-            self.live.keep_alive()
-            self.live.end_unless(self.gate.is_current)
-            self.deadlines.expire()
             try:
                 await self.regions.close_idle()
                 if time.monotonic() - uses_written_s > USED_EVERY_MS / 1000:

@@ -198,8 +198,12 @@ class Console:
             view.confirmed = preview.count
         try:
             done = await act.run(view)
-        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
-            await self._record(act, view, 504)
+        except TidebookError as error:
+            if (status := problem_of(error)["status"]) >= 500:  # it may have happened, all or in part
+                self._record_failure(act, view, status)
+            raise
+        except BaseException as error:
+            self._record_failure(act, view, 504 if isinstance(error, TimeoutError | asyncio.CancelledError) else 500)
             raise
         if done.changed:
             await self._record(act, view, 200)
@@ -214,14 +218,16 @@ class Console:
         return response
 
     async def _record(self, act: Act, view: View, status: int) -> None:
-        """Record an act in the audit, as the API records its route; the target has neither secrets nor payloads."""
-        audit, route = self.state.audit, act.route
-        named = {name: value for name, value in given_fields(view.fields).items() if name not in act.content}
-        target = act.path if route.answers_secret else link(act.path, **named)
+        """Record an act in the audit, as the API records its route."""
+        audit, route, target = self.state.audit, act.route, _target(act, view)
         if route.destructive:
             await audit.record_durably(view.principal, view.client, route.name, target, status)
         else:
             audit.record(view.principal, view.client, route.name, target, status)
+
+    def _record_failure(self, act: Act, view: View, status: int) -> None:
+        """Record an act that failed; this does not wait, because what failed is often what the audit needs too."""
+        self.state.audit.record(view.principal, view.client, act.route.name, _target(act, view), status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the rows of a live view; a refused request gets a problem document, as in the API."""
@@ -286,6 +292,15 @@ class Console:
             return Response(msgspec.json.encode(problem), problem["status"], media_type=CONTENT_TYPE)
         body = self._render("problem.html", problem=problem, theme=_theme(headers))
         return Response(body, problem["status"], media_type="text/html")
+
+
+def _target(act: Act, view: View) -> str:
+    """Return what the audit records of an act: its path and fields, without secrets and payloads."""
+    if act.route.answers_secret:
+        return act.path
+    return link(
+        act.path, **{name: value for name, value in given_fields(view.fields).items() if name not in act.content}
+    )
 
 
 def _refusal(preview: Preview, confirmed: str, counted: str) -> str:
