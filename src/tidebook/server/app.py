@@ -290,8 +290,13 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
-            self.state.append_keys.check(call.append_key, scope["raw_path"] + b"\0" + call.raw_body)
-            return await endpoint.handler(call)
+            appended = scope["raw_path"] + b"\0" + call.raw_body
+
+            async def append() -> tuple[EncodedAnswer, bool]:
+                answer = await endpoint.handler(call)
+                return EncodedAnswer(route.status, _encode(answer)), call.is_complete
+
+            return await self.state.keys.answer_append(call.principal.id, key, appended, append)
 
         async def run() -> EncodedAnswer:
             answer = await endpoint.handler(call)

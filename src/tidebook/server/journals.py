@@ -135,6 +135,7 @@ async def append_batch(call: Call) -> dict[str, Any]:
     for index, result in enumerate(results):
         if isinstance(result, TidebookError):
             results[index] = {"problem": problem_of(result)}
+            call.is_complete = False
         elif isinstance(result, BaseException):
             raise result
         else:

@@ -15,7 +15,7 @@ from tidebook.server.database import ServerDatabase
 from tidebook.server.deadlines import Deadlines
 from tidebook.server.gate import Gate
 from tidebook.server.history import History
-from tidebook.server.idempotency import AppendKeys, IdempotencyKeys
+from tidebook.server.idempotency import IdempotencyKeys
 from tidebook.server.masking import Masks
 from tidebook.server.pipeline_jobs import PipelineJobs
 from tidebook.server.rate_limit import RateLimit
@@ -66,7 +66,6 @@ class ServerState:
         self.keys = IdempotencyKeys(
             self.database, book.clock, keys_max=settings.idempotency_keys_max, keep_s=settings.idempotency_s
         )
-        self.append_keys = AppendKeys()
         self.audit = Audit(book, self.database)
         self.masks = Masks(book.settings.section("mask").options)
         self.slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
