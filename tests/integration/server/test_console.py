@@ -57,6 +57,14 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "https://" not in shown.text
 
 
+async def test_a_method_that_a_page_does_not_have_is_refused_as_other_requests_are(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        refused = await http.post("/journals.json")
+        assert (refused.status_code, refused.json()["type"]) == (405, "urn:tidebook:error:method-not-allowed")
+        assert (refused.headers["allow"], refused.headers["cache-control"]) == ("GET", "no-store")
+        assert "use GET" in (await http.put("/journals")).text
+
+
 @pytest.mark.parametrize("name", CATALOG.pages)
 def test_every_parameter_of_a_page_is_in_its_address(name: str) -> None:
     page = CATALOG.pages[name]

@@ -85,7 +85,7 @@ class Console:
             routes.append(StarletteRoute(live.path, LiveEndpoint(partial(self._live, live))))
         routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
         routes.append(StarletteRoute("/{rest:path}", self._missing))
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={405: self._refuse_method})
 
     # ---- requests
 
@@ -272,7 +272,15 @@ class Console:
         return Response(body, media_type=kind, headers=headers)
 
     async def _missing(self, request: Request) -> Response:
-        error = NotFound(f"there is no page {request.url.path[:200]!r} here")
+        return self._refuse(request, NotFound(f"there is no page {request.url.path[:200]!r} here"))
+
+    async def _refuse_method(self, request: Request, _: Exception) -> Response:
+        error = MethodNotAllowed(f"{request.method[:20]} is not allowed here: use GET", allowed=["GET"])
+        response = self._refuse(request, error)
+        response.headers["allow"] = "GET"
+        return response
+
+    def _refuse(self, request: Request, error: TidebookError) -> Response:
         as_json = request.url.path.endswith(".json")
         response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
         response.headers["cache-control"] = "no-store"
