@@ -6,6 +6,7 @@ Everything outside /v1 is a Starlette application, for pages.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -188,12 +189,13 @@ class ServerApp:
         if route.mutates:
             state.audit.check_room()
         call.deadline_s = self._deadline_s(headers)
-        timer = state.deadlines.timer(call.deadline_s)
+        timer, is_begun = state.deadlines.timer(call.deadline_s), False
         try:
             with timer:
                 if endpoint.decode is not None:
                     call.raw_body = raw = await self._read_body(headers, receive)
                     call.body = _decode_body(endpoint, headers, raw)
+                is_begun = True
                 if tracing.is_on():
                     answer = await self._run_traced(endpoint, call, scope)
                 elif headers.idempotency_key is not None and route.mutates:
@@ -201,8 +203,14 @@ class ServerApp:
                 else:
                     answer = await endpoint.handler(call)
         except TimeoutError as error:
+            if not is_begun:
+                raise DeadlineExceeded(
+                    f"the body was not complete after {call.deadline_s:g} s, and nothing was done: send it faster, "
+                    "or allow more with Request-Timeout",
+                    deadline_s=call.deadline_s,
+                ) from error
             if route.mutates:
-                await self._record(call, scope, 504)
+                self._record_failure(call, scope, 504)
                 why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no answer of the book"
                 raise OutcomeUnknown(f"the request {why}, and its change may have happened") from error
             if not timer.expired:
@@ -212,8 +220,13 @@ class ServerApp:
                 "or allow more with Request-Timeout",
                 deadline_s=call.deadline_s,
             ) from error
-        except OutcomeUnknown:
-            await self._record(call, scope, 504)
+        except TidebookError as error:
+            if is_begun and (status := problem_of(error)["status"]) >= 500:
+                self._record_failure(call, scope, status)
+            raise
+        except BaseException as error:  # also a cancellation, when the server stops before the request has ended
+            if is_begun:
+                self._record_failure(call, scope, 500 if isinstance(error, Exception) else 504)
             raise
         if isinstance(answer, EncodedAnswer):
             if not answer.replayed:
@@ -238,13 +251,27 @@ class ServerApp:
         route, audit = call.route, self.state.audit
         if not route.mutates and not call.unmask:
             return
-        target = scope["raw_path"].decode("latin-1")
-        if scope["query_string"]:
-            target += "?" + scope["query_string"].decode("latin-1")
-        if route.destructive or call.unmask:
-            await audit.record_durably(call.principal, call.client, route.name, target, status, unmask=call.unmask)
-        else:
+        target = _target(scope)
+        if not (route.destructive or call.unmask):
             audit.record(call.principal, call.client, route.name, target, status)
+            return
+        try:
+            async with asyncio.timeout(call.deadline_s):
+                await audit.record_durably(call.principal, call.client, route.name, target, status, unmask=call.unmask)
+        except TimeoutError as error:
+            if route.mutates:
+                raise OutcomeUnknown(
+                    "the change was made, but the audit cannot be written now: do not repeat it"
+                ) from error
+            raise Unavailable("the audit cannot be written now, so masked fields are not shown: try again") from error
+
+    def _record_failure(self, call: Call, scope: dict[str, Any], status: int) -> None:
+        """Record a change that failed and may have happened, all or in part.
+
+        This does not wait until the entry is durable: what failed is often what the audit needs too.
+        """
+        if call.route.mutates:
+            self.state.audit.record(call.principal, call.client, call.route.name, _target(scope), status)
 
     async def _run_traced(self, endpoint: Endpoint, call: Call, scope: dict[str, Any]) -> Any:
         """Run a request as a span below that of its caller."""
@@ -263,8 +290,13 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
-            self.state.append_keys.check(call.append_key, scope["raw_path"] + b"\0" + call.raw_body)
-            return await endpoint.handler(call)
+            appended = scope["raw_path"] + b"\0" + call.raw_body
+
+            async def append() -> tuple[EncodedAnswer, bool]:
+                answer = await endpoint.handler(call)
+                return EncodedAnswer(route.status, _encode(answer)), call.is_complete
+
+            return await self.state.keys.answer_append(call.principal.id, key, appended, append)
 
         async def run() -> EncodedAnswer:
             answer = await endpoint.handler(call)
@@ -333,6 +365,12 @@ class ServerApp:
         finally:
             state.slots.release(token)
             state.book.metrics.gauge("server_open_streams", state.slots.open)
+
+
+def _target(scope: dict[str, Any]) -> str:
+    """Return the path and the query of a request, as the audit records them."""
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _decode_body(endpoint: Endpoint, headers: Headers, raw: bytes) -> Any:

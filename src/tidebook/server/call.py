@@ -28,6 +28,7 @@ class Call:
         "client",
         "deadline_s",
         "headers",
+        "is_complete",
         "is_traced",
         "parameters",
         "principal",
@@ -66,6 +67,8 @@ class Call:
         self.unmask = False
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
+        #: Whether all parts of a batch were changed.
+        self.is_complete = True
         self.deadline_s = 0.0
         #: Whether this process records a span of the request.
         self.is_traced = False

@@ -1,14 +1,14 @@
 """Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
 
 A key is written down before its request runs, and its answer afterwards. So a request that a crash interrupted is
-never run twice: its repeat is answered with `outcome-unknown`. Appends to journals need none of this: the journal
-recognizes their append ids.
+never run twice: its repeat is answered with `outcome-unknown`. Of appends only the answer is written: the journal
+recognizes their append ids if a crash comes between, as long as only a few others were appended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Final
@@ -20,12 +20,12 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 
+logger = logging.getLogger("tidebook.server")
+
 KEY_CHARS_MAX: Final = 200
 #: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
 ANSWER_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
-#: How many keys of appends are remembered with what they asked for.
-APPEND_KEYS_MAX: Final = 20_000
 
 
 class EncodedAnswer(msgspec.Struct, frozen=True):
@@ -75,6 +75,48 @@ class IdempotencyKeys:
             del self._running[hashed]
             future.cancel()
 
+    async def answer_append(
+        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedAnswer, bool]]]
+    ) -> EncodedAnswer:
+        """Return the answer of the first append with this key, which `run` computes if there was none.
+
+        `run` also returns whether everything was appended; if not, a repeat appends the rest.
+        """
+        hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
+        while (running := self._running.get(hashed)) is not None:
+            await asyncio.wait((running,))
+        if (kept := self._kept(hashed, digest)) is not None:
+            return kept
+        future = self._running[hashed] = asyncio.get_running_loop().create_future()
+        try:
+            answer, is_complete = await run()
+            if is_complete and len(answer.body) <= ANSWER_BYTES_MAX:
+                await self._keep(hashed, digest, answer)
+            return answer
+        finally:
+            del self._running[hashed]
+            future.cancel()
+
+    async def _keep(self, hashed: bytes, digest: bytes, answer: EncodedAnswer) -> None:
+        now_ms, prune = self._clock.now_ms(), self._is_prune_due()
+
+        def insert(connection: apsw.Connection) -> None:
+            if prune:
+                _prune(connection, now_ms - self._keep_ms, self._keys_max)
+            row = (hashed, digest, now_ms, answer.status, answer.body)
+            connection.execute(
+                "INSERT OR REPLACE INTO answered (key, request, at, status, body) VALUES (?, ?, ?, ?, ?)", row
+            )
+
+        try:
+            await asyncio.shield(self._database.change(insert, synced=False))
+        except TidebookError as error:  # it is appended: an error would say that it is not
+            logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
+
+    def _is_prune_due(self) -> bool:
+        self._begun += 1
+        return self._begun % 100 == 1
+
     async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedAnswer]]) -> EncodedAnswer:
         try:
             answer = await run()
@@ -85,7 +127,10 @@ class IdempotencyKeys:
             raise
         if len(answer.body) <= ANSWER_BYTES_MAX:
             sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
-            await self._change(sql, (answer.status, answer.body, hashed))
+            try:
+                await self._change(sql, (answer.status, answer.body, hashed))
+            except TidebookError as error:  # the change is made: an error would say that it is not
+                logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
         return answer
 
     def _kept(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
@@ -100,9 +145,7 @@ class IdempotencyKeys:
         return EncodedAnswer(status, body or b"", replayed=True)
 
     async def _begin(self, hashed: bytes, digest: bytes) -> None:
-        now_ms = self._clock.now_ms()
-        self._begun += 1
-        prune = self._begun % 100 == 1
+        now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> None:
             if prune:
@@ -116,25 +159,6 @@ class IdempotencyKeys:
     async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
         # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.
         await asyncio.shield(self._database.change(lambda connection: connection.execute(sql, bindings), synced=False))
-
-
-class AppendKeys:
-    """What the last appends with a key asked for, so that a key that comes with other events is refused.
-
-    The journal recognizes a repetition by its append id alone, and would answer with the first result. This memory is
-    bounded, and ends with the process: it finds mistakes of clients, and nothing depends on it.
-    """
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def check(self, key: str, request: bytes) -> None:
-        """Remember the request of a key; raise `InvalidInput` if the key came with another one."""
-        hashed, digest = _hash(key.encode()), _hash(request)
-        if self._requests.setdefault(hashed, digest) != digest:
-            raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
-        if len(self._requests) > APPEND_KEYS_MAX:
-            self._requests.popitem(last=False)
 
 
 def _prune(connection: apsw.Connection, before_ms: int, keys_max: int) -> None:

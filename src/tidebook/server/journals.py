@@ -135,6 +135,7 @@ async def append_batch(call: Call) -> dict[str, Any]:
     for index, result in enumerate(results):
         if isinstance(result, TidebookError):
             results[index] = {"problem": problem_of(result)}
+            call.is_complete = False
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -195,6 +196,7 @@ async def read(call: Call) -> Lines:
         start, after = query.start, None
         if call.headers.last_event_id is not None:
             start, after = after_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
+            start, after = await resumed(call.state, journal, id, start, after)
         mask = call.mask(topic)
 
         def encode(event: ReadEvent) -> bytes:
@@ -204,6 +206,20 @@ async def read(call: Call) -> Lines:
         return Lines(lambda _: followed, live=True, events=True)
     events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
     return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic), with_ids=call.wants_events))
+
+
+async def resumed(
+    state: ServerState, journal: Journal, id: str, start: int, after: Place | None
+) -> tuple[int, Place | None]:
+    """Return where a follower continues: at the beginning if its topic was deleted, since offsets start again then."""
+    if after is None:
+        return start, None
+    head = await journal.head(id)
+    if head is None:
+        is_deleted = await state.book.store.topic_config(journal.topic) is None
+    else:
+        is_deleted = head.position.offset < after[0]
+    return (FIRST, None) if is_deleted else (start, after)
 
 
 def follow_journal(

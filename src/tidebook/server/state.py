@@ -15,7 +15,7 @@ from tidebook.server.database import ServerDatabase
 from tidebook.server.deadlines import Deadlines
 from tidebook.server.gate import Gate
 from tidebook.server.history import History
-from tidebook.server.idempotency import AppendKeys, IdempotencyKeys
+from tidebook.server.idempotency import IdempotencyKeys
 from tidebook.server.masking import Masks
 from tidebook.server.pipeline_jobs import PipelineJobs
 from tidebook.server.rate_limit import RateLimit
@@ -66,7 +66,6 @@ class ServerState:
         self.keys = IdempotencyKeys(
             self.database, book.clock, keys_max=settings.idempotency_keys_max, keep_s=settings.idempotency_s
         )
-        self.append_keys = AppendKeys()
         self.audit = Audit(book, self.database)
         self.masks = Masks(book.settings.section("mask").options)
         self.slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
@@ -80,15 +79,27 @@ class ServerState:
 
     def start(self) -> None:
         """Start the maintenance and the history."""
-        self._tasks = [asyncio.create_task(self._maintain()), asyncio.create_task(self.history.run())]
+        self._tasks = [
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._maintain()),
+            asyncio.create_task(self.history.run()),
+        ]
+
+    async def _watch(self) -> None:
+        """Enforce time limits; nothing here waits for the book, which may hang."""
+        while True:
+            await asyncio.sleep(MAINTAIN_S)
+            self.deadlines.expire()
+            self.live.keep_alive()
+            try:
+                self.live.end_unless(self.gate.is_current)
+            except TidebookError as error:
+                logger.warning("tokens cannot be read, and are tried again: %s", error)
 
     async def _maintain(self) -> None:
         uses_written_s = time.monotonic()
         while True:
             await asyncio.sleep(MAINTAIN_S)
-            self.live.keep_alive()
-            self.live.end_unless(self.gate.is_current)
-            self.deadlines.expire()
             try:
                 await self.regions.close_idle()
                 if time.monotonic() - uses_written_s > USED_EVERY_MS / 1000:

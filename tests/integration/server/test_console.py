@@ -17,8 +17,9 @@ from tests.integration.server.running import client, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
 from tidebook.api.errors import DeadlineExceeded
-from tidebook.core.errors import OutcomeUnknown, TidebookError
+from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError
 from tidebook.queue.port import QueueSettings
+from tidebook.queue.queue import Queue
 from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.console import decode_fields, late_error, parse_form
@@ -54,6 +55,14 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "unsafe" not in shown.headers["content-security-policy"]
             assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", shown.text), name
             assert "https://" not in shown.text
+
+
+async def test_a_method_that_a_page_does_not_have_is_refused_as_other_requests_are(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        refused = await http.post("/journals.json")
+        assert (refused.status_code, refused.json()["type"]) == (405, "urn:tidebook:error:method-not-allowed")
+        assert (refused.headers["allow"], refused.headers["cache-control"]) == ("GET", "no-store")
+        assert "use GET" in (await http.put("/journals")).text
 
 
 @pytest.mark.parametrize("name", CATALOG.pages)
@@ -283,6 +292,37 @@ async def test_acts_are_audited_as_the_routes_of_the_api_are(tmp_path: Path) -> 
         ]
         checked = (await http.get("/audit.json?check=true")).json()["check"]
         assert checked["findings"] == []
+
+
+async def test_the_audit_has_no_payload_of_an_act(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        for name, fields in ACTS.items():
+            act = CATALOG.acts[name]
+            content = {"payload", "metadata", "data"} & set(act.form.__struct_fields__)
+            assert act.content == content, name
+            if content:
+                form = {**filled(fields, known), **dict.fromkeys(content, '{"card": "4111"}')}
+                assert (await http.post(act.path, data=form)).status_code == 303, name
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
+        entries = (await http.get("/audit.json")).json()["entries"]
+        assert {"journals.append", "queues.put", "queues.edit"} < {each["action"] for each in entries}
+        assert "4111" not in str(entries)
+
+
+async def test_data_of_a_dead_letter_that_is_replaced_is_audited_though_it_is_not_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: Queue, flag: int) -> None:
+        raise NotFound("it was retried meanwhile")
+
+    monkeypatch.setattr(Queue, "retry", refuse)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        form = {"queue": QUEUE, "flag": str(known["letter"]), "data": '"other"', "again": "true"}
+        assert (await http.post("/acts/queues.edit", data=form)).status_code == 303
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
+        assert "queues.edit" in {each["action"] for each in (await http.get("/audit.json")).json()["entries"]}
 
 
 async def test_a_new_token_is_shown_once_and_not_in_the_audit(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tidebook
 from tests.integration.server.running import client, lines, served_book
 from tidebook import Book, Event, OutcomeUnknown
+from tidebook.journal.journal import Journal
 from tidebook.server import deadlines
 from tidebook.server.state import ServerState
 
@@ -144,3 +145,41 @@ async def test_a_remote_append_that_is_cancelled_is_retried_without_a_duplicate(
         done = await orders.append("o-1", [Event(2)], retry=unknown.value)
         assert (done.first, done.last) == (2, 2)
         assert [event.payload async for event in orders.read("o-1")] == [1, 2]
+
+
+async def test_a_body_that_is_not_complete_in_time_changes_nothing_and_is_answered_so(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n"
+        writer.write(f"{head}request-timeout: 0.2\r\n\r\n{{".encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"}"), 30)
+        writer.close()
+        assert b"HTTP/1.1 503" in answer
+        assert b"deadline-exceeded" in answer
+        assert b"nothing was done" in answer
+
+
+async def test_a_purge_ends_at_its_deadline_also_if_the_audit_cannot_be_written(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url, client(url) as http:
+        await book.journal("orders").append("o-1", [Event(1)])
+        with pytest.MonkeyPatch.context() as patch:
+            log = HeldLog(book, patch)
+            unknown = await http.delete(PATH.removesuffix("/events"), headers=SHORT)
+            assert (unknown.status_code, unknown.json()["type"]) == (504, "urn:tidebook:error:outcome-unknown")
+            log.release(patch)
+
+
+async def test_a_change_that_fails_unexpectedly_is_audited(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path, create=True) as book:
+        async with served_book(book) as url, client(url) as http:
+            await book.journal("orders").append("o-1", [Event(1)])
+            with pytest.MonkeyPatch.context() as patch:
+
+                async def fail(*_: Any, **__: Any) -> None:
+                    raise RuntimeError("after a part of the change")
+
+                patch.setattr(Journal, "purge", fail)
+                assert (await http.delete(PATH.removesuffix("/events"))).status_code == 500
+        audit = book.journal("tidebook-audit")
+        entries = [event.payload async for id in audit.ids() async for event in audit.read(id)]
+        assert ("journals.purge", 500) in {(each["action"], each["status"]) for each in entries}

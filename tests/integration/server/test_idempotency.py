@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.running import client, served
+from tidebook import Event
 from tidebook.server.database import ServerDatabase
 
 KEY = {"idempotency-key": "k-1"}
@@ -25,6 +26,32 @@ async def test_an_append_is_applied_once(tmp_path: Path) -> None:
         other = await http.post(path, json=body, headers={"idempotency-key": "k-2"})
         assert other.json()["first"] == 2
         assert await book.journal("orders").pointer("o-1") == 2
+
+
+async def test_an_append_is_applied_once_also_after_many_others_and_a_restart(tmp_path: Path) -> None:
+    path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        first = await http.post(path, json=body, headers=KEY)
+        for n in range(20):  # a journal remembers 16 append ids
+            await book.journal("orders").append("o-1", [Event(n)])
+        again = await http.post(path, json=body, headers=KEY)
+        assert (again.json(), again.headers["idempotency-replayed"]) == (first.json(), "true")
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        assert (await http.post(path, json=body, headers=KEY)).json() == first.json()
+        other = await http.post(path, json={"events": [{"payload": 2}]}, headers=KEY)
+        assert (other.status_code, "another request" in other.json()["detail"]) == (400, True)
+        assert await book.journal("orders").pointer("o-1") == 21
+
+
+async def test_a_batch_that_failed_in_part_may_be_repeated(tmp_path: Path) -> None:
+    events = [{"payload": 1}]
+    body = {"appends": [{"id": "a", "events": events}, {"id": "b", "events": events, "expected": 1}]}
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        first = await http.post("/v1/journals/orders", json=body, headers=KEY)
+        assert first.json()["results"][1]["problem"]["status"] == 409
+        await book.journal("orders").append("b", [Event(0)])
+        again = await http.post("/v1/journals/orders", json=body, headers=KEY)
+        assert [each["first"] for each in again.json()["results"]] == [1, 2]
 
 
 async def test_a_key_of_an_append_of_other_events_is_refused(tmp_path: Path) -> None:

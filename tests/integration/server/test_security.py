@@ -194,6 +194,8 @@ async def test_those_without_a_token_do_not_use_up_the_rate_of_others(
         elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
         async with client(url, transport=elsewhere) as other:
             assert (await other.get("/v1/health/live")).status_code == 200
+            assert (await other.get("/sign-in")).status_code == 200
+        assert (await http.get("/sign-in")).status_code == 429
 
 
 async def test_an_address_that_others_reach_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:

@@ -93,6 +93,22 @@ async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
         follower.writer.close()
 
 
+async def test_a_follower_of_a_topic_that_was_deleted_meanwhile_gets_the_new_events(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        for n in range(3):
+            await http.post(PATH, json={"events": [{"payload": n}]})
+        follower = await Follower.connect(url, f"{PATH}?follow=true&start=3")
+        resume = {"last-event-id": await follower.next("id")}
+        follower.writer.close()
+        assert (await http.delete("/v1/topics/orders")).status_code == 204
+        await book.journal("orders").append("o-1", [Event("new")])
+        async with http.stream("GET", f"{PATH}?follow=true", headers=resume) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    assert json.loads(line.removeprefix("data: "))["payload"] == "new"
+                    break
+
+
 async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "tidebook.toml"
     file.write_text('folder = "book"\n[server]\nsend_s = 0.3\nstreams_max = 1\n')

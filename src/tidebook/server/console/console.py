@@ -85,7 +85,7 @@ class Console:
             routes.append(StarletteRoute(live.path, LiveEndpoint(partial(self._live, live))))
         routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
         routes.append(StarletteRoute("/{rest:path}", self._missing))
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={405: self._refuse_method})
 
     # ---- requests
 
@@ -124,13 +124,14 @@ class Console:
         """Authenticate and authorize the request, as the API does, and return the view for its handler."""
         gate = self.state.gate
         principal = gate.authenticate(request.method, headers)
-        gate.authorize(principal, target.route, scope_name(target.route, fields))
+        client = request.client.host if request.client else ""
+        gate.authorize(principal, target.route, scope_name(target.route, fields), client)
         return View(
             self.parts,
             target,
             principal,
             fields,
-            client=request.client.host if request.client else "",
+            client=client,
             session=headers.cookie_value(COOKIE) or "",
             csrf_token=self._csrf_token(headers),
             theme=_theme(headers),
@@ -197,8 +198,12 @@ class Console:
             view.confirmed = preview.count
         try:
             done = await act.run(view)
-        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
-            await self._record(act, view, 504)
+        except TidebookError as error:
+            if (status := problem_of(error)["status"]) >= 500:  # it may have happened, all or in part
+                self._record_failure(act, view, status)
+            raise
+        except BaseException as error:
+            self._record_failure(act, view, 504 if isinstance(error, TimeoutError | asyncio.CancelledError) else 500)
             raise
         if done.changed:
             await self._record(act, view, 200)
@@ -213,13 +218,16 @@ class Console:
         return response
 
     async def _record(self, act: Act, view: View, status: int) -> None:
-        """Record an act in the audit, as the API records its route; the recorded target never contains a secret."""
-        audit, route = self.state.audit, act.route
-        target = act.path if route.answers_secret else link(act.path, **given_fields(view.fields))
+        """Record an act in the audit, as the API records its route."""
+        audit, route, target = self.state.audit, act.route, _target(act, view)
         if route.destructive:
             await audit.record_durably(view.principal, view.client, route.name, target, status)
         else:
             audit.record(view.principal, view.client, route.name, target, status)
+
+    def _record_failure(self, act: Act, view: View, status: int) -> None:
+        """Record an act that failed; this does not wait, because what failed is often what the audit needs too."""
+        self.state.audit.record(view.principal, view.client, act.route.name, _target(act, view), status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the rows of a live view; a refused request gets a problem document, as in the API."""
@@ -264,7 +272,15 @@ class Console:
         return Response(body, media_type=kind, headers=headers)
 
     async def _missing(self, request: Request) -> Response:
-        error = NotFound(f"there is no page {request.url.path[:200]!r} here")
+        return self._refuse(request, NotFound(f"there is no page {request.url.path[:200]!r} here"))
+
+    async def _refuse_method(self, request: Request, _: Exception) -> Response:
+        error = MethodNotAllowed(f"{request.method[:20]} is not allowed here: use GET", allowed=["GET"])
+        response = self._refuse(request, error)
+        response.headers["allow"] = "GET"
+        return response
+
+    def _refuse(self, request: Request, error: TidebookError) -> Response:
         as_json = request.url.path.endswith(".json")
         response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
         response.headers["cache-control"] = "no-store"
@@ -284,6 +300,15 @@ class Console:
             return Response(msgspec.json.encode(problem), problem["status"], media_type=CONTENT_TYPE)
         body = self._render("problem.html", problem=problem, theme=_theme(headers))
         return Response(body, problem["status"], media_type="text/html")
+
+
+def _target(act: Act, view: View) -> str:
+    """Return what the audit records of an act: its path and fields, without secrets and payloads."""
+    if act.route.answers_secret:
+        return act.path
+    return link(
+        act.path, **{name: value for name, value in given_fields(view.fields).items() if name not in act.content}
+    )
 
 
 def _refusal(preview: Preview, confirmed: str, counted: str) -> str:

@@ -28,7 +28,7 @@ from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview
 from tidebook.server.console.render import link
 from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.view import View
-from tidebook.server.journals import after_event_id, follow_journal
+from tidebook.server.journals import after_event_id, follow_journal, resumed
 from tidebook.server.masking import Mask
 
 EVENTS_MAX: Final = 50
@@ -300,6 +300,7 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     after: Place | None = None
     if view.last_event_id is not None:
         start, after = after_event_id(view.last_event_id, Key(query.topic, journal_id(query.id)))
+        start, after = await resumed(view.state, journal, query.id, start, after)
 
     def encode(event: ReadEvent) -> bytes:
         return render(row_of(event, mask))
@@ -422,7 +423,14 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="journals.append", label="Append", route=BY_NAME["journals.append"], run=append, form=AppendForm),
+    Act(
+        name="journals.append",
+        label="Append",
+        route=BY_NAME["journals.append"],
+        run=append,
+        form=AppendForm,
+        content=frozenset({"payload", "metadata"}),
+    ),
     Act(
         name="journals.delete",
         label="Delete events",

@@ -70,6 +70,8 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     route: Route
     run: Callable[[Any], Awaitable[ActResult]]
     form: type[msgspec.Struct] = NoFields
+    #: The fields of the form that hold a payload, which the audit does not record.
+    content: frozenset[str] = frozenset()
     #: The dry run; an act that has one is confirmed on a page of its own.
     preview: Callable[[Any], Awaitable[Preview]] | None = None
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.bulk import BulkAct, BulkAnswer
@@ -231,7 +231,12 @@ async def edit(view: View) -> ActResult:
     await queue.edit(form.flag, _typed(form.data, form.kind))
     if not form.again:
         return ActResult(message="The data is replaced.")
-    await queue.retry(form.flag)
+    try:
+        await queue.retry(form.flag)
+    except OutcomeUnknown:
+        raise
+    except TidebookError as error:  # the data is replaced all the same, which the audit has to record
+        return ActResult(message=f"The data is replaced, but the dead letter is not put back: {error}")
     to = link("/queue", queue=form.queue, status="dead")
     return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)
 
@@ -313,7 +318,14 @@ PAGES = (
 ACTS = (
     Act(name="queues.pause", label="Pause", route=BY_NAME["queues.pause"], run=pause, form=QueueForm),
     Act(name="queues.resume", label="Resume", route=BY_NAME["queues.resume"], run=resume, form=QueueForm),
-    Act(name="queues.put", label="Put", route=BY_NAME["queues.put"], run=put, form=PutForm),
+    Act(
+        name="queues.put",
+        label="Put",
+        route=BY_NAME["queues.put"],
+        run=put,
+        form=PutForm,
+        content=frozenset({"data"}),
+    ),
     Act(
         name="queues.retry",
         label="Retry",
@@ -331,7 +343,14 @@ ACTS = (
         preview=preview_drop,
     ),
     Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
-    Act(name="queues.edit", label="Save", route=BY_NAME["queues.edit"], run=edit, form=EditForm),
+    Act(
+        name="queues.edit",
+        label="Save",
+        route=BY_NAME["queues.edit"],
+        run=edit,
+        form=EditForm,
+        content=frozenset({"data"}),
+    ),
     Act(
         name="queues.purge",
         label="Delete entries",
