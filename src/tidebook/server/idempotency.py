@@ -1,6 +1,6 @@
 """Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
 
-A key is written down before its request runs, and its answer afterwards. So a request that a crash interrupted is
+A key is stored before its request runs, and its answer afterwards. So a request that a crash interrupted is
 never run twice: its repeat is answered with `outcome-unknown`. Appends to journals need none of this: the journal
 recognizes their append ids.
 """
@@ -24,7 +24,7 @@ KEY_CHARS_MAX: Final = 200
 #: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
 ANSWER_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
-#: How many keys of appends are remembered with what they asked for.
+#: How many keys of appends are remembered with their requests.
 APPEND_KEYS_MAX: Final = 20_000
 
 
@@ -119,10 +119,10 @@ class IdempotencyKeys:
 
 
 class AppendKeys:
-    """What the last appends with a key asked for, so that a key that comes with other events is refused.
+    """The requests of the last appends with a key, so that a key that is used again with other events is refused.
 
     The journal recognizes a repetition by its append id alone, and would answer with the first result. This memory is
-    bounded, and ends with the process: it finds mistakes of clients, and nothing depends on it.
+    bounded, and ends with the process: it only detects mistakes of clients.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class AppendKeys:
 
 
 def _prune(connection: apsw.Connection, before_ms: int, keys_max: int) -> None:
-    """Delete keys that are too old, and the oldest of too many."""
+    """Delete keys that are too old, and the oldest ones if there are too many."""
     sql = "DELETE FROM answered WHERE key IN (SELECT key FROM answered WHERE at < ? ORDER BY at LIMIT ?)"
     connection.execute(sql, (before_ms, _PRUNE_ROWS))
     count: int = connection.execute("SELECT count(*) FROM answered").get

@@ -158,7 +158,6 @@ class Horizons:
             if count > 0
         }
 
-
     async def _topic_configs(self, topics: Sequence[str]) -> dict[str, TopicConfig | None]:
         now_s = asyncio.get_running_loop().time()
         outdated = [

@@ -196,7 +196,7 @@ class Options:
     def _tag(self) -> str | None:
         """Return the tag; an empty one is refused, because it would select everything."""
         if (tag := self.text("tag")) == "":
-            raise InvalidInput("the option tag names a tag, and is empty")
+            raise InvalidInput("the option tag is empty: name a tag")
         return tag
 
     def selection(self) -> Selection:
