@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.secret_scan import SecretScan
 from tests.watchdog import Watchdog
 from tidebook.testing.servers.server import Server
 
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog())
+    config.pluginmanager.register(SecretScan())
     settings.load_profile("long" if config.getoption("--long") else "short")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 

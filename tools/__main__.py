@@ -22,6 +22,11 @@ usage: ./dev COMMAND
                            mutants of packages; prints the share that the tests notice
   faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
                            many processes under seeded faults, then an independent checker and a report
+  fuzz [TARGET] [--seconds N] [--input FILE]
+                           coverage-guided fuzzing of every parser of foreign bytes, or of one
+  sbom                     bills of materials of the pinned packages, CycloneDX, into dist
+  audit [--service pypi|osv] [SET...]
+                           known vulnerabilities of the pinned packages; exit code 5 if they could not be looked up
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback; with --cluster three brokers,
                            three nodes, a synchronous standby and Spark with two workers

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from tools import build, chromium, docs, environment, java
+from tools import build, chromium, docs, environment, fuzzing, java, supply_chain
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
@@ -239,6 +239,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench,
     "mutate": mutate,
     "faults": faults,
+    "fuzz": fuzzing.fuzz,
+    "sbom": supply_chain.sbom,
+    "audit": supply_chain.audit,
     "servers": servers,
     "build": build.build,
     "docs": docs.docs,

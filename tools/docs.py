@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -10,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.environment import ROOT, SetupError, say
-from tools.pip_progress import count_packages, run_pip
+from tools.environment import ROOT, say
+from tools.tool_environment import ensure_tools
 
 #: Apart from .venv: Zensical is no dependency of anything that Tidebook's own code or tests import.
 VENV = ROOT / "build" / "docs-venv"
-REQUIREMENTS = ROOT / "requirements" / "docs.txt"
 CONFIG = "zensical.toml"
 #: The folders of docs, in the order of the site's navigation.
 SECTIONS = ("tutorial", "howto", "reference", "explanation", "benchmarks", "decisions")
@@ -42,20 +40,7 @@ def docs(arguments: list[str]) -> int:
 
 def ensure_zensical(venv: Path = VENV) -> Path:
     """Install what builds the site, unless it is there, and return the environment."""
-    text = REQUIREMENTS.read_text()
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    stamp = venv / "stamp"
-    if stamp.exists() and stamp.read_text() == digest:
-        return venv
-    shutil.rmtree(venv, ignore_errors=True)
-    say(f"installing requirements/docs.txt into {venv.name}: what builds the site (about 20 MB)")
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    options = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-compile", "--progress-bar", "off")
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
-    if run_pip([*pip, *options, "--requirement", str(REQUIREMENTS)], ROOT, count_packages(text)) != 0:
-        raise SetupError("pip install failed; see its message above")
-    stamp.write_text(digest)
-    return venv
+    return ensure_tools("docs", "what builds the site (about 20 MB)", venv=venv)
 
 
 def build_site(root: Path, *, venv: Path = VENV) -> str | None:

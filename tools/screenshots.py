@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 from playwright.sync_api import Browser, sync_playwright
 from sqlalchemy import create_engine
 
@@ -39,6 +40,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 JOURNAL = {"topic": "orders", "id": "o-1042"}
 #: Pages of a job or an act that runs.
 WITHOUT_ADDRESS = {"job", "queue_act"}
+#: Dead letters, parked messages, and a parked record.
+FINDINGS = 3
 LETTERS = {"queue": "invoices", "status": "dead"}
 
 
@@ -73,11 +76,21 @@ def main(argv: list[str]) -> None:
             with _browser() as browser:
                 _take(browser, url, Picture("demo", "/?hours=0.25"), IMAGES / "console-demo.png")
             letter = asyncio.run(_add_problems(folder))  # not inside: Playwright runs a loop in this thread
+            _await_findings(url)
             with _browser() as browser:
                 for each in PICTURES:
                     _take(browser, url, each, IMAGES / f"console-{each.name}.png")
                 if options.all is not None:
                     _take_all(browser, url, letter, options.all)
+
+
+def _await_findings(url: str) -> None:
+    """Wait for a survey that has found everything that was added."""
+    for _ in range(600):
+        if len(httpx.get(f"{url}/overview.json", timeout=60).json()["findings"]) >= FINDINGS:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the overview does not show what was added")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tidebook.api.errors import (
     MethodNotAllowed,
     PermissionDenied,
     SignInRequired,
+    TooManyConnections,
     TooManyRequests,
     UnsupportedContent,
 )
@@ -112,6 +113,7 @@ KINDS: Final = (
         ("tag", "topic", "id", "missing", "last_known_offset"),
     ),
     ErrorKind(DeadlineExceeded, 503, "deadline-exceeded", "The request took too long", ("deadline_s",)),
+    ErrorKind(TooManyConnections, 503, "too-many-connections", "The server has too many connections"),
     ErrorKind(Unavailable, 503, "unavailable", "A component does not respond"),
     ErrorKind(
         OutcomeUnknown,

@@ -131,7 +131,7 @@ def _fields_from_rows(rows: list[tuple[str, Any]]) -> Fields:
     definitions.sort(key=len)  # required fields first
     try:
         struct = msgspec.defstruct("Declared", definitions, forbid_unknown_fields=True, kw_only=True)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last: a name like __a, which Python mangles
         raise InvalidInput(f"the declaration cannot be used: {error}") from error
     return Fields(struct, as_type=False)
 

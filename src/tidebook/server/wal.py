@@ -105,7 +105,7 @@ async def read(call: Call) -> Lines:
     query, region = call.query, await _reader(call)
     if query.table is not None and query.from_offset:
         raise InvalidInput("from_offset is for all tables: give either table and start, or from_offset")
-    # A principal that may write a region may have to recover from it, which needs the entries as they were written.
+    # A client that may write a region may have to recover from it, which needs the entries as they were written.
     mask = call.mask(call.parameters[0]) if call.principal.role < Role.OPERATOR else None
     return Lines(lambda lines: _chunks(lines, region, query, mask))
 

@@ -1,4 +1,4 @@
-"""`Book`, the entry point of the async API: journals, tags, write-ahead logs, queues and the outbox of one place."""
+"""`Book`, the entry point of the async API: the journals, tags, write-ahead logs, queues and outbox of one book."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def test_too_many_connections_are_refused_with_a_problem(tmp_path: Path) -
         assert head.startswith(b"HTTP/1.1 503")
         assert b"content-type: application/problem+json" in head
         assert b"retry-after: 1" in head
-        assert json.loads(body)["type"] == "urn:tidebook:error:unavailable"
+        assert json.loads(body)["type"] == "urn:tidebook:error:too-many-connections"
         one_more[1].close()
         metrics = await asyncio.wait_for(_answered(http), 20)
         assert 'tidebook_server_requests_total{route="none",status="503"}' in metrics

@@ -35,6 +35,7 @@ EXAMPLES: list[TidebookError] = [
     api_errors.MethodNotAllowed("no", allowed=["GET"]),
     api_errors.UnsupportedContent("no"),
     api_errors.TooManyRequests("slow down", retry_after_s=2.5),
+    api_errors.TooManyConnections("full"),
     api_errors.DeadlineExceeded("late", deadline_s=30.0),
 ]
 #: Part of the interface: a change here breaks clients.
@@ -56,6 +57,7 @@ PINNED = {
     "log-lost": 500,
     "missing-tagged-event": 500,
     "deadline-exceeded": 503,
+    "too-many-connections": 503,
     "unavailable": 503,
     "outcome-unknown": 504,
     "unknown-event-type": 409,

@@ -1,4 +1,4 @@
-"""A log that is made again under a running process: an acknowledgement at or below what was seen proves it."""
+"""A log that is recreated while a process uses it: an acknowledgement at or below what was seen proves it."""
 
 from __future__ import annotations
 

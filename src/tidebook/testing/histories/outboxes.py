@@ -27,9 +27,8 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
                 run.violated(call.name, f"rolled back, but arrived: {first_few(there)}")
             case "unknown" if 0 < len(there) < len(values):
                 run.violated(call.name, f"arrived in part: {first_few(there)} of {first_few(values)}")
-        if there:
-            for place in {(topic, key) for topic, key, _ in call.args["messages"]}:
-                by_key[place].append(call)
+        for place in {(topic, key) for topic, key, value in call.args["messages"] if value in places}:
+            by_key[place].append(call)
     published = {value for call in history.of("transaction") for _, _, value in call.args["messages"]}
     for value in places:
         if value not in published:

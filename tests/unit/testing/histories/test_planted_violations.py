@@ -520,3 +520,10 @@ def test_a_claim_without_an_answer_may_hold_what_is_merged_later() -> None:
 
     assert history(lost=True).broken() == set()
     assert history(lost=False).broken() == {FINISHED}
+
+
+def test_a_transaction_with_two_keys_of_which_one_is_lost(spoiled: Spoiled) -> None:
+    """The order of the key that did not arrive is not checked; its loss is."""
+    call = next(each for each in spoiled.calls if each.op == "transaction" and each.outcome == "ok")
+    call.args["messages"].append(["m", "another key", "never sent"])
+    assert spoiled.broken() == {OUTBOX}

@@ -1,0 +1,89 @@
+"""The random choices of a run, recorded, so that a run that fails can be replayed with fewer of them.
+
+A run draws everything from one source: its faults, delays and sizes. A calm choice is the one that causes no fault. A
+failing run is reduced by replaying it with more and more calm choices for as long as it still fails.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+#: `random() < probability` is false for it, and `randrange` and `choice` take the first.
+CALM = 0.999_999
+#: Marks a choice that is replaced by the calm one.
+IS_CALM = None
+
+Choice = float | int | None
+
+
+class RecordedChoices(random.Random):
+    """A source of choices that writes down what it gave; with `replayed`, it gives those, and calm ones after them."""
+
+    def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
+        self.recorded: list[Choice] = []
+        self._replayed = replayed
+        super().__init__(seed)
+
+    def random(self) -> float:
+        return float(self._next(super().random(), CALM))
+
+    def getrandbits(self, k: int) -> int:
+        drawn = super().getrandbits(k)
+        return int(self._next(drawn, 0)) & ((1 << k) - 1)
+
+    def randbytes(self, n: int) -> bytes:
+        """Return bytes that identify something: they are never replaced, so that they stay unique."""
+        return super().getrandbits(n * 8).to_bytes(n, "big")
+
+    def fork(self) -> RecordedChoices:
+        """Return this source: a part of the simulation draws from the same choices."""
+        return self
+
+    def _next(self, drawn: float, calm: float) -> float:
+        place = len(self.recorded)
+        chosen: float = drawn
+        if self._replayed is not None:
+            found = self._replayed[place] if place < len(self._replayed) else IS_CALM
+            chosen = calm if found is IS_CALM or (isinstance(calm, int) and not isinstance(found, int)) else found
+        self.recorded.append(chosen)
+        return chosen
+
+
+def reduce_choices(
+    choices: Sequence[Choice], fails: Callable[[Sequence[Choice]], bool], *, runs_max: int = 400
+) -> list[Choice]:
+    """Return a shorter, calmer sequence that still fails: first cut the end, then calm blocks of halving sizes."""
+    best = list(choices)
+    runs = 0
+
+    def is_better(candidate: list[Choice]) -> bool:
+        nonlocal runs
+        runs += 1
+        return runs <= runs_max and fails(candidate)
+
+    low, high = 0, len(best)
+    while low < high:  # where the end can be cut; a failure need not be monotonic, so the result is checked again
+        middle = (low + high) // 2
+        if is_better(best[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    if high < len(best) and is_better(best[:high]):
+        best = best[:high]
+    size = max(1, len(best) // 2)
+    while size >= 1:
+        for start in range(0, len(best), size):
+            block = best[start : start + size]
+            if all(each is IS_CALM for each in block):
+                continue
+            candidate = [*best[:start], *[IS_CALM] * len(block), *best[start + size :]]
+            if is_better(candidate):
+                best = candidate
+        size //= 2
+    return best
+
+
+def count_wild(choices: Sequence[Choice]) -> int:
+    """Return how many choices are not calm."""
+    return sum(each is not IS_CALM for each in choices)

@@ -1,0 +1,123 @@
+"""Simulated relays of an outbox: whatever is late, lost, paused or killed, a committed message arrives once, in order.
+
+A failing seed is printed with its faults after it was reduced; `RelayRun(SEED).go()` runs exactly that one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.simulation.choices import Choice, count_wild, reduce_choices
+from tests.simulation.planting import plant
+from tests.simulation.relay_run import RelayRun
+from tidebook.outbox import batch_selection
+from tidebook.outbox.fence import Fence
+from tidebook.outbox.scan_floor import ScanFloor
+from tidebook.outbox.store import OutboxStore
+from tidebook.outbox.topic_relay import TopicRelay
+
+#: With those of the other simulations, the short form runs more than 20,000 seeds.
+PARTS, SEEDS, LONG_SEEDS = 8, 2_100, 10_000
+SEEDS_MAX = 600
+
+
+def violations(seed: int, replayed: Sequence[Choice] | None = None) -> list[str]:
+    verdict = RelayRun(seed, replayed).go()
+    return [f"{each.subject}: {each.message}" for each in verdict.violations]
+
+
+def explain(seed: int) -> str:
+    """Reduce a failing seed, and return its faults and what the checker says of it."""
+    run = RelayRun(seed)
+    run.go()
+    reduced = reduce_choices(run.chance.recorded, lambda choices: bool(violations(seed, choices)))
+    smallest = RelayRun(seed, reduced)
+    verdict = smallest.go()
+    kept = f"{count_wild(reduced)} of {len(run.chance.recorded)} choices"
+    return "\n".join([f"seed {seed}, {kept}:", *smallest.story, *map(str, verdict.violations)])
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_committed_message_arrives_once_and_in_order(part: int, long_form: bool) -> None:
+    for seed in range(part * LONG_SEEDS, part * LONG_SEEDS + (LONG_SEEDS if long_form else SEEDS)):
+        if violations(seed):
+            raise AssertionError(explain(seed))
+
+
+def test_a_seed_is_one_course_of_events() -> None:
+    def course(seed: int) -> tuple[list[Choice], list[Any]]:
+        run = RelayRun(seed)
+        run.go()
+        return run.chance.recorded, run.story
+
+    assert course(5) == course(5)
+    assert course(5) != course(6)
+
+
+class Planted(NamedTuple):
+    """A fault of one function, the fence of the runs that find it, and a seed soon before the first that does."""
+
+    owner: Any
+    name: str
+    old: str
+    new: str
+    fence: Fence | None = None
+    first_seed: int = 0
+
+
+PLANTED = {
+    "a relay that lost its lock goes on": Planted(
+        OutboxStore, "begin", "_held_row(lock, guard)", "guard.rows[0] if guard.rows else (0, 0, 0, 0)", None, 300
+    ),
+    "a session left open is not resolved": Planted(
+        TopicRelay, "relay", "self._resolve_session(topic, open_session)", "True"
+    ),
+    "a session is resolved while its messages are on their way": Planted(
+        TopicRelay, "_resolve_session", "session.age_ms < self._settings.lock_limit_ms", "False", Fence.TIMESTAMP, 360
+    ),
+    "messages found in the log stay": Planted(
+        TopicRelay,
+        "_resolve_session",
+        "self._store.finish(self._lock, sorted(ids), unlock=False)",
+        "self._store.finish(self._lock, [], unlock=False)",
+    ),
+    "a session is opened without waiting for the disk": Planted(
+        OutboxStore, "begin", "self._transaction(durable=True)", "self._transaction(durable=False)"
+    ),
+    "the order of a parked key is not held": Planted(
+        batch_selection, "select_batch", "if key is not None and key in held_keys:", "if False:", None, 140
+    ),
+    "late commits are skipped": Planted(ScanFloor, "advance", "self._seen[0][1] <= xmin and", "True and"),
+    "a batch that was sent in part counts as sent": Planted(
+        TopicRelay,
+        "_handle_failure",
+        "self._store.finish(self._lock, sorted(sent), unlock=False)",
+        "self._store.finish(self._lock, [row.id for row in batch.messages], unlock=False)",
+        None,
+        300,
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, planted: Planted) -> None:
+    plant(monkeypatch, planted.owner, planted.name, planted.old, planted.new)
+    for seed in range(planted.first_seed, planted.first_seed + SEEDS_MAX):
+        if RelayRun(seed, fence=planted.fence).go().violations:
+            return
+    raise AssertionError(f"not found with {SEEDS_MAX} seeds")
+
+
+def test_a_failing_seed_is_reduced_and_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *PLANTED["a session left open is not resolved"][:4])
+    seed = next(seed for seed in range(SEEDS_MAX) if violations(seed))
+    run = RelayRun(seed)
+    run.go()
+    reduced = reduce_choices(run.chance.recorded, lambda choices: bool(violations(seed, choices)))
+    assert violations(seed, reduced)
+    assert count_wild(reduced) < len(run.chance.recorded) / 4
+    assert f"seed {seed}, {count_wild(reduced)} of" in explain(seed)
