@@ -71,7 +71,7 @@ class Bench:
         asyncio.run(self.tidebook())
 
     def keep_best(self, name: str, rate: float) -> None:
-        """Of several rounds, in which the sides take turns: a disk is slow for seconds at a time."""
+        """Keep the best of several rounds, in which the sides take turns: a disk is slow for seconds at a time."""
         self.figures[name] = max(rate, self.figures.get(name, 0.0))
 
     def ratios(self) -> dict[str, float]:
@@ -145,7 +145,7 @@ class Bench:
         return found
 
     def bare(self) -> None:
-        """The records that 64 writers would send: partition, offset, time, key and value, by the cheapest key."""
+        """Insert the records that 64 writers would send: partition, offset, time, key and value by the cheapest key."""
         connection = apsw.Connection(str(self.folder / f"bare-{time.monotonic_ns()}.db"))
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
@@ -224,7 +224,7 @@ class Bench:
         return best
 
     async def keys(self, book: Book) -> None:
-        """Appends over few and over many journals; those of the many are all there already."""
+        """Measure appends to few and to many journals, which all exist already."""
         sizes = (("1k", 1_000), ("100k", 100_000 // self.scale))
         for name, keys in sizes:
             journal = book.journal(f"keys-{name}")

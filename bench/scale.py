@@ -1,7 +1,7 @@
-"""A model of the pipeline's size: how many cores, nodes and partitions a load needs; and this machine, simulated.
+"""A capacity model of the pipeline: how many cores, nodes and partitions a load needs, and a simulated machine.
 
-`python -m bench.scale` prints what the model says of this machine beside what was measured on it, and the sizes for a
-million events per second. Costs are processor time per event and per slice, measured with `./dev bench pipeline`; see
+`python -m bench.scale` prints the figures of the model for this machine, and the sizes for a million events per
+second. Costs are processor time per event and per slice, measured with `./dev bench pipeline`; see
 `docs/explanation/scale.md`.
 """
 
@@ -37,15 +37,15 @@ class Costs:
     appender_event_s: float
 
     def catch_up_s(self) -> float:
-        """Of an event in a micro-batch: slices are large, so that only events count."""
+        """Return the cost of an event in a micro-batch: slices are large, so that only events count."""
         return self.node_event_s + self.worker_event_s + self.jvm_event_s
 
     def tail_event_s(self) -> float:
-        """Of an event in a lease, without the slice's own cost."""
+        """Return the cost of an event in a lease, without the slice's own cost."""
         return self.node_event_s + self.worker_event_s + self.broker_event_s + self.appender_event_s
 
 
-#: Requests of a small slice: pointer, heads, event rows, heads, pointer; a tag row now and then is not counted.
+#: Requests of a small slice: pointer, heads, event rows, heads, pointer; an occasional tag row is not counted.
 REQUESTS = 5
 #: Measured on this machine by `./dev bench pipeline --only replicate,steady`: see docs/explanation/scale.md.
 MEASURED = Costs(
@@ -59,13 +59,13 @@ MEASURED = Costs(
 )
 
 
-#: Of a request's waiting time, as the standard deviation of its logarithm: some wait much longer than most.
+#: The spread of a request's waiting time, as the standard deviation of its logarithm: some wait much longer than most.
 SPREAD = 1.2
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a simulated machine has and does."""
+    """A simulated machine and its load."""
 
     cores: int = 2
     partitions: int = 8
@@ -78,13 +78,13 @@ class Machine:
 
 
 def catch_up_per_s(costs: Costs, machine: Machine) -> float:
-    """Events per second of a catch-up, in which all parties share the cores."""
+    """Return the events per second of a catch-up, in which all processes share the cores."""
     return machine.cores / costs.catch_up_s()
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What a simulated tail comes to."""
+    """The delays of a simulated tail, and the cores that it uses."""
 
     p50_s: float
     p99_s: float
@@ -156,7 +156,7 @@ def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 20.0, seed
 
 @dataclass
 class _Slice:
-    """A slice of a partition, on its way through its steps."""
+    """A slice of a partition, and its current step."""
 
     partition: int
     step: int = 0
@@ -166,7 +166,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class Size:
-    """What a load needs."""
+    """The resources that a load needs."""
 
     log_partitions: int
     brokers: int
@@ -174,7 +174,7 @@ class Size:
     executor_cores: int
 
 
-#: A core that is busier than this answers late.
+#: Above this utilization, requests wait too long for a core.
 UTILIZATION_MAX = 0.6
 #: One log partition is replicated by one worker, one slice after another.
 PARTITION_UTILIZATION_MAX = 0.5

@@ -11,13 +11,13 @@ Mode = Literal["pass", "delay", "drop", "reset", "one_way", "half_open", "drip"]
 MODES: tuple[Mode, ...] = ("delay", "drop", "reset", "one_way", "half_open", "drip")
 CHUNK_BYTES = 65_536
 DELAY_S = 0.3
-#: A reset comes after this many bytes of a connection: in the middle of a frame.
+#: A connection is reset after this many bytes, in the middle of a frame.
 RESET_AFTER_BYTES = 100
 DRIP_BYTES, DRIP_S = 16, 0.02
 
 
 class TcpProxy:
-    """Forwards connections to one address, in the mode of the moment."""
+    """Forwards connections to one address, in the current mode."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -46,7 +46,7 @@ class TcpProxy:
     def set_mode(self, mode: Mode) -> None:
         """Change the mode; `drop` ends the connections that are open, and leaving `half_open` or `one_way` does too.
 
-        Bytes that were swallowed are lost, so their connections can not go on.
+        Bytes that were swallowed are lost, so their connections cannot continue.
         """
         before, self.mode = self.mode, mode
         if mode == "drop" or before in ("half_open", "one_way"):

@@ -38,7 +38,7 @@ class PeerAccount(Aggregate):
 
 
 def peer_rate(folder: Path) -> float:
-    """Return how many get, command and save of eventsourcing there are a second, on SQLite in a file."""
+    """Return the rate per second of get, command and save with eventsourcing, on a SQLite file."""
     environment = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": str(folder / "peer.db")}
     application: Application[Any] = Application(env=environment)
     accounts = [PeerAccount() for _ in range(ENTITIES)]

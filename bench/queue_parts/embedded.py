@@ -9,16 +9,16 @@ from bench.queue_parts.figures import Run, fill, rate_of
 from bench.queue_sides.huey import Huey
 from bench.queue_sides.ours import Ours
 
-#: Both sides take one at a time, each with as many workers as serve it best: its best number counts.
+#: Both sides take one entry at a time; the number of workers that is best for a side counts.
 WORKERS = (20, 100)
 HUEY_THREADS = (1, 4, 20)
 HUEY_COUNT, SINGLES, BATCHED = 1_000, 4_000, 10_000
-#: Short ones, by turns: what else the machine does in a moment is nobody's merit, and the best of each counts.
+#: Rounds are short and alternate, and the best of each side counts, so that other load on the machine favours neither.
 ROUNDS = 8
 
 
 async def embedded(run: Run) -> None:
-    """One at a time on both sides; and in hundreds, which huey has no call for."""
+    """Measure one entry at a time on both sides, and hundreds at a time, for which huey has no call."""
     huey, ours = Huey(), Ours(None)
     await ours.open()
     try:
@@ -44,7 +44,7 @@ async def _huey(run: Run, side: Huey, threads: int) -> None:
 
 
 async def _singles(run: Run, side: Ours, workers: int) -> None:
-    """A claim and a finish, each of one entry, where huey's task is gone once it is taken."""
+    """Measure claim and finish of one entry at a time; huey deletes a task when it is taken."""
     count = run.few(SINGLES)
     await fill(side, count)
     what = f"embedded: {count:,} one at a time, {workers} workers"

@@ -1,7 +1,7 @@
 """Run as a program: processes that fork while they have a book open. Prints one JSON object.
 
-`refused` lists what each use of the parent's book came to in a child; `lost` counts what was acknowledged and is not
-there, of journals, WAL, queue and outbox. The book is a folder, or a settings file with servers.
+`refused` has the result of each use of the parent's book in a child; `lost` counts acknowledged writes that are
+missing, of journals, WAL, queue and outbox. The book is a folder, or a settings file with servers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = sys.argv[3] if len(sys.argv) > 3 else "t"
 
 
 def work(folder: str, name: str, count: int, begun: Any, answer: Any) -> None:
-    """Open a book, write to all that it has, and report what was acknowledged."""
+    """Open a book, write with every feature, and report what was acknowledged."""
     signal.alarm(SECONDS_MAX)
     acknowledged = dict.fromkeys(FEATURES, 0)
     problem = None
@@ -55,14 +55,14 @@ def work(folder: str, name: str, count: int, begun: Any, answer: Any) -> None:
 
 
 def lost(folder: str, acknowledged: dict[str, dict[str, int]]) -> dict[str, int]:
-    """How much of what was acknowledged is not there."""
+    """Return how many acknowledged writes are missing, by feature."""
     missing = dict.fromkeys(FEATURES, 0)
     with tidebook.open_sync(folder) as book:
         put = {entry.key for entry in book.queue(NAME).entries(limit=10_000)}
         published = {status.topic: status.waiting for status in book.outbox.status()}
         for name, counts in acknowledged.items():
-            there = {event.payload["n"] for event in book.journal(NAME).read(name)}
-            missing["journal"] += counts["journal"] - len(there & set(range(counts["journal"])))
+            found = {event.payload["n"] for event in book.journal(NAME).read(name)}
+            missing["journal"] += counts["journal"] - len(found & set(range(counts["journal"])))
             missing["queue"] += sum(f"{name}-{n}" not in put for n in range(counts["queue"]))
             missing["outbox"] += counts["outbox"] - published.get(f"out-{name}", 0)
             if counts["wal"]:
@@ -72,7 +72,7 @@ def lost(folder: str, acknowledged: dict[str, dict[str, int]]) -> dict[str, int]
 
 
 def workers(folder: str, method: str) -> dict[str, Any]:
-    """Workers of `multiprocessing`, started while the book is open and busy; it is closed and opened as they work."""
+    """Start workers of `multiprocessing` while the book is open and busy; close and open it while they work."""
     context: Any = multiprocessing.get_context(method)
     begun, answer = context.Queue(), context.Queue()
     counts = dict.fromkeys(FEATURES, 0)
@@ -115,7 +115,7 @@ def workers(folder: str, method: str) -> dict[str, Any]:
 
 
 def uses(book: Any) -> dict[str, Callable[[], Any]]:
-    """Everything that a sync book does, by name."""
+    """Return calls of everything that a sync book does, by name."""
     journal, region = book.journal(NAME), book.wal(NAME).open_region(9, create=True)
     queue, tags, outbox = book.queue(NAME), book.tags, book.outbox
     queue.put({"n": 0})
@@ -148,14 +148,14 @@ def reported(use: Callable[[], Any]) -> str:
 
 
 def answer_of(pid: int, source: int) -> tuple[dict[str, str], int]:
-    """What a child wrote, and the status that it ended with."""
+    """Return what a child wrote, and its exit status."""
     with open(source) as answered:
         text = answered.read()
     return json.loads(text or "{}"), os.waitpid(pid, 0)[1]
 
 
 def preload(folder: str) -> dict[str, Any]:
-    """A master that opened a book when it loaded the application, and workers that it forks: gunicorn's `--preload`."""
+    """Fork workers of a master that opened a book when it loaded the application, as gunicorn's `--preload` does."""
     master = tidebook.open_sync(folder)
     master.__enter__()
     each = uses(master)
@@ -171,7 +171,7 @@ def preload(folder: str) -> dict[str, Any]:
                     book.journal(NAME).append(f"worker {number}", [Event({"n": n})])
             os.write(sink, json.dumps(refused).encode())
             master.__exit__(None, None, None)
-            sys.exit(0)  # the interpreter ends as usual, clean-up included
+            sys.exit(0)  # the interpreter ends as usual, with its clean-up
         os.close(sink)
         master.journal(NAME).append("0", [Event({"n": number})])
         found, status = answer_of(pid, source)
@@ -183,7 +183,7 @@ def preload(folder: str) -> dict[str, Any]:
 
 
 def asynchronous(folder: str) -> dict[str, Any]:
-    """A book of an event loop, used by a child within that loop and in one of its own."""
+    """Use the book of an event loop in a child, within that loop and within a new one."""
     answers: dict[str, str] = {}
 
     async def ask(uses: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -244,7 +244,7 @@ def asynchronous(folder: str) -> dict[str, Any]:
             }
 
             def in_flight() -> list[asyncio.Task[Any]]:
-                """Calls that have begun when the process forks, and that later ones would wait for."""
+                """Start calls before the process forks, which later ones would wait for."""
                 calls: list[Any] = [journal.append("4", [Event({})]), listed(journal.read("0")), journal.pointer("0")]
                 calls += [listed(journal.ids()), listed(tags.read("x")), outbox.status()]
                 return [asyncio.create_task(call) for call in calls]

@@ -1,4 +1,4 @@
-"""Any number of replicators, crashes after each single write, zombies, replays, and a reader between their steps."""
+"""Explore any number of replicators, crashes after each write, zombies, replays, and a reader between their steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidebook.testing.action_histories import (
     purge,
 )
 
-#: About a minute of computing, more on a busy machine, and much more under --long.
+#: It takes about a minute, more on a busy machine, and much more with --long.
 pytestmark = pytest.mark.timeout(3600)
 
 ALL = list(ACTION_TEMPLATES.values())
@@ -54,7 +54,7 @@ def check(
     *,
     flicker: bool = False,
 ) -> int:
-    """Explore a log under these reads; returns how many store states there are."""
+    """Explore a log under these reads; return the number of store states."""
     world = World(log)
     lattice = Lattice(world, flicker=flicker)
     found = lattice.violation()
@@ -120,8 +120,8 @@ JUMPS = [append(), append(at=5), append(2, at=9), append(at=14), delete(5), dele
 
 @pytest.mark.parametrize("length", [2, 3])
 def test_segments_after_jumps_are_found_in_every_order_of_steps(length: int, long_form: bool) -> None:
-    letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
-    for i, log in enumerate(histories(length, letters, CONFIG)):
+    templates = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
+    for i, log in enumerate(histories(length, templates, CONFIG)):
         check(alone(log), [READS[i % len(READS)]], flicker=long_form)
 
 
@@ -129,10 +129,12 @@ def test_segments_after_jumps_are_found_in_every_order_of_steps(length: int, lon
     "log",
     [
         pytest.param([append(at=5), append(2, at=9), delete(9), purge()], id="deleted, then purged"),
-        pytest.param([append(), append(at=9), purge(), append(at=5)], id="two lives"),
+        pytest.param([append(), append(at=9), purge(), append(at=5)], id="two incarnations"),
         pytest.param([append(at=5), append(at=9), append(at=14), purge()], id="three runs", marks=pytest.mark.long),
         pytest.param(
-            [append(at=5), append(at=9), delete(5), append(at=14), purge()], id="all of it", marks=pytest.mark.long
+            [append(at=5), append(at=9), delete(5), append(at=14), purge()],
+            id="jumps, a delete and a purge",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -140,7 +142,7 @@ def test_lists_of_segments_hold_with_writes_in_flight(log: list[Action]) -> None
     check(alone(log), [READS[0]], flicker=True)
 
 
-def test_two_journals_of_one_partition_do_not_disturb_one_another(long_form: bool) -> None:
+def test_two_journals_of_one_partition_do_not_affect_one_another(long_form: bool) -> None:
     steps: list[Step] = [(0, append()), (0, delete(1)), (0, purge()), (1, append()), (1, purge())]
     for first in steps:
         for second in steps:

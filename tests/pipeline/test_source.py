@@ -95,7 +95,7 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
     cases = [
         ({"book": str(tmp_path / "nope")}, "there is no book in"),
         ({"topics": "orders"}, "did you mean topic"),
-        ({"topic": "nobody"}, "topic nobody: the store has nothing of it"),
+        ({"topic": "nobody"}, "topic nobody is not in the store"),
         ({"splits": "few"}, "the option splits is a whole number"),
         ({"freshness": "now"}, "the option freshness is one of log, store, not 'now'"),
         ({"asOfOffsets": '{"orders": {"0": 0}}'}, "partition 0 is written up to offset -1 of epoch 1"),

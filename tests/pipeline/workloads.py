@@ -1,4 +1,4 @@
-"""Histories that the pipeline's tests write, and the rows of a store for comparison."""
+"""Histories that the pipeline's tests write, and the rows of a store in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAG = "paid"
 
 
 async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 300, seed: int = 1) -> None:
-    """Appends of all kinds, deletes and purges, in a seeded order."""
+    """Write appends of all kinds, deletes and purges, in a seeded order."""
     draw = random.Random(seed)
     journal = book.journal(topic)
     for step in range(steps):
@@ -39,14 +39,14 @@ async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 3
 
 
 async def write_garbage(book: Book, topic: str, id: str = "o-1", *, value: bytes = b"garbage") -> int:
-    """A record that nobody can read; returns its offset."""
+    """Append a record that cannot be decoded; return its offset."""
     config = await book.journal(topic).create()
     partition = partition_of(id, config.partitions)
     return (await book.log.append(Outgoing(topic, partition, id.encode(), value))).offset
 
 
 def newer_record() -> bytes:
-    """A whole record of a version that is not known yet."""
+    """Return a valid record of a version that is not known yet."""
     from zlib import crc32
 
     rest = b"from the future"
@@ -54,7 +54,7 @@ def newer_record() -> bytes:
 
 
 async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
-    """All that replication writes, in a form that compares: pointers, heads, graves, events, tags, parked records."""
+    """Return everything that replication writes: pointers, heads, graves, events, tags, parked records."""
     config = await store.topic_config(topic)
     assert config is not None
     heads: dict[str, Head] = {}
@@ -82,7 +82,7 @@ async def _graves(store: StoreWriter, topic: str) -> dict[str, Head]:
 
 
 async def _tag_rows(store: StoreWriter, topic: str) -> list[TagRow]:
-    """Of the tag that histories use; on the real servers other topics have it as well."""
+    """Return the topic's rows of the tag that histories use; on real servers other topics have it as well."""
     found: list[TagRow] = []
     after: TagPosition | None = None
     while page := await store.tag_rows(TAG, after=after, from_ms=0, until_ms=2**62, limit=5_000):
@@ -98,7 +98,7 @@ async def _head(store: StoreWriter, key: Key) -> Head:
 
 
 async def expected_rows(book: Book, fresh: Book, topic: str) -> Mapping[str, Any]:
-    """The rows as one pass over the log in this process makes them, in another book's store."""
+    """Return the rows that one pass over the log in this process writes to another book's store."""
     config = await book.store.topic_config(topic)
     assert config is not None
     await fresh.store.set_topic_config(topic, config, expected=None)
@@ -119,7 +119,7 @@ async def replicate_here(book: Book, store: StoreWriter, topic: str) -> None:
 
 
 async def lose_log(book: Book, topic: str) -> None:
-    """The log is lost, and an empty one takes its place; nobody has adopted it yet."""
+    """Replace the log by an empty one, as after its loss; no process has adopted it yet."""
     config = await book.store.topic_config(topic)
     assert config is not None
     await book.log.delete_topic(topic)

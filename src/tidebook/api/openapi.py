@@ -20,7 +20,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,200}$"},
     "queue": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,200}$"},
     "seq_nr": {"type": "integer", "minimum": 1},
-    "flag": {"type": "integer", "minimum": 0},
+    "dead_letter": {"type": "integer", "minimum": 0},
     "region": {"type": "integer", "minimum": 0},
     "table": {"type": "integer", "minimum": 0},
 }

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidebook.cli import output
-from tidebook.cli.options import BOOK_FILES, DEFAULT_BOOK, SERVER_FILE, BookOption, argument, book_settings, is_address
+from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, argument, book_settings, is_address
 from tidebook.core.errors import InvalidInput
 from tidebook.wiring.backup import BackupManifest, Progress, back_up, restore
-from tidebook.wiring.settings import Settings, read_settings
+from tidebook.wiring.settings import DEFAULT_BOOK, Settings, read_settings
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar

@@ -115,7 +115,7 @@ async def deimos(
     """Copy the messages that wait in Deimos' tables.
 
     They go into the book's outbox, or into a queue. Stop Deimos' executors and the writers first. Exit with code 1 if
-    a topic is not wholly copied.
+    a topic is not completely copied.
     """
     tables_module = extra("tidebook.importing.deimos_tables", "postgres")
     from tidebook.importing.message_import import MessageImport

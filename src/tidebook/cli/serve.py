@@ -7,7 +7,6 @@ import asyncio
 from tidebook.cli import output
 from tidebook.cli.command import run, stop_on_signals
 from tidebook.cli.options import (
-    DEFAULT_BOOK,
     PORT_MAX,
     BookOption,
     LogJsonOption,
@@ -20,6 +19,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
+from tidebook.wiring.settings import DEFAULT_BOOK
 
 
 def serve(

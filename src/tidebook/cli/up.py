@@ -15,7 +15,7 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, LogJsonOption, book_settings, flag, number, option
+from tidebook.cli.options import PORT_MAX, BookOption, LogJsonOption, book_settings, flag, number, option
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.pipeline.jars import missing_for_spark
@@ -26,7 +26,7 @@ from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 from tidebook.wiring.replication import is_embedded
-from tidebook.wiring.settings import Settings
+from tidebook.wiring.settings import DEFAULT_BOOK, Settings
 from tidebook.wiring.topics import TopicDescription
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Conversions between rows and Arrow batches. The worker of a lease does not load them: Arrow takes it a while."""
+"""Conversions between rows and Arrow batches, which the worker of a lease does not import: importing Arrow is slow."""
 
 from __future__ import annotations
 

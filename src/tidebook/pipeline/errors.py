@@ -105,7 +105,7 @@ def _last_report(text: str) -> ErrorReport | None:
         try:
             return msgspec.json.decode(found, type=ErrorReport)
         except msgspec.DecodeError:
-            continue  # Spark has cut the text
+            continue  # Spark has truncated the text
     return None
 
 

@@ -21,7 +21,7 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
 from tidebook.replication.tail import Partition, ReplicationTail
-from tidebook.store.port import StoreReader, StoreWriter
+from tidebook.store.port import StoreWriter
 from tidebook.wiring.spark import clears_tags
 
 #: The generation up to which the leases of recent runs have ended, by run.
@@ -88,9 +88,9 @@ async def _end_in_time(worker: SparkWorker, lease: Lease, tail: ReplicationTail)
     tail.stop()
 
 
-async def is_revoked(store: StoreReader, lease: Lease) -> bool:
+async def is_revoked(store: StoreWriter, lease: Lease) -> bool:
     """Return whether the driver has ended the leases of this generation."""
-    return (await _read(store)).get(lease.run, 0) > lease.generation
+    return _decode(await store.setting(REVOKED_SETTING)).get(lease.run, 0) > lease.generation
 
 
 async def revoke_leases(store: StoreWriter, run: str, generation: int) -> None:
@@ -102,10 +102,6 @@ async def revoke_leases(store: StoreWriter, run: str, generation: int) -> None:
         recent = dict([*revoked.items(), (run, generation)][-RUNS_MAX:])
         if await store.set_setting(REVOKED_SETTING, msgspec.json.encode(recent).decode(), expected=text):
             return
-
-
-async def _read(store: Any) -> dict[str, int]:
-    return _decode(await store.setting(REVOKED_SETTING))
 
 
 def _decode(text: str | None) -> dict[str, int]:

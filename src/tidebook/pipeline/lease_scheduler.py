@@ -108,7 +108,7 @@ class LeaseScheduler:
         self._ended: queue.SimpleQueue[_LeaseEnd] = queue.SimpleQueue()
 
     def assign(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> None:
-        """Lease the partitions of these topics; what changed since the last call is leased again, the rest goes on."""
+        """Lease the partitions of these topics; if they have changed, new leases replace all current ones."""
         partitions = [(topic, number) for topic, each in configs.items() for number in range(each.partitions)]
         if stops is not None:
             partitions = [at for at in partitions if stops.get(at, 0) > 0]
@@ -199,7 +199,7 @@ class LeaseScheduler:
         if running in self._retired:
             self._retired.discard(running)
             self._on_end(ended.results)
-            return  # what failed is seen by the lease that replaced it
+            return  # the lease that replaced it encounters the error too
         lane = self._lanes[running.lane]
         self._remove(lane, running)
         if ended.error is not None:

@@ -51,7 +51,7 @@ async def replay_parked(book: Book, parked: Parked, *, raw: bool = False, id: st
     id = id or parked.id
     try:
         if id is None:
-            raise InvalidInput("the record names no journal: say which one is meant")
+            raise InvalidInput("the record names no journal: give its id")
         first, last = await _replay(book, await _whole_record(book, parked), id, raw=raw)
     except TidebookError as error:
         return ReplayResult(*at, id, error=str(error))
@@ -103,7 +103,7 @@ async def _append(book: Book, parked: Parked, id: str, events: list[Event]) -> t
     # repeated replay is recognized.
     epoch, floor = await _replay_start(book, parked, id)
     append_id = blake2b(_position_text(parked).encode(), digest_size=16, person=b"tidebook-parked").digest()
-    retry = OutcomeUnknown("a replay that began before", append_id=append_id, floor=floor, epoch=epoch)
+    retry = OutcomeUnknown("an earlier replay", append_id=append_id, floor=floor, epoch=epoch)
     done = await book.journal(parked.topic).append(id, events, retry=retry)
     return done.first, done.last
 
@@ -130,7 +130,7 @@ async def _replay_start(book: Book, parked: Parked, id: str) -> tuple[int, int]:
 
 
 async def _change_started(book: Book, change: Callable[[_Started], _Started]) -> _Started | None:
-    """Change the unfinished replays and return them; None if others changed them at the same time again and again."""
+    """Change the unfinished replays and return them; None if concurrent changes prevented every attempt."""
     for _ in range(TRIES_MAX):
         before = await book.store.setting(STARTED_REPLAYS)
         started = {} if before is None else msgspec.json.decode(before, type=_Started)

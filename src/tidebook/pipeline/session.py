@@ -20,7 +20,7 @@ from tidebook.replication.status import Engine
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 from tidebook.wiring.replication import is_embedded, require_embedded
-from tidebook.wiring.settings import Settings, options_as, read_settings
+from tidebook.wiring.settings import DEFAULT_BOOK, Settings, options_as, read_settings
 from tidebook.wiring.spark import require_book
 from tidebook.wiring.sync import SyncBook
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-DEFAULT_BOOK = "./tidebook-data"
 
 #: Settings of every job, local or on a cluster.
 DEFAULTS = {

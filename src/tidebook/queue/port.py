@@ -28,7 +28,7 @@ UPCOMING_MAX: Final = 200
 #: A worker that has not reported itself for this long counts as gone; later it is forgotten.
 WORKER_GONE_MS: Final = 35_000
 WORKER_FORGOTTEN_MS: Final = 3_600_000
-#: The tokens of a worker's claims begin with so many bytes of its id.
+#: The tokens of a worker's claims begin with this many bytes of its id.
 HOLDER_BYTES: Final = 8
 
 Period = Literal["hour", "day", "month", "ever"]
@@ -94,7 +94,7 @@ class NewEntry(msgspec.Struct, frozen=True, gc=False):
     #: None means now.
     process_at: int | None = None
     expires_at: int = NEVER_MS
-    #: The trace context of the put, as `traceparent` of W3C.
+    #: The trace context of the put, as a W3C `traceparent`.
     trace: str | None = None
 
 
@@ -237,7 +237,7 @@ class MaintenanceResult(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker reports of itself."""
+    """What a worker reports about itself."""
 
     id: bytes
     name: str
@@ -324,18 +324,18 @@ class QueueStore(Protocol):
         `limits` has the token and the limit of each caller: the first entries go to the first caller. A claim is
         bounded in bytes, so it may return fewer entries than are due, but at least one.
         `together` is a hint that the entries will probably be finished in one call; it changes only the cost.
-        A paused queue gives out nothing.
+        A claim of a paused queue returns nothing.
         """
 
     async def pause(self, queue: QueueRef) -> int:
-        """Give out no claim until the queue is resumed; return since when it is paused.
+        """Let claims return nothing until the queue is resumed; return since when it is paused.
 
-        The pause is stored with the queue, so it holds for all processes and over restarts. When this returns, no claim
-        is under way. Entries that are held stay with their workers, and puts go on.
+        The pause is stored with the queue, so it applies to all processes and survives restarts. When this returns, no
+        claim is in progress. Workers keep the entries that they hold, and puts are accepted.
         """
 
     async def resume(self, queue: QueueRef) -> bool:
-        """Give out claims again, and wake all processes that listen; return False if the queue was not paused."""
+        """Allow claims again, and wake all processes that listen; return False if the queue was not paused."""
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         """Extend leases; return the entries that are still held, with the new end of their lease."""
@@ -347,7 +347,7 @@ class QueueStore(Protocol):
         """Return entries to the queue, merge them into a waiting one of their key, or make dead letters of them."""
 
     async def report_worker(self, queue: QueueRef, report: WorkerReport) -> None:
-        """Record that a worker lives; forget those of the queue that have long been silent."""
+        """Record that a worker is alive; forget those of the queue that have been silent for a long time."""
 
     async def remove_worker(self, queue: QueueRef, id: bytes) -> None:
         """Forget a worker that has ended."""

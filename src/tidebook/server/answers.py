@@ -1,8 +1,9 @@
-"""What handlers return beside plain structs: streams of lines, and answers with another status or further headers."""
+"""What handlers return besides plain structs: streams of lines, and answers with another status or more headers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 #: Encoded values with the ids of their server-sent events, or lines of NDJSON.
 Chunk = list[tuple[str, bytes]] | bytes
+CHUNK_NAMES = 256
 
 
 class Lines:
@@ -35,8 +37,29 @@ class Lines:
         self.source = read(self)
 
 
+async def name_chunks(
+    names: AsyncIterator[str], encode: Callable[[str], bytes], *, prefix: str, limit: int | None
+) -> AsyncGenerator[Chunk, None]:
+    """Yield the encoded names that begin with a prefix in chunks, at most `limit` of them."""
+    chunk: list[tuple[str, bytes]] = []
+    count = 0
+    async with aclosing(names):  # type: ignore[type-var]
+        async for name in names:
+            if not name.startswith(prefix):
+                continue
+            chunk.append(("", encode(name)))
+            count += 1
+            if len(chunk) >= CHUNK_NAMES:
+                yield chunk
+                chunk = []
+            if count == limit:
+                break
+    if chunk:
+        yield chunk
+
+
 class Reply(msgspec.Struct, frozen=True):
-    """An answer with another status or further headers than its route says."""
+    """An answer with another status than that of its route, or with more headers."""
 
     body: Any
     status: int = 200

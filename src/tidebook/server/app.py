@@ -43,6 +43,7 @@ from tidebook.server.streams import StreamSender
 logger = logging.getLogger("tidebook.server")
 
 _JSON: Final = b"application/json"
+_PROBLEM: Final = CONTENT_TYPE.encode()
 METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 #: The label of requests that have no route.
 NO_ROUTE: Final = "none"
@@ -112,7 +113,7 @@ class Exchange:
         observe(time.perf_counter() - self._received_s)
 
     async def send(self, message: Message) -> None:
-        """Send a part of an answer that others make, and count it when it begins."""
+        """Send a part of a page or a stream, and count the answer when it begins."""
         if not self.started:
             self.start(message["status"])
         await self.raw_send(message)
@@ -132,7 +133,7 @@ class ServerApp:
         self._meters: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
 
     def meters(self, route: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
-        """Return what counts the answers of a route with this status, and what times them."""
+        """Return the counter and the timer of a route's answers with this status."""
         found = self._meters.get((route, status))
         if found is None:
             metrics = self.state.book.metrics
@@ -152,7 +153,7 @@ class ServerApp:
             self.state.gate.check_origin(scope["method"], headers)
             if not scope["path"].startswith("/v1/") and scope["path"] != METRICS_PATH:
                 if self._pages is None:
-                    raise NotFound(f"there is no {scope['path'][:200]!r} here: /v1/openapi.json lists what there is")
+                    raise NotFound(f"there is no {scope['path'][:200]!r} here: /v1/openapi.json lists all paths")
                 await self._pages(scope, receive, exchange.send)
                 return
             endpoint, parameters = self._router.find(scope["method"], scope["raw_path"].partition(b"?")[0])
@@ -162,7 +163,7 @@ class ServerApp:
             if not exchange.started:
                 await _send_problem(exchange, problem_of(error), _problem_headers(error))
         except (TimeoutError, ConnectionError):
-            pass  # the client reads too slowly, or not any more: its connection is closed
+            pass  # the client reads too slowly or has disconnected: its connection is closed
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not exchange.started:
@@ -211,7 +212,7 @@ class ServerApp:
                 ) from error
             if route.mutates:
                 self._record_failure(call, scope, 504)
-                why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no answer of the book"
+                why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no answer from the book"
                 raise OutcomeUnknown(f"the request {why}, and its change may have happened") from error
             if not timer.expired:
                 raise Unavailable(f"a part of the book did not answer in time: {error}") from error
@@ -239,12 +240,11 @@ class ServerApp:
             await _send(exchange, 200, answer.body, kind=answer.content_type)
         elif isinstance(answer, Reply):
             await self._record(call, scope, answer.status)
-            await _send(exchange, answer.status, b"" if answer.body is None else _encode(answer.body), answer.headers)
+            await _send(exchange, answer.status, _encode_body(answer.body), answer.headers)
         else:
-            body = b"" if answer is None else _encode(answer)
             if (route.mutates or call.unmask) and call.changed:
                 await self._record(call, scope, route.status)
-            await _send(exchange, route.status, body)
+            await _send(exchange, route.status, _encode_body(answer))
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
         """Record a call that changes or unmasks something; wait until that is durable if it is destructive."""
@@ -301,8 +301,8 @@ class ServerApp:
         async def run() -> EncodedAnswer:
             answer = await endpoint.handler(call)
             if isinstance(answer, Reply):
-                return EncodedAnswer(answer.status, b"" if answer.body is None else _encode(answer.body))
-            return EncodedAnswer(route.status, b"" if answer is None else _encode(answer))
+                return EncodedAnswer(answer.status, _encode_body(answer.body))
+            return EncodedAnswer(route.status, _encode_body(answer))
 
         request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], call.raw_body))
         return await self.state.keys.answer(call.principal.id, key, request, run)
@@ -406,6 +406,10 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
 
+def _encode_body(value: Any) -> bytes:
+    return b"" if value is None else _encode(value)
+
+
 async def _send(
     exchange: Exchange,
     status: int,
@@ -440,9 +444,4 @@ def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
 
 
 async def _send_problem(exchange: Exchange, problem: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
-    body = _encode(problem)
-    exchange.start(problem["status"])
-    length = (b"content-length", b"%d" % len(body))
-    sent = [(b"content-type", CONTENT_TYPE.encode()), _NO_STORE, _NO_SNIFF, length, *headers]
-    await exchange.raw_send({"type": "http.response.start", "status": problem["status"], "headers": sent})
-    await exchange.raw_send({"type": "http.response.body", "body": body})
+    await _send(exchange, problem["status"], _encode(problem), headers, kind=_PROBLEM)

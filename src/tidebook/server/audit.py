@@ -22,9 +22,8 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.payload import EncodedJson
 from tidebook.runtime.backoff import Backoff
-from tidebook.server.audit_entry import GENESIS, TARGET_CHARS_MAX, AuditEntry, hash_fields
+from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, TARGET_CHARS_MAX, AuditEntry, hash_fields
 from tidebook.server.database import ServerDatabase
-from tidebook.server.gate import AUDIT_TOPIC
 from tidebook.server.principal import Principal
 from tidebook.wiring.book import Book
 

@@ -8,9 +8,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tidebook.core.errors import TidebookError
-from tidebook.server.audit_entry import GENESIS, AuditEntry, hash_of
+from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, AuditEntry, hash_of
 from tidebook.server.database import ServerDatabase
-from tidebook.server.gate import AUDIT_TOPIC
 from tidebook.wiring.book import Book
 
 FINDINGS_MAX: Final = 1_000
@@ -41,7 +40,7 @@ class AuditReport(msgspec.Struct):
 
 
 class ChainEnd(msgspec.Struct, frozen=True):
-    """The end of a chain as it was written down elsewhere: in `server.db`, or by the chain of a later process."""
+    """The end of a chain as it is recorded elsewhere: in `server.db`, or by the chain of a later process."""
 
     id: str
     entries: int
@@ -68,7 +67,7 @@ async def check_audit(book: Book, database: ServerDatabase) -> AuditReport:
         if found is None:
             report.add(end.id, end.entries, "removed", f"the chain had {end.entries} entries or more, and lost its end")
         elif found != end.hash:
-            report.add(end.id, end.entries, "changed", "the entry is not the one that was written down as the end")
+            report.add(end.id, end.entries, "changed", "the entry is not the one that was recorded as the end")
     return report
 
 

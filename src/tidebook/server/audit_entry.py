@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+#: The topic of the audit: only the server writes it, and only an admin reads it.
+AUDIT_TOPIC: Final = "tidebook-audit"
 #: The hash before the first entry of a chain.
 GENESIS: Final = "0" * 64
 TARGET_CHARS_MAX: Final = 500

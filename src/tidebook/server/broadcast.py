@@ -1,6 +1,6 @@
-"""One live stream for many followers: what one task reads, all of them send.
+"""One live stream for many followers: one task reads the events, and every follower sends them.
 
-A follower that falls behind the ring of recent events reads them again from the store. So a slow client holds no more
+A follower that falls behind the ring of recent events reads them again from the store. So a slow client needs no more
 memory than a fast one.
 """
 

@@ -19,7 +19,7 @@ from tidebook.wiring.book import Book
 
 
 class Call:
-    """The parameters, the decoded query and body of a request, and who sent it."""
+    """The parameters, the decoded query and body of a request, and its sender."""
 
     __slots__ = (
         "append_key",
@@ -107,3 +107,8 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
+
+
+def topics_of(text: str | None) -> list[str] | None:
+    """Return the topics of a query parameter, which are separated by commas; None for all."""
+    return None if text is None else [each for each in text.split(",") if each]

@@ -1,7 +1,7 @@
 """The time limits of requests.
 
-A timer of the event loop for each request would cost more than the gate. So requests with the usual, long limit are
-only noted, and one look a second cancels those that are too late; a short limit has a timer.
+A timer of the event loop for each request would cost more than the checks of the gate. So requests with the usual, long
+limit are only registered, and a scan every second cancels those that are late; a short limit has a timer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from types import TracebackType
 from typing import Final
 
-#: Limits of at least this length are noted: they end up to a second late.
-NOTED_S: Final = 10.0
+#: Limits of at least this length are checked by the scan: they end up to a second late.
+SCANNED_S_MIN: Final = 10.0
 
 
 class Deadline:
@@ -29,9 +29,9 @@ class Deadline:
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
-        if self.at_s >= NOTED_S:
+        if self.at_s >= SCANNED_S_MIN:
             self.at_s += time.monotonic()
-            self._deadlines.noted.add(self)
+            self._deadlines.scanned.add(self)
         else:
             self._timer = asyncio.get_running_loop().call_later(self.at_s, self.expire)
 
@@ -46,21 +46,21 @@ class Deadline:
     ) -> None:
         task, self._task = self._task, None
         if self._timer is None:
-            self._deadlines.noted.discard(self)
+            self._deadlines.scanned.discard(self)
         else:
             self._timer.cancel()
         if self.expired:
             assert task is not None
-            # A request of others to cancel the task counts too, and is not hidden.
+            # If the task was also cancelled for another reason, that cancellation is not hidden.
             if task.uncancel() <= 0 and kind is asyncio.CancelledError:
                 raise TimeoutError from error
 
 
 class Deadlines:
-    """The limits of all requests that run."""
+    """The long limits of all running requests."""
 
     def __init__(self) -> None:
-        self.noted: set[Deadline] = set()
+        self.scanned: set[Deadline] = set()
 
     def timer(self, limit_s: float) -> Deadline:
         """Return the limit of a request, which begins when it is entered."""
@@ -69,6 +69,6 @@ class Deadlines:
     def expire(self) -> None:
         """Cancel the requests that are too late; call this about every second."""
         now_s = time.monotonic()
-        for each in [each for each in self.noted if each.at_s <= now_s]:
-            self.noted.discard(each)
+        for each in [each for each in self.scanned if each.at_s <= now_s]:
+            self.scanned.discard(each)
             each.expire()

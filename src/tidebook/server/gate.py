@@ -10,14 +10,13 @@ from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
+from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.browser_sessions import COOKIE, BrowserSession, BrowserSessions
 from tidebook.server.headers import Headers
 from tidebook.server.principal import ANONYMOUS, LOCAL, Principal
 from tidebook.server.rate_limit import RateLimit
 from tidebook.server.tokens import Tokens
 
-#: The topic of the audit: only the server writes it, and only an admin reads it.
-AUDIT_TOPIC: Final = "tidebook-audit"
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER = "bearer "
@@ -159,4 +158,4 @@ def _authority(origin: str) -> str:
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError as error:
-        raise InvalidInput("the Origin header is no URL") from error
+        raise InvalidInput("the Origin header is not a URL") from error

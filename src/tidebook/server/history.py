@@ -1,4 +1,4 @@
-"""The last hours of a few metrics, for charts: a ring of samples in `server.db`, so that nothing else must run."""
+"""The last hours of a few metrics, for charts: a ring of samples in `server.db`, which needs no other service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLES_MAX: Final = 2_160
 REPORT_S_MAX: Final = 5.0
 #: Reading the lag may take this share of the time: it is read less often in a book of many topics.
 LAG_SHARE: Final = 0.1
-#: Up to so many topics, every partition has gauges; above, a partition has them from its first lag on.
+#: Up to this many topics, every partition has gauges; above, a partition has them from its first lag on.
 TOPICS_REPORTED_MAX: Final = 1_000
 #: How many topics are read between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20

@@ -1,6 +1,6 @@
 """Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
 
-A key is written down before its request runs, and its answer afterwards. So a request that a crash interrupted is
+A key is stored before its request runs, and its answer afterwards. So a request that a crash interrupted is
 never run twice: its repeat is answered with `outcome-unknown`. Of appends only the answer is written: the journal
 recognizes their append ids if a crash comes between, as long as only a few others were appended.
 """
@@ -162,7 +162,7 @@ class IdempotencyKeys:
 
 
 def _prune(connection: apsw.Connection, before_ms: int, keys_max: int) -> None:
-    """Delete keys that are too old, and the oldest of too many."""
+    """Delete keys that are too old, and the oldest ones if there are too many."""
     sql = "DELETE FROM answered WHERE key IN (SELECT key FROM answered WHERE at < ? ORDER BY at LIMIT ?)"
     connection.execute(sql, (before_ms, _PRUNE_ROWS))
     count: int = connection.execute("SELECT count(*) FROM answered").get

@@ -24,7 +24,7 @@ from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.journal.view import read_events
 from tidebook.runtime import tracing
-from tidebook.server.answers import Chunk, Lines
+from tidebook.server.answers import Chunk, Lines, name_chunks
 from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
@@ -146,25 +146,8 @@ async def append_batch(call: Call) -> dict[str, Any]:
 async def ids(call: Call) -> Lines:
     """List the ids of a topic's journals."""
     journal = call.book.journal(call.parameters[0])
-    return Lines(lambda _: _ids(journal, call.query.prefix, call.query.limit))
-
-
-async def _ids(journal: Journal, prefix: str, limit: int | None) -> AsyncGenerator[Chunk, None]:
-    chunk: list[tuple[str, bytes]] = []
-    count = 0
-    async with aclosing(journal.ids()) as found:  # type: ignore[type-var]
-        async for id in found:
-            if not id.startswith(prefix):
-                continue
-            chunk.append(("", _encode(IdLine(id))))
-            count += 1
-            if len(chunk) >= CHUNK_EVENTS:
-                yield chunk
-                chunk = []
-            if count == limit:
-                break
-    if chunk:
-        yield chunk
+    prefix, limit = call.query.prefix, call.query.limit
+    return Lines(lambda _: name_chunks(journal.ids(), lambda id: _encode(IdLine(id)), prefix=prefix, limit=limit))
 
 
 async def pointer(call: Call) -> PointerAnswer:
@@ -277,12 +260,7 @@ async def _read_after(journal: Journal, id: str, start: int, after: Place | None
 
 def _event_line(event: ReadEvent, mask: Mask | None) -> EventLine:
     line = EventLine.of(event)
-    if mask is None:
-        return line
-    payload, encoded = payload_to(mask(event.payload))
-    metadata = None if event.metadata is None else mask(event.metadata)
-    metadata = metadata if isinstance(metadata, dict) else None
-    return msgspec.structs.replace(line, payload=payload, payload_base64=encoded, metadata=metadata)
+    return line if mask is None else mask.line(line, event.payload, event.metadata)
 
 
 def _event_id(event: ReadEvent, key: Key) -> str:

@@ -1,4 +1,4 @@
-"""Hide fields of payloads by rule, in what is read by others than an admin who asks for them.
+"""Hide fields of payloads by rule; only an admin who asks for them sees them.
 
     [mask]
     "orders.*.card" = "last4"        # in topic, queue or namespace `orders`: the field `card`, however deep
@@ -12,10 +12,11 @@ bytes too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from tidebook.api.payload import payload_to
 from tidebook.core.errors import InvalidInput
 
 MaskKind = Literal["hide", "last4"]
@@ -24,6 +25,7 @@ HIDDEN: Final = "***"
 LAST4_CHARS_MIN: Final = 8
 ANY: Final = "*"
 Path = tuple[str, ...]
+L = TypeVar("L", bound=msgspec.Struct)
 
 
 def hide(value: Any) -> Any:
@@ -94,6 +96,13 @@ class Mask:
         for path, act in self._paths:
             payload = _masked(payload, path, act)
         return payload
+
+    def line(self, line: L, payload: Any, metadata: Any) -> L:
+        """Return the line of an event with the masked forms of its payload and metadata."""
+        shown, encoded = payload_to(self(payload))
+        hidden = None if metadata is None else self(metadata)
+        hidden = hidden if isinstance(hidden, dict) else None
+        return msgspec.structs.replace(line, payload=shown, payload_base64=encoded, metadata=hidden)
 
 
 def _masked(value: Any, path: Path, act: Callable[[Any], Any]) -> Any:

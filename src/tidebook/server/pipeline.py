@@ -19,8 +19,7 @@ from tidebook.api.pipeline import (
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import topic_name
 from tidebook.replication.status import partition_statuses, read_job_status, topic_configs
-from tidebook.server.call import Call, Handler
-from tidebook.server.tags import topics_of
+from tidebook.server.call import Call, Handler, topics_of
 
 
 async def status(call: Call) -> PipelineAnswer:

@@ -50,7 +50,7 @@ class PipelineJob:
         )
         try:
             await asyncio.gather(self._read_lines(child), self._read_errors(child))
-            self.exit_code = await child.wait()
+            await child.wait()
         finally:
             if child.returncode is None:
                 child.kill()

@@ -8,7 +8,7 @@ from tidebook.api.access import Role
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Who sends a request, and what it may do."""
+    """The sender of a request, and what it may do."""
 
     #: The id of the token; empty without one.
     id: str
@@ -23,7 +23,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
         return name.startswith(self.prefix)
 
 
-#: Everybody on an open loopback server.
+#: Every sender on an open loopback server.
 LOCAL = Principal("", "local", Role.ADMIN)
 #: A request without a token, which may use public routes only.
 ANONYMOUS = Principal("", "anonymous", Role.PUBLIC)

@@ -1,7 +1,7 @@
-"""Uvicorn's protocol with bounds on what it waits for: the size of a request's head, and the time of an idle sender.
+"""Uvicorn's protocol with bounds: on the size of a request's head, and on the time that a client takes to send one.
 
 Uvicorn bounds neither: a client that sends a head without end, or trailers after a chunked body, would fill the memory,
-and one that never completes its head would hold its connection for ever.
+and one that never completes its head would keep its connection forever.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BoundedProtocol(HttpToolsProtocol):
         #: The bytes since the request began that were not body, and those of the current call.
         self._head_bytes = 0
         self._data_bytes = 0
-        #: Whether a request is expected or was begun, and since when; a connection begins with expecting one.
+        #: Whether a request is expected or was begun, and since when; a new connection expects one.
         self._in_message = True
         self._since_s = 0.0
 
@@ -70,16 +70,16 @@ class BoundedProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
-        """Note that the client has sent the whole request."""
+        """Note that the client has sent the complete request."""
         self._in_message = False
         HttpToolsProtocol.on_message_complete(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP with a problem."""
+        """Answer bytes that are not HTTP with a problem."""
         self._refuse(InvalidInput("this is not a valid HTTP/1.1 request"), 400)
 
     def close_if_late(self, now_s: float) -> None:
-        """Close the connection if the client does not send what is waited for; a running request has its deadline."""
+        """Close the connection if the client sends too slowly; a request that is being answered has a deadline."""
         if self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering:
             self.transport.abort()
 
@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, error: TidebookError, status: int) -> None:
-        if self._is_answering:  # another answer in the middle of one would be taken for a part of it
+        if self._is_answering:  # a second answer would be mistaken for a part of the first
             self.transport.abort()
             return
         body = _encode(problem_of(error))

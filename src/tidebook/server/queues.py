@@ -50,7 +50,7 @@ def _queue(call: Call) -> Queue:
 
 
 def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
-    """Return the jobs of the leases; a queue uses only what a lease holds of them."""
+    """Return the jobs of the leases; a queue uses only the fields of a job that its lease contains."""
     return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in leases])
 
 
@@ -159,7 +159,7 @@ async def workers(call: Call) -> WorkersAnswer:
 
 
 async def report_worker(call: Call) -> None:
-    """Record that a worker lives; like a claim that finds nothing, it is not audited."""
+    """Record that a worker is alive; like a claim that finds nothing, it is not audited."""
     call.changed = False
     numbers = msgspec.structs.astuple(call.body)
     await _queue(call).report_worker(WorkerReport(_worker_id(call.parameters[1]), *numbers))
@@ -172,12 +172,12 @@ async def remove_worker(call: Call) -> None:
 
 
 async def pause(call: Call) -> None:
-    """Give out no claim until the queue is resumed."""
+    """Let claims return nothing until the queue is resumed."""
     await _queue(call).pause()
 
 
 async def resume(call: Call) -> None:
-    """Give out claims again."""
+    """Allow claims again."""
     await _queue(call).resume()
 
 
@@ -207,17 +207,17 @@ async def dead_letters(call: Call) -> DeadLettersAnswer:
 
 async def retry(call: Call) -> None:
     """Put a dead letter back."""
-    await _queue(call).retry(call.number(1, "flag"))
+    await _queue(call).retry(call.number(1, "dead_letter"))
 
 
 async def edit(call: Call) -> None:
     """Replace the data of a dead letter."""
-    await _queue(call).edit(call.number(1, "flag"), payload_from(call.body.data, call.body.data_base64, "data"))
+    await _queue(call).edit(call.number(1, "dead_letter"), payload_from(call.body.data, call.body.data_base64, "data"))
 
 
 async def drop(call: Call) -> None:
     """Delete a dead letter."""
-    await _queue(call).drop(call.number(1, "flag"))
+    await _queue(call).drop(call.number(1, "dead_letter"))
 
 
 async def listen(call: Call) -> Lines:

@@ -1,4 +1,4 @@
-"""A token bucket for each principal: so many requests a second, with bursts."""
+"""A token bucket for each principal, which limits the requests per second and allows bursts."""
 
 from __future__ import annotations
 

@@ -34,17 +34,21 @@ class Router:
             if found is None:
                 found = node.get(_PARAMETER)
                 if found is None or not segment:
-                    raise NotFound(f"there is no {_decode(path)[:200]!r} here: /v1/openapi.json lists what there is")
+                    raise _not_found(path)
                 parameters.append(segment)
             node = found
         methods: Mapping[str, Any] | None = node.get(None)
         if methods is None:
-            raise NotFound(f"there is no {_decode(path)[:200]!r} here: /v1/openapi.json lists what there is")
+            raise _not_found(path)
         target = methods.get(method)
         if target is None:
             allowed = sorted(methods)
             raise MethodNotAllowed(f"{method[:20]} is not allowed here: use {' or '.join(allowed)}", allowed=allowed)
         return target, parameters
+
+
+def _not_found(path: bytes) -> NotFound:
+    return NotFound(f"there is no {_decode(path)[:200]!r} here: /v1/openapi.json lists all paths")
 
 
 def _decode(raw: bytes) -> str:

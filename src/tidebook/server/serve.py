@@ -68,7 +68,7 @@ class Tls:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert_file, key_file)
         except (ssl.SSLError, OSError) as error:
-            raise InvalidInput(f"{cert_file} and {key_file} are no certificate and its key: {error}") from error
+            raise InvalidInput(f"{cert_file} and {key_file} are not a certificate and its key: {error}") from error
         self.cert_file = cert_file
         self.key_file = key_file
 

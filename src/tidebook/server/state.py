@@ -1,4 +1,4 @@
-"""What all requests of a server share."""
+"""The state that all requests of a server share."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ class ServerState:
                     uses_written_s = time.monotonic()
                     await self.tokens.write_uses()
             except TidebookError as error:
-                logger.warning("maintenance failed, and is tried again: %s", error)
+                logger.warning("maintenance failed and will be retried: %s", error)
 
     def drain(self) -> None:
-        """Report that the server is not ready any more, and end live streams with a retry hint."""
+        """Report that the server is no longer ready, and end live streams with a retry hint."""
         self.draining.set()
         self.live.end_all()
 
@@ -124,5 +124,5 @@ class ServerState:
         try:
             await self.tokens.write_uses()
         except TidebookError as error:
-            logger.warning("when tokens were last used is not written: %s", error)
+            logger.warning("the last uses of tokens could not be written: %s", error)
         await self.database.close()

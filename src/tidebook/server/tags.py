@@ -8,22 +8,16 @@ from datetime import datetime
 
 import msgspec
 
-from tidebook.api.payload import payload_to
 from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
 from tidebook.core.errors import InvalidInput
-from tidebook.server.answers import Chunk, Lines
+from tidebook.server.answers import Chunk, Lines, name_chunks
 from tidebook.server.broadcast import Line, Place
-from tidebook.server.call import Call, Handler
+from tidebook.server.call import Call, Handler, topics_of
 from tidebook.tags.event import TaggedEvent, encode_offset, position_before
 
 CHUNK_EVENTS = 256
 
 _encode = msgspec.json.Encoder().encode
-
-
-def topics_of(text: str | None) -> list[str] | None:
-    """Return the topics of a query parameter, which are separated by commas; None for all."""
-    return None if text is None else [each for each in text.split(",") if each]
 
 
 async def read(call: Call) -> Lines:
@@ -45,7 +39,7 @@ async def read(call: Call) -> Lines:
 def _follow(
     call: Call, tag: str, after: str | datetime | None, topics: list[str] | None
 ) -> AsyncGenerator[Chunk, None]:
-    """Follow a tag together with all that follow it; the horizon is what makes their order the same."""
+    """Follow a tag with one reader for all its followers; because of the horizon all see the same order."""
     tags, unmask, prefix = call.book.tags, call.unmask, call.principal.prefix
 
     async def begin() -> AsyncIterator[TaggedEvent]:
@@ -70,12 +64,7 @@ def _follow(
 def _event_line(call: Call, event: TaggedEvent) -> TaggedEventLine:
     line = TaggedEventLine.of(event)
     mask = call.mask(event.topic)
-    if mask is None:
-        return line
-    payload, encoded = payload_to(mask(event.payload))
-    metadata = None if event.metadata is None else mask(event.metadata)
-    metadata = metadata if isinstance(metadata, dict) else None
-    return msgspec.structs.replace(line, payload=payload, payload_base64=encoded, metadata=metadata)
+    return line if mask is None else mask.line(line, event.payload, event.metadata)
 
 
 async def _chunks(
@@ -104,25 +93,8 @@ async def _chunks(
 
 async def list_tags(call: Call) -> Lines:
     """List the tags."""
-    return Lines(lambda _: _tags(call))
-
-
-async def _tags(call: Call) -> AsyncGenerator[Chunk, None]:
-    chunk: list[tuple[str, bytes]] = []
-    count = 0
-    async with aclosing(call.book.tags.list()) as found:  # type: ignore[type-var]
-        async for tag in found:
-            if not tag.startswith(call.query.prefix):
-                continue
-            chunk.append(("", _encode(TagLine(tag))))
-            count += 1
-            if len(chunk) >= CHUNK_EVENTS:
-                yield chunk
-                chunk = []
-            if count == call.query.limit:
-                break
-    if chunk:
-        yield chunk
+    tags, prefix, limit = call.book.tags.list(), call.query.prefix, call.query.limit
+    return Lines(lambda _: name_chunks(tags, lambda tag: _encode(TagLine(tag)), prefix=prefix, limit=limit))
 
 
 async def horizon(call: Call) -> HorizonAnswer:
@@ -141,7 +113,7 @@ async def horizon(call: Call) -> HorizonAnswer:
 
 
 async def rebuild(call: Call) -> TagRebuildAnswer:
-    """Write a tag's rows again."""
+    """Rewrite a tag's rows."""
     topics = None if call.body is None else call.body.topics
     done = await call.book.tags.rebuild(call.parameters[0], topics=topics)
     return TagRebuildAnswer(done.written, done.removed)

@@ -27,6 +27,9 @@ REFRESH_S: Final = 1.0
 USED_EVERY_MS: Final = 60_000
 
 _COLUMNS = "id, name, role, prefix, created_at, expires_at, used_at, revoked_at"
+#: The oldest token that is revoked or expired.
+_DELETE_INVALID = """DELETE FROM token WHERE id = (
+    SELECT id FROM token WHERE revoked_at IS NOT NULL OR expires_at <= ? ORDER BY created_at LIMIT 1)"""
 
 
 class StoredToken(msgspec.Struct, frozen=True):
@@ -98,7 +101,9 @@ class Tokens:
         def insert(connection: apsw.Connection) -> bool:
             count: int = connection.execute("SELECT count(*) FROM token").get
             if count >= TOKENS_MAX:
-                return False
+                connection.execute(_DELETE_INVALID, (now_ms,))
+                if not connection.changes():
+                    return False
             sql = (
                 "INSERT INTO token (id, hash, name, role, prefix, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
             )
@@ -106,7 +111,7 @@ class Tokens:
             return True
 
         if not await self._database.change(insert):
-            raise InvalidInput(f"there are {TOKENS_MAX:,} tokens: remove revoked ones first")
+            raise InvalidInput(f"there are {TOKENS_MAX:,} valid tokens: revoke some first")
         self._refreshed_s = -REFRESH_S
         return NewTokenAnswer(
             id=id,

@@ -82,7 +82,7 @@ async def open_session(call: Call) -> RegionSessionAnswer:
 
 
 async def close_session(call: Call) -> None:
-    """Give a claim up."""
+    """Release a claim."""
     namespace, _, session = call.parameters
     await call.state.regions.close_session(namespace, call.number(1, "region"), session)
 

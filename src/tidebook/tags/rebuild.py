@@ -66,7 +66,7 @@ async def write_journal(store: StoreWriter, key: Key, config: TopicConfig, *, re
 async def _topic_config(store: StoreWriter, topic: str) -> TopicConfig:
     config = await store.topic_config(topic)
     if config is None:
-        raise NotFound(f"topic {topic}: the store has nothing of it")
+        raise NotFound(f"topic {topic} is not in the store")
     return config
 
 

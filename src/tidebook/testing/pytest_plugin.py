@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:  # pytest imports this module in every project, so that it must load fast
+if TYPE_CHECKING:  # pytest imports this module in every project, so it must load fast
     from tidebook.runtime.clock import Clock
     from tidebook.testing.clock import ManualClock
     from tidebook.wiring.book import Book

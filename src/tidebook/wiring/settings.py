@@ -28,6 +28,8 @@ SERVERS = {
     "sql": "postgresql://user@host/database",
 }
 DEFAULT_FOLDER = "tidebook-data"
+#: The book that is opened if none is named.
+DEFAULT_BOOK = f"./{DEFAULT_FOLDER}"
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 

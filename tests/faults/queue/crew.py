@@ -1,4 +1,4 @@
-"""Processes that put and work, and what is done to them."""
+"""The processes that put entries and work on them, and the faults injected into them: kills, stops and wrong clocks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.queue import hand
+from tests.faults.queue import member
 
-HAND = Path(hand.__file__)
-#: Longer than a lease: a process that is stopped for so long has lost what it held when it continues.
-STOPPED_S = (hand.LEASE_S * 1.2, hand.LEASE_S * 2.5)
+MEMBER = Path(member.__file__)
+#: Longer than a lease: a process that is stopped for this long has lost its entries when it continues.
+STOPPED_S = (member.LEASE_S * 1.2, member.LEASE_S * 2.5)
 END_S_MAX = 60
 
 
@@ -40,19 +40,19 @@ class Crew:
     def _start(self, role: str, puts: int = 0) -> subprocess.Popen[bytes]:
         self._number += 1
         name = f"{role}{self._number}"
-        # Every third worker lives an hour ago, every other third in an hour.
+        # The clock of every third worker is an hour fast, that of every other third an hour slow.
         off_s = (0, 3_600, -3_600)[self._number % 3] if role == "work" else 0
         arguments = [role, str(self._where), str(self.folder / f"{name}.history"), name, str(self._number), str(puts)]
-        with (self.folder / "hands.log").open("ab") as log:
+        with (self.folder / "members.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, str(HAND), *arguments],
+                [sys.executable, str(MEMBER), *arguments],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "HAND_CLOCK_OFF_S": str(off_s)},
+                env={**os.environ, "MEMBER_CLOCK_OFF_S": str(off_s)},
             )
 
     def disturb(self) -> None:
-        """Kill a worker or stop it, and let go on those that were stopped for long enough."""
+        """Kill or stop a random worker, and resume those that were stopped for long enough."""
         self.resume(time.monotonic())
         which = self._chance.randrange(len(self._workers))
         process = self._workers[which]
@@ -76,31 +76,31 @@ class Crew:
 
     @property
     def putting(self) -> bool:
-        """Whether something is still to be put; all that is, is put to its end."""
+        """Whether a putter is still running; putters are neither killed nor stopped."""
         codes = [putter.poll() for putter in self._putters]
         assert not any(codes), f"a putter failed: {self.log()}"
         return None in codes
 
     def end(self) -> None:
-        """Ask all to end, and wait for it."""
+        """Ask all processes to end, and wait until they have."""
         self.resume()
-        hands = [*self._workers, *self._putters]
-        for process in hands:
+        processes = [*self._workers, *self._putters]
+        for process in processes:
             if process.poll() is None:
                 process.terminate()
-        for process in hands:
+        for process in processes:
             try:
                 process.wait(END_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
                 raise
-        # One that had only just been started may have been asked before it could listen.
+        # A process that was started just now may get the signal before it handles it.
         well = {0, -signal.SIGTERM}
         assert all(worker.returncode in well for worker in self._workers), f"a worker ended badly: {self.log()}"
 
     def log(self) -> str:
-        return (self.folder / "hands.log").read_text()[-4_000:]
+        return (self.folder / "members.log").read_text()[-4_000:]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a recorded history must show, whatever was killed, stopped or restarted meanwhile."""
+"""The rules that a recorded history must satisfy, whatever was killed, stopped or restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NEVER = 2**63 - 1
-#: What expires so soon may well expire before it is done.
+#: An entry that expires this soon may expire before it is finished.
 SHORT_MS = 600_000
 
 
 class Put(NamedTuple):
-    """A put that was tried, and whether the putter got the answer that it succeeded."""
+    """A put that was attempted, and whether it was acknowledged."""
 
-    hand: str
+    member: str
     serial: int
     key: str | None
     priority: int
@@ -28,14 +28,14 @@ class Put(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What one worker had in its hands, and what became of it."""
+    """A claim of one entry by one worker, and its outcome."""
 
     name: str
     at: int
     asked: int
     id: int
     key: str | None
-    hand: str
+    member: str
     serial: int
     priority: int
     inserted_at: int
@@ -53,26 +53,26 @@ class Hold(NamedTuple):
 
 
 class Histories(NamedTuple):
-    """All that was recorded."""
+    """All recorded puts and holds."""
 
     puts: list[Put]
     holds: list[Hold]
 
 
 def read(files: Iterable[Path]) -> Histories:
-    """The histories of all hands; the last line of a killed one may be cut."""
+    """Read the histories of all processes; the last line of a killed one may be incomplete."""
     events = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
     events.sort(key=lambda event: event["at"])
     return of(events)
 
 
 def of(events: list[dict[str, Any]]) -> Histories:
-    """Puts and holds from what was noted, in the order in which it was."""
-    put = {(e["hand"], e["serial"]) for e in events if e["what"] == "put"}
+    """Return the puts and holds of recorded events, which are in the order of time."""
+    put = {(e["member"], e["serial"]) for e in events if e["what"] == "put"}
     puts = [
         Put(
-            e["hand"], e["serial"], e["key"], e["priority"], e["process_at"],
-            NEVER if e["expires_at"] is None else e["expires_at"], e["inserted_at"], (e["hand"], e["serial"]) in put,
+            e["member"], e["serial"], e["key"], e["priority"], e["process_at"],
+            NEVER if e["expires_at"] is None else e["expires_at"], e["inserted_at"], (e["member"], e["serial"]) in put,
         )
         for e in events if e["what"] == "putting"
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def _hold(events: list[dict[str, Any]]) -> Hold:
     release = next((e for e in rest if e["what"] in {"finishing", "failing"}), None)
     end = next((e for e in rest if e["what"] in {"finished", "failed", "lost", "unknown"}), None)
     return Hold(
-        first["hold"], first["at"], first["asked"], first["id"], first["key"], first["data"]["hand"],
+        first["hold"], first["at"], first["asked"], first["id"], first["key"], first["data"]["member"],
         first["data"]["serial"], first["priority"], first["inserted_at"], first["process_at"],
         NEVER if first["expires_at"] is None else first["expires_at"], first["started_at"],
         max(e["lease_until"] for e in events if "lease_until" in e),
@@ -98,7 +98,7 @@ def _hold(events: list[dict[str, Any]]) -> Hold:
 
 
 def faults_in(found: Histories) -> list[str]:
-    """Every way in which a history breaks the rules; none, if all is well."""
+    """Return every violation of the rules in a history."""
     by_thing: dict[object, list[Hold]] = defaultdict(list)
     for hold in sorted(found.holds, key=lambda hold: (hold.started_at, hold.at)):
         by_thing[hold.key if hold.key is not None else hold.id].append(hold)
@@ -120,38 +120,41 @@ def _handed_out_wrongly(holds: list[Hold]) -> Iterator[str]:
 
 
 def _held_by_two(holds: list[Hold]) -> Iterator[str]:
-    """Of one key, in the order of the store's dates: the first has let go, or its lease had ended.
+    """Check that two holds of one key do not overlap: the first was released, or its lease had ended.
 
-    A claim is dated when its statement begins, and may take what another sweep has freed while it runs: it took effect
-    at some moment of the call.
+    A claim has the time at which its statement began, and may get an entry that a sweep freed while it ran: it took
+    effect at some time during the call.
     """
     for first, second in combinations(holds, 2):
         took_ms = (second.at - second.asked) / 1_000_000
         if second.started_at + took_ms < first.lease_until and second.at < first.released:
-            yield f"{first.name} and {second.name} held {first.key or first.id} at one time: {first} {second}"
+            yield f"{first.name} and {second.name} held {first.key or first.id} at the same time: {first} {second}"
 
 
 def _finished_wrongly(holds: list[Hold]) -> Iterator[str]:
-    """Nobody finishes what is another's, and what is finished never comes again."""
+    """Check that no worker finishes an entry of another one, and that a finished entry is never claimed again."""
     for first, second in combinations(holds, 2):
         if first.id != second.id or first.outcome != "finished":
             continue
         if second.at < first.released:
-            yield f"{first.name} finished what {second.name} had: {first} {second}"
+            yield f"{first.name} finished the entry of {second.name}: {first} {second}"
         if second.asked > first.reported:
-            yield f"{second.name} was given what {first.name} had finished: {first} {second}"
+            yield f"{second.name} claimed what {first.name} had finished: {first} {second}"
 
 
 def _never_done(found: Histories) -> Iterator[str]:
-    """An acknowledged put is done, itself or with a later one of its key; one whose worker died then may be."""
+    """Check that each acknowledged put is done, itself or merged into a later one of its key.
+
+    An entry whose worker died while finishing it counts as done.
+    """
     done: dict[object, int] = {}
     for hold in found.holds:
         if hold.released_by == "finishing" and hold.outcome in {"finished", "unknown", None}:
-            thing = hold.key if hold.key is not None else (hold.hand, hold.serial)
+            thing = hold.key if hold.key is not None else (hold.member, hold.serial)
             done[thing] = max(done.get(thing, 0), hold.serial)
     last_at = max((hold.started_at for hold in found.holds), default=0)
     for put in found.puts:
-        thing = put.key if put.key is not None else (put.hand, put.serial)
+        thing = put.key if put.key is not None else (put.member, put.serial)
         if put.reported and put.expires_at > last_at + SHORT_MS and done.get(thing, 0) < put.serial:
             yield f"put {put.serial} of {thing} was never done: {put}"
 
@@ -168,10 +171,10 @@ def _merged_wrongly(found: Histories) -> Iterator[str]:
         first = next((put.serial for put in puts[hold.key] if put.inserted_at == hold.inserted_at), None)
         merged = [put for put in puts[hold.key] if first is not None and first <= put.serial <= hold.serial]
         if not merged:
-            yield f"{hold.name} was put by nobody: {hold}"
+            yield f"{hold.name} belongs to no put: {hold}"
         elif hold.priority != min(put.priority for put in merged):
-            yield f"{hold.name} has not the smallest priority of {merged}: {hold}"
+            yield f"{hold.name} does not have the smallest priority of {merged}: {hold}"
         elif hold.expires_at != max(put.expires_at for put in merged):
-            yield f"{hold.name} has not the largest expiry of {merged}: {hold}"
+            yield f"{hold.name} does not have the latest expiry of {merged}: {hold}"
         elif hold.process_at < max(put.process_at or 0 for put in merged):
-            yield f"{hold.name} has not the largest process date of {merged}: {hold}"
+            yield f"{hold.name} does not have the latest process date of {merged}: {hold}"

@@ -10,20 +10,20 @@ from tests.faults.queue.history import faults_in, of
 def putting(
     serial: int, at: int, key: str | None = "k", priority: int = 100, reported: bool = True
 ) -> list[dict[str, Any]]:
-    config = {"hand": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
+    config = {"member": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
     put = [{"at": at, "what": "putting", "inserted_at": serial, **config}]
     return [*put, {"at": at + 1, "what": "put", **config}] if reported else put
 
 
 def claimed(hold: str, at: int, serial: int = 1, **config: Any) -> dict[str, Any]:
-    claim = {"at": at, "hand": "w", "what": "claimed", "hold": hold, "asked": at - 1, "id": 1, "key": "k"}
-    entry = {"data": {"hand": "p", "serial": serial}, "priority": 100, "timeouts": 0, "inserted_at": 1}
+    claim = {"at": at, "member": "w", "what": "claimed", "hold": hold, "asked": at - 1, "id": 1, "key": "k"}
+    entry = {"data": {"member": "p", "serial": serial}, "priority": 100, "timeouts": 0, "inserted_at": 1}
     dates = {"process_at": 0, "expires_at": None, "started_at": at, "lease_until": at + 100}
     return {**claim, **entry, **dates, **config}
 
 
 def step(hold: str, at: int, what: str, **config: Any) -> dict[str, Any]:
-    return {"at": at, "hand": "w", "what": what, "hold": hold, **config}
+    return {"at": at, "member": "w", "what": what, "hold": hold, **config}
 
 
 def finished(hold: str, at: int) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_a_lease_that_ran_out_may_be_taken_over() -> None:
 
 def test_two_holders_of_a_valid_lease_are_found() -> None:
     (fault,) = faults(*putting(1, 0), claimed("a", 10), claimed("b", 50, id=2), *finished("b", 60))
-    assert "at one time" in fault
+    assert "at the same time" in fault
 
 
 def test_a_claim_that_takes_long_may_find_a_lease_that_ended_meanwhile() -> None:
@@ -56,17 +56,17 @@ def test_a_claim_that_takes_long_may_find_a_lease_that_ended_meanwhile() -> None
 def test_a_heartbeat_makes_a_lease_valid_for_longer() -> None:
     beat = step("a", 90, "beat", lease_until=190)
     (fault,) = faults(*putting(1, 0), claimed("a", 10), beat, claimed("b", 120, id=2), *finished("b", 130))
-    assert "at one time" in fault
+    assert "at the same time" in fault
 
 
-def test_finishing_what_is_anothers_is_found() -> None:
+def test_finishing_the_entry_of_another_worker_is_found() -> None:
     found = faults(*putting(1, 0), claimed("a", 10), claimed("b", 120), *finished("a", 130))
-    assert any("finished what b had" in fault for fault in found)
+    assert any("finished the entry of b" in fault for fault in found)
 
 
 def test_work_that_comes_again_after_it_was_finished_is_found() -> None:
     found = faults(*putting(1, 0), claimed("a", 10), *finished("a", 20), claimed("b", 130), *finished("b", 140))
-    assert any("was given what a had finished" in fault for fault in found)
+    assert any("claimed what a had finished" in fault for fault in found)
 
 
 def test_a_put_that_was_never_done_is_found() -> None:

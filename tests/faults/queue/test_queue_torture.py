@@ -1,4 +1,4 @@
-"""Workers killed and stopped at random, a database that goes down, wrong clocks: the history holds the rules."""
+"""Workers killed and stopped at random, a database that goes down, wrong clocks: the history satisfies the rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tests.faults.queue import hand, history
+from tests.faults.queue import history, member
 from tests.faults.queue.crew import Crew, crew
 from tidebook.testing.servers import Postgres
 
@@ -25,11 +25,11 @@ def seeded() -> random.Random:
 
 
 async def drained(where: Path, running: Crew) -> None:
-    """Until all was put and nothing is left; the workers go on meanwhile."""
+    """Wait until everything is put and nothing is left; the workers continue meanwhile."""
     async with asyncio.timeout(PATIENCE_S), tidebook.open(where) as book:
         while running.putting:  # noqa: ASYNC110  a process has no event to await
             await asyncio.sleep(0.05)
-        queue = book.queue(hand.QUEUE)
+        queue = book.queue(member.QUEUE)
         while True:
             status = await queue.status()
             if status.waiting == status.processing == 0:

@@ -59,7 +59,7 @@ async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> Ti
     return reported.value
 
 
-async def test_the_right_password_over_tls_is_let_in(server: Cassandra, options: dict[str, Any]) -> None:
+async def test_the_right_password_over_tls_is_accepted(server: Cassandra, options: dict[str, Any]) -> None:
     await works(server, options)
 
 

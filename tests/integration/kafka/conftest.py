@@ -1,4 +1,4 @@
-"""A Kafka of one's own, to be killed and frozen; and logs on it."""
+"""A separate Kafka broker, which tests may kill and pause, and logs on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OpenKafkaLog = Callable[..., AbstractAsyncContextManager[KafkaLog]]
 
 
 def kafka_clients() -> int:
-    """How many clients of librdkafka live in this process: each has one main thread, unknown to Python."""
+    """Return how many librdkafka clients this process has: each has one main thread, which Python does not list."""
     names = [Path(f"/proc/self/task/{id}/comm") for id in os.listdir("/proc/self/task")]
     return sum(name.read_text().startswith("rdk:main") for name in names if name.exists())
 
@@ -63,5 +63,5 @@ def open_log(metrics: Metrics) -> OpenKafkaLog:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody else uses."""
+    """A unique name."""
     return f"test-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""A listener that insists on TLS and SCRAM; and secrets that stay secret."""
+"""A listener that requires TLS and SCRAM; no error, repr or log line contains a password."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def authority(kafka: Kafka) -> str:
     return str(kafka.security.certificates.authority)
 
 
-async def test_the_right_password_over_tls_is_let_in(
+async def test_the_right_password_over_tls_is_accepted(
     secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "password"
@@ -61,7 +61,7 @@ async def test_a_password_may_come_from_the_environment(secure_kafka: Kafka, top
         await log.close()
 
 
-async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
+async def test_a_wrong_password_is_unavailable_and_is_not_disclosed(
     secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -76,7 +76,7 @@ async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
         doing = (log.topic(topic), log.topics(), log.append(Outgoing(topic, 0, b"k", b"v")))
         for reported in await asyncio.gather(*doing, return_exceptions=True):
             assert isinstance(reported, Unavailable)
-            assert "password" in str(reported)  # what to look at
+            assert "password" in str(reported)  # names what to check
             assert WRONG not in f"{reported!r} {reported.__cause__!r}"
         assert WRONG not in repr(log.settings)
         assert WRONG not in repr(vars(log))
@@ -84,7 +84,7 @@ async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
 
 
 @pytest.mark.parametrize("trust", ["stranger", "nothing"])
-async def test_a_server_that_is_not_trusted_is_not_told_the_password(
+async def test_an_untrusted_server_does_not_receive_the_password(
     secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str, trust: str
 ) -> None:
     assert secure_kafka.security is not None
@@ -95,7 +95,7 @@ async def test_a_server_that_is_not_trusted_is_not_told_the_password(
             await log.topic(topic)
 
 
-async def test_plain_text_is_not_let_in(secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_plaintext_connection_is_refused(secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
     async with open_log(secure_kafka.url, request_timeout_ms=3000) as log:
         with pytest.raises(Unavailable):
             await log.topic(topic)

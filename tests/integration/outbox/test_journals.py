@@ -19,7 +19,7 @@ from tests.integration.outbox.dying import POINTS
 from tests.integration.outbox.relaying import Cluster
 from tidebook.core.errors import NotFound
 from tidebook.core.event import Event
-from tidebook.outbox import batch_selection as plan
+from tidebook.outbox.batch_selection import select_batch, to_relayed
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.port import BatchLimit, BatchSent, NewSession, Outcome, RelayedMessage
 from tidebook.wiring.sync import SyncBook
@@ -41,10 +41,10 @@ class Owner:
         batch = self.store.begin(
             hold,
             NewSession(uuid.uuid4().bytes, self.topic.fence, self.topic.uuid, self.target.ends(self.topic)),
-            lambda rows, held: plan.select_batch(rows, held, self.topic, box.settings),
+            lambda rows, held: select_batch(rows, held, self.topic, box.settings),
             BatchLimit(),
         )
-        self.messages = plan.to_relayed(batch.messages, session=batch.session, outbox=identity)
+        self.messages = to_relayed(batch.messages, session=batch.session, outbox=identity)
 
     def send(self, messages: list[RelayedMessage]) -> Outcome:
         channel = self.target.channel(self.topic, fresh=True)
@@ -118,12 +118,12 @@ def test_an_append_that_was_made_before_its_relay_died_is_not_made_again(book: S
     assert box.relay(once=True) == 5
     for n in range(30):
         book.journal("orders").append("o-1", [Event(f"other {n}")])
-    # The one that was thought dead goes on, long after the journal has forgotten its ids: nothing counts twice.
+    # The relay that was considered dead continues, long after the journal forgot its ids: nothing is applied twice.
     assert dead.send(dead.messages) != BatchSent()
     assert payloads(book, "o-1") == [*range(5), *(f"other {n}" for n in range(30))]
 
 
-def test_an_append_that_the_journal_can_no_longer_tell_is_left_to_a_person(book: SyncBook, engine: Engine) -> None:
+def test_an_append_whose_id_the_journal_has_forgotten_is_parked(book: SyncBook, engine: Engine) -> None:
     """A relay dies during a batch, and others make twenty appends before the next relay starts."""
     box = book.outbox
     append(box, engine, "o-1", 1, 2, 3)
@@ -145,7 +145,7 @@ def test_an_append_that_the_journal_can_no_longer_tell_is_left_to_a_person(book:
 
 
 @pytest.mark.postgres
-def test_a_late_commit_does_not_push_an_open_session_out_of_its_place(postgres: Database, tmp_path: Path) -> None:
+def test_a_late_commit_does_not_displace_an_open_session(postgres: Database, tmp_path: Path) -> None:
     """A dead relay made eight appends; eight with lower ids commit later, and would be the next batch."""
     path = tmp_path / "tidebook.toml"
     path.write_text(f'[sql]\nurl = "{postgres.url}"\n')
@@ -178,7 +178,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_appends_count_once_through_a_kill_of_the_relay_at_every_point(settings: Path) -> None:
+def test_each_append_is_applied_once_when_relays_are_killed_at_every_point(settings: Path) -> None:
     topic = f"orders-{uuid.uuid4().hex[:8]}"
     with tidebook.open_sync(settings) as book:
         box: Any = book.outbox

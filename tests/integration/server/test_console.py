@@ -1,4 +1,4 @@
-"""The pages and acts of the console over HTTP: roles, masks, confirmations, twins, and what a form may not do."""
+"""The pages and acts of the console over HTTP: roles, masks, confirmations, JSON twins, and forms that are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_page_act_and_live_view_has_an_example() -> None:
     assert set(LIVES) == set(CATALOG.lives)
 
 
-def test_what_the_pages_load_is_small_and_its_licences_are_beside_it() -> None:
+def test_static_files_are_small_and_have_their_licences() -> None:
     files = static_files()
     assert sum(len(body) for name, body in files.items() if name.endswith((".js", ".css"))) < 150_000
     assert {"htmx.LICENSE", "sse.LICENSE", "uplot.LICENSE"} <= set(files)
@@ -212,7 +212,7 @@ async def test_an_act_is_done_only_with_the_exact_count_and_the_typed_text(tmp_p
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
 
 
-async def test_an_act_on_many_runs_in_the_background_is_audited_twice_and_can_be_cancelled(
+async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twice(
     tmp_path: Path, create_token: CreateToken
 ) -> None:
     root, stranger = [(await create_token("admin", prefix=prefix)).token for prefix in ("", "other-")]
@@ -260,7 +260,7 @@ async def test_an_act_takes_no_more_than_was_confirmed(tmp_path: Path, monkeypat
         assert [each.data for each in await queue.entries()] == list(range(5))
 
 
-async def test_what_is_no_worker_is_refused(tmp_path: Path) -> None:
+async def test_an_invalid_worker_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         for worker in ("x", "0" * 15, "0" * 16 + "'", "<script>"):
@@ -396,7 +396,7 @@ async def test_a_search_continues_where_its_budget_ended(tmp_path: Path, monkeyp
         assert (numbers, steps) == (list(range(71, 91)), 3)
 
 
-async def test_a_journal_is_sought_by_number_offset_and_time(tmp_path: Path) -> None:
+async def test_a_journal_is_opened_at_a_number_an_offset_or_a_time(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         journal = book.journal(TOPIC)
         for n in range(1, 31):
@@ -417,7 +417,7 @@ async def test_a_journal_is_sought_by_number_offset_and_time(tmp_path: Path) -> 
 
 
 async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, str]]:
-    """Follow the journal on its page, after the row of an id; return the ids and texts of so many rows."""
+    """Follow the journal on its page, after the row of an id; return the ids and texts of `count` rows."""
     headers = {} if after is None else {"last-event-id": after}
     found: list[tuple[str, str]] = []
     path = link("/journal/live", topic=TOPIC, id=ID)
@@ -434,7 +434,7 @@ async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> 
     return found
 
 
-async def test_a_live_view_that_was_away_shows_all_of_the_next_incarnation(tmp_path: Path) -> None:
+async def test_a_live_view_that_reconnects_shows_all_of_the_next_incarnation(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         orders = book.journal(TOPIC)
         await orders.append(ID, [Event(f"old {n}") for n in range(3)])

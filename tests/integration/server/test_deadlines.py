@@ -63,19 +63,19 @@ def pending_outcomes(book: Book) -> int:
     return sum(len(partition.cache.pending_outcomes) for partition in topic.partitions)
 
 
-@pytest.mark.parametrize("noted", [False, True], ids=["by a timer", "by a look at all of them"])
+@pytest.mark.parametrize("scanned", [False, True], ids=["by a timer", "by the scan"])
 async def test_an_append_that_the_log_does_not_acknowledge_ends_as_unknown(
-    tmp_path: Path, states: list[ServerState], noted: bool
+    tmp_path: Path, states: list[ServerState], scanned: bool
 ) -> None:
     async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url, client(url) as http:
         await book.journal("orders").append("o-1", [Event(1)])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deadlines, "NOTED_S", 0.1 if noted else 10.0)
+            patch.setattr(deadlines, "SCANNED_S_MIN", 0.1 if scanned else 10.0)
             log = HeldLog(book, patch)
             unknown = await http.post(PATH, json=APPEND, headers=SHORT)
             assert (unknown.status_code, unknown.json()["type"]) == (504, "urn:tidebook:error:outcome-unknown")
             assert "may have happened" in unknown.json()["detail"]
-            assert not states[0].deadlines.noted
+            assert not states[0].deadlines.scanned
             log.release(patch)
         # It did happen; the client reads the journal to see.
         assert (await http.post(PATH, json={"events": [{"payload": 3}]})).json()["first"] == 3

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import tidebook
 from tests.integration.server.running import client, served, served_book, served_by_command
 from tidebook import Event
-from tidebook.server.gate import AUDIT_TOPIC
+from tidebook.server.audit_entry import AUDIT_TOPIC
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PATH = "/v1/journals/orders"

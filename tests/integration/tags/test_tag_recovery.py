@@ -1,4 +1,4 @@
-"""Replicators that die: whatever was written or lost, each event has its number and its place, once."""
+"""After a replicator is killed, each event has one tag number and one position, whatever was written or lost."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ async def settled(folder: Path) -> list[TaggedEvent]:
 def check(events: list[TaggedEvent], count: int = 60) -> None:
     assert sorted(event.payload for event in events) == list(range(count))
     for number in range(4):
-        of = [event for event in events if event.id == f"j-{number}"]
-        assert [event.payload for event in of] == list(range(number, count, 4))
-        assert [event.tag_seq_nr for event in of] == list(range(1, count // 4 + 1))
+        own = [event for event in events if event.id == f"j-{number}"]
+        assert [event.payload for event in own] == list(range(number, count, 4))
+        assert [event.tag_seq_nr for event in own] == list(range(1, count // 4 + 1))
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
@@ -82,7 +82,7 @@ def test_events_of_a_replicator_that_was_killed_are_written_once_by_the_next(tmp
 
 
 @pytest.mark.parametrize("lost", ["nothing", "progress"])
-def test_numbers_go_on_whether_progress_was_written_or_lost(tmp_path: Path, lost: str) -> None:
+def test_tag_numbers_continue_whether_progress_was_written_or_lost(tmp_path: Path, lost: str) -> None:
     asyncio.run(fill(tmp_path))
     before = asyncio.run(settled(tmp_path))
     if lost == "progress":

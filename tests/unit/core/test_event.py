@@ -295,3 +295,8 @@ def test_a_packed_body_is_a_msgpack_array(count: int) -> None:
     check_events(body, count, ())
     with pytest.raises(Corrupt, match="announces"):
         check_events(body, count + 1, ())
+
+
+def test_more_than_ten_tags_are_accepted_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="11 tags"):
+        encode_event(Event(1, tags={str(n) for n in range(11)}))

@@ -1,4 +1,4 @@
-"""What is particular to the embedded log; what every log must do is in the conformance suite."""
+"""Behaviour of the SQLite log that the conformance suite of logs does not cover."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_record_comes_back_as_it_was_sent(log: SqliteLog) -> None:
     assert batch.records[0].timestamp_ms == sent.timestamp_ms
 
 
-async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: Path) -> None:
+async def test_concurrent_sends_share_commits_and_are_acknowledged_in_order(tmp_path: Path) -> None:
     metrics = Metrics()
     log = SqliteLog(tmp_path, metrics=metrics)
     await log.create_topic("t", 1)
@@ -60,7 +60,7 @@ async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: P
     await log.close()
 
 
-async def test_a_refused_record_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+async def test_a_refused_record_does_not_affect_the_others_of_its_batch(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     await log.create_topic("t", 1, limit_bytes=10)
     sends = [record(b"a"), record(b"b", topic="none"), record(b"c" * 11), record(b"d", partition=1), record(b"e")]
@@ -87,7 +87,7 @@ async def test_a_key_is_read_without_the_others(log: SqliteLog) -> None:
     assert batch.next_offset == 9
 
 
-async def test_what_was_truncated_is_lost_and_offsets_go_on(log: SqliteLog) -> None:
+async def test_truncated_records_are_lost_and_offsets_continue(log: SqliteLog) -> None:
     for _ in range(10):
         await log.append(record())
     await log.truncate("t", 0, before=10)
@@ -98,7 +98,7 @@ async def test_what_was_truncated_is_lost_and_offsets_go_on(log: SqliteLog) -> N
     assert (await log.append(record())).offset == 10
 
 
-async def test_a_topic_made_again_is_another_one(log: SqliteLog) -> None:
+async def test_a_recreated_topic_is_a_new_topic(log: SqliteLog) -> None:
     await log.append(record())
     before = await log.topic("t")
     await log.delete_topic("t")
@@ -112,7 +112,7 @@ async def test_a_topic_made_again_is_another_one(log: SqliteLog) -> None:
     assert len((await log.read("t", 0, start=0, stop=1)).records) == 1
 
 
-async def test_who_waits_is_woken_by_an_append(log: SqliteLog) -> None:
+async def test_an_append_wakes_a_waiter(log: SqliteLog) -> None:
     waiting = asyncio.create_task(log.wait("t", 0, offset=0, timeout_s=30))
     await asyncio.sleep(0)
     await log.append(record())
@@ -120,7 +120,7 @@ async def test_who_waits_is_woken_by_an_append(log: SqliteLog) -> None:
     assert not await log.wait("t", 0, offset=1, timeout_s=0.01)
 
 
-async def test_offsets_and_topics_are_there_after_reopening(tmp_path: Path) -> None:
+async def test_offsets_and_topics_survive_reopening(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     state = await log.create_topic("t", 2)
     await log.append(record())
@@ -131,7 +131,7 @@ async def test_offsets_and_topics_are_there_after_reopening(tmp_path: Path) -> N
     await log.close()
 
 
-async def test_truncating_past_the_end_empties_the_log_and_offsets_go_on(log: SqliteLog) -> None:
+async def test_truncating_past_the_end_empties_the_log_and_offsets_continue(log: SqliteLog) -> None:
     for _ in range(10):
         await log.append(record())
     await log.truncate("t", 0, before=1_000)
@@ -166,7 +166,7 @@ async def test_times_do_not_go_back_with_the_clock(tmp_path: Path) -> None:
     await log.close()
 
 
-REMAKE = """
+RECREATE = """
 import asyncio, sys
 from tidebook.log.sqlite import SqliteLog
 
@@ -180,19 +180,19 @@ asyncio.run(main())
 """
 
 
-async def test_a_topic_that_another_process_made_again_is_not_taken_for_the_one_known(
+async def test_a_topic_that_another_process_recreated_is_not_mistaken_for_the_old_one(
     log: SqliteLog, tmp_path: Path
 ) -> None:
     for _ in range(3):
         await log.append(record(b"old"))
-    other = await asyncio.create_subprocess_exec(sys.executable, "-c", REMAKE, str(tmp_path))
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", RECREATE, str(tmp_path))
     assert await other.wait() == 0
     assert (await log.append(record(b"new"))).offset == 0
     assert [each.value for each in (await log.read("t", 0, start=0, stop=9)).records] == [b"new"]
 
 
 async def test_the_time_of_the_log_never_goes_back_on_any_partition(tmp_path: Path) -> None:
-    """A tick that carries the time of one partition to another may be far ahead of no record there."""
+    """Ticks carry the time of one partition to another, where no later record may have an earlier time."""
     clock = ManualClock(1_000_000)
     log = SqliteLog(tmp_path, clock=clock)
     for topic in ("a", "b", "c"):

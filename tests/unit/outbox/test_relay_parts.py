@@ -44,12 +44,12 @@ from tidebook.outbox.topic_relay import RelayShutdown
         (b"abc", 479470107),
     ],
 )
-def test_murmur2_is_that_of_kafkas_own_clients(data: bytes, expected: int) -> None:
+def test_murmur2_equals_that_of_kafkas_own_clients(data: bytes, expected: int) -> None:
     assert murmur2(data) == expected & 0xFFFFFFFF
 
 
 @given(st.binary(max_size=40), st.integers(1, 1000))
-def test_a_partition_is_one_of_them(data: bytes, partitions: int) -> None:
+def test_a_chosen_partition_is_in_range(data: bytes, partitions: int) -> None:
     assert 0 <= choose_partition(data, partitions) < partitions
 
 
@@ -108,7 +108,7 @@ def test_a_payload_that_is_not_an_append_is_corrupt() -> None:
         read_journal_message(None)
 
 
-def test_append_ids_are_of_one_outbox_and_row() -> None:
+def test_append_ids_differ_between_outboxes_and_rows() -> None:
     made = {append_id(outbox, id) for outbox in (b"a" * 16, b"b" * 16) for id in (1, 2)}
     assert len(made) == 4
     assert all(len(each) == 16 for each in made)

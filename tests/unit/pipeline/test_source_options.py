@@ -1,4 +1,4 @@
-"""The options of `format("tidebook")`, and what a read says of events that it lacks, without a Spark session."""
+"""The options of `format("tidebook")`, and warnings about unreplicated events, without a Spark session."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"splits": "few"}, "the option splits is a whole number from 1 to 10000, not 'few'"),
         ({"splits": "1000000000"}, "the option splits is a whole number from 1 to 10000"),
         ({"minSeqNr": "9" * 5000}, "the option minSeqNr is a whole number from 1 on, not '9999"),
-        ({"tag": ""}, "the option tag names a tag, and is empty"),
+        ({"tag": ""}, "the option tag is empty: name a tag"),
         ({"book": ""}, "the name given is empty"),
         ({"endingOffsets": '{"orders": {"0": 1, "00": 2}}'}, "the option endingOffsets is JSON such as"),
         ({"endingOffsets": '{"orders": {"\u0663": 1}}'}, "the option endingOffsets is JSON such as"),
@@ -115,7 +115,7 @@ def test_a_wrong_value_of_a_table_is_refused(book: Book, options: dict[str, str]
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "asOfOffsets"])
 def test_offsets_of_a_topic_or_a_partition_that_is_not_read_are_refused(book: Book, name: str) -> None:
-    """They would be ignored, and the table would have other rows than those asked for."""
+    """They would be ignored, and the table would have other rows than the caller expects."""
     everywhere = {str(number): 0 for number in range(4)}
     others = {"asOfOffsets": {"orders": dict.fromkeys(everywhere, -1)}}.get(name, {})
     with pytest.raises(InvalidInput, match=f"the option {name} names the topic oders, which is not read"):
@@ -125,16 +125,16 @@ def test_offsets_of_a_topic_or_a_partition_that_is_not_read_are_refused(book: Bo
 
 
 @pytest.mark.parametrize("freshness", ["log", "store"])
-@pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_is_deleted_while_it_is_read_is_an_error_and_no_part_of_a_table(
-    book: Book, portal: BlockingPortal, freshness: str, again: bool
+@pytest.mark.parametrize("recreated", [False, True])
+def test_reading_a_topic_that_is_deleted_meanwhile_fails_instead_of_returning_a_part(
+    book: Book, portal: BlockingPortal, freshness: str, recreated: bool
 ) -> None:
     folder = str(book.settings.folder)
     reader = JournalsReader({"book": folder, "topic": "orders", "freshness": freshness, "splits": "2"})
     first, *others = reader.partitions()
     list(reader.read(first))
     portal.run(book.delete_topic("orders"))
-    if again:
+    if recreated:
         portal.run(book.journal("orders").append("a", [Event({"step": -1})]))
         portal.run(replicate_here(book, book.store, "orders"))
     with pytest.raises(NotFound, match="topic orders: it was deleted while it was read"):
@@ -160,12 +160,12 @@ def test_a_table_as_of_a_position_has_nothing_that_was_deleted_or_purged_since(
     assert numbers(book, **as_of) == numbers(book, **as_of, freshness="store") == []
 
 
-def test_a_stream_says_that_it_has_replicated_events_only(book: Book) -> None:
+def test_a_stream_refuses_freshness_because_it_has_only_replicated_events(book: Book) -> None:
     with pytest.raises(InvalidInput, match="freshness is for tables: a stream delivers events once they are replic"):
         stream(book, freshness="log")
 
 
-def test_a_book_that_is_not_there_is_an_error_and_nothing_is_created(tmp_path: Path) -> None:
+def test_a_missing_book_is_an_error_and_nothing_is_created(tmp_path: Path) -> None:
     for options in ({}, {"wal": "metrics"}):
         with pytest.raises(NotFound, match="there is no book in"):
             TidebookSource({"book": str(tmp_path / "nope"), **options})
@@ -174,8 +174,8 @@ def test_a_book_that_is_not_there_is_an_error_and_nothing_is_created(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_topic_that_nobody_has_written_is_an_error(book: Book) -> None:
-    with pytest.raises(NotFound, match="topic nobody: the store has nothing of it; there are orders") as caught:
+def test_an_unknown_topic_is_an_error(book: Book) -> None:
+    with pytest.raises(NotFound, match="topic nobody is not in the store, which has orders") as caught:
         numbers(book, topic="orders,nobody")
     assert len(traceback.format_exception_only(caught.value)) == 1
     with pytest.raises(NotFound, match="topic nobody"):
@@ -235,7 +235,7 @@ def test_a_running_stream_warns_while_nothing_replicates(
         assert [triggered(10) for _ in range(9)] == [2] * 9
 
 
-def test_marks_and_records_that_were_not_asked_for_are_no_lag(
+def test_marks_and_records_that_were_not_selected_are_not_lag(
     book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def read() -> None:
@@ -255,13 +255,13 @@ def test_marks_and_records_that_were_not_asked_for_are_no_lag(
     assert caplog.messages == []
 
 
-def test_a_log_that_does_not_answer_is_no_error_of_a_read_of_the_store(
+def test_an_unavailable_log_does_not_fail_a_read_of_the_store(
     book: Book, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(self: SparkWorker) -> None:
+    async def unavailable(self: SparkWorker) -> None:
         raise Unavailable("the broker does not answer")
 
-    monkeypatch.setattr(SparkWorker, "log", away)
+    monkeypatch.setattr(SparkWorker, "log", unavailable)
     with caplog.at_level(logging.WARNING, LOGGER):
         assert len(numbers(book, freshness="store")) == 10
     assert caplog.messages == [

@@ -127,7 +127,7 @@ async def test_a_gap_older_than_two_buckets_is_filled(world: World) -> None:
     assert await world.read() == [1, 2, 3]
 
 
-async def test_deleted_numbers_are_no_gap(world: World) -> None:
+async def test_deleted_numbers_are_not_a_gap(world: World) -> None:
     await world.append("a", 1, 2, 3)
     await world.book.journal("t").delete("a", to=2)
     await world.append("a", 4)
@@ -175,7 +175,7 @@ async def test_a_late_event_of_a_journal_without_another_is_found_by_backtrackin
     world: World, period_s: float | str
 ) -> None:
     await world.append("late", 1)
-    world.clock.advance(59_000)  # another node's clock, a minute behind
+    world.clock.advance(59_000)  # another node's clock, a minute slow
     await world.append("a", 2)
     world.clock.advance(10_000)
     world.store.hidden = lambda row: row.id == "late"
@@ -231,7 +231,7 @@ async def test_a_journal_first_seen_in_a_later_bucket_is_waited_for_and_then_tak
     assert world.store.waited == 3
 
 
-async def test_a_purged_incarnation_is_no_gap_of_the_next(world: World) -> None:
+async def test_a_purged_incarnation_is_not_a_gap_of_the_next(world: World) -> None:
     await world.append("a", 1, 2)
     await world.book.journal("t").purge("a")
     await world.append("a", 3, 4)
@@ -259,12 +259,12 @@ async def test_an_incarnation_that_starts_during_a_gap_search_is_not_mistaken_fo
     world.clock.advance(60_000)
     world.store.hidden = lambda row: row.tag_seq_nr in (2, 3)
 
-    async def begin_anew() -> None:
+    async def recreate() -> None:
         await world.book.journal("t").purge("a")
         await world.append("a", "x", "y", "z")
         world.store.hidden = lambda row: False
 
-    world.store.on_events = begin_anew
+    world.store.on_events = recreate
     assert await world.read() == [1, 4]
     world.clock.advance(60_000)
     assert await world.read() == ["x", "y", "z"]
@@ -280,7 +280,7 @@ async def test_a_stream_from_the_middle_does_not_read_its_buckets_for_every_jour
     events = [event async for event in world.tags().read("paid")]
     world.store.pages = 0
     assert len(await world.read(after=events[20].tag_offset)) == len(events) - 21
-    assert world.store.pages < 40, "as many as the stream has, and a few for looking back"
+    assert world.store.pages < 40, "as many as the stream has, and a few for backtracking"
 
 
 async def test_a_stream_of_some_topics_continues_after_rows_of_others(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The judgements of `tidebook doctor` about clocks, replicas and retention, without a server."""
+"""How `tidebook doctor` judges clocks, replicas and retention, without a server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize(("theirs_s", "ok"), [(99.0, True), (101.0, True), (97.0, False), (104.5, False)])
-def test_a_clock_may_differ_by_two_seconds_from_the_time_of_the_question(theirs_s: float, ok: bool) -> None:
+def test_a_clock_may_differ_by_two_seconds_from_the_time_of_the_request(theirs_s: float, ok: bool) -> None:
     found = check_clock("clock", theirs_s, began_s=100.0, ended_s=101.0)
     assert found.ok is ok
     assert ("NTP" in found.detail) is not ok
 
 
-def test_a_slow_answer_is_no_skew() -> None:
+def test_a_slow_answer_is_not_clock_skew() -> None:
     assert check_clock("clock", 105.0, began_s=100.0, ended_s=110.0).ok
 
 

@@ -168,8 +168,8 @@ class KafkaTarget(RelayTarget):
         except (Unavailable, InvalidInput) as error:
             cause = error.__cause__
             denied = isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
-            if not denied and not isinstance(error, InvalidInput):  # Kafka only did not answer: the topic rests
-                raise
+            if not denied and not isinstance(error, InvalidInput):
+                raise  # Kafka did not answer: the topic is retried later
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
         return None, self._settings.fence_ms
 

@@ -125,7 +125,7 @@ def rebuild_tags(spark: SparkSession, book: Book, portal: BlockingPortal, topic:
     """
     config = portal.run(book.store.topic_config(topic))
     if config is None:
-        raise NotFound(f"topic {topic}: the store has nothing of it")
+        raise NotFound(f"topic {topic} is not in the store")
     rev = portal.run(next_repair_revision(book.store, [topic]))
     clear = clears_tags(book.settings)
     sent = msgspec.json.encode(config)

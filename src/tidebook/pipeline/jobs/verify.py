@@ -115,7 +115,7 @@ async def _configs(book: Book, topics: Sequence[str]) -> dict[str, TopicConfig]:
     configs = await topic_configs(book.store, topics)
     for topic in topics:
         if topic not in configs:
-            raise NotFound(f"topic {topic}: the store has nothing of it")
+            raise NotFound(f"topic {topic} is not in the store")
     for topic, each in configs.items():
         await check_topic(book.log, book.store, topic, each)
     return configs

@@ -15,7 +15,7 @@ from tidebook.core.payload import JSON, TEXT, TYPE_NAMES
 from tidebook.core.replication_plan import EventRow
 from tidebook.pipeline.arrow import arrow_schema
 
-#: How a payload is delivered: its bytes, JSON text, or Spark's Variant. Bytes that are no JSON are null in the latter.
+#: How a payload is delivered: its bytes, JSON text, or Spark's Variant. Raw bytes are null in the last two.
 PayloadForm = Literal["binary", "json", "variant"]
 PAYLOAD_FORMS: tuple[PayloadForm, ...] = get_args(PayloadForm)
 

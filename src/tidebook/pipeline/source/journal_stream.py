@@ -191,7 +191,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:
     config = await (await worker.store()).topic_config(topic)
     if config is None:
-        raise NotFound(f"topic {topic}: the store has nothing of it")
+        raise NotFound(f"topic {topic} is not in the store")
     return config
 
 

@@ -175,7 +175,7 @@ class JournalsReader(DataSourceReader):
         existing = await store.topics()
         for topic in sorted(self._selection.topics or ()):
             if topic not in existing:
-                raise NotFound(f"topic {topic}: the store has nothing of it; there are {', '.join(existing) or 'none'}")
+                raise NotFound(f"topic {topic} is not in the store, which has {', '.join(existing) or 'no topics'}")
         return [topic for topic in existing if self._selection.topics is None or topic in self._selection.topics]
 
     def _plan(

@@ -20,7 +20,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.position import Position
 from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
 from tidebook.pipeline.source.records import EPOCH, Offsets
-from tidebook.wiring.settings import read_settings, settings_from_json, settings_to_json
+from tidebook.wiring.settings import DEFAULT_BOOK, read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
 #: `settings` is internal to the pipeline's jobs: the settings as JSON, because workers may not have the file.
@@ -30,10 +30,9 @@ _EVENTS = (*_ANY, "topic", "id", "tag", "payload", *_BOUNDS)
 TABLE = (*_EVENTS, "freshness", "asOfTimestamp", "asOfOffsets", "endingOffsets", "splits")
 STREAM = (*_EVENTS, "maxRecordsPerTrigger")
 WAL = (*_ANY, "wal", "region", "table")
-DEFAULT_BOOK = "./tidebook-data"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
 INT_MAX = 2**62
-#: More tasks than this would only cost: a task reads its split in pages.
+#: More tasks than this have no benefit: a task reads its split in pages.
 SPLITS_MAX = 10_000
 
 #: What a table holds: the events of the log, or only those that are replicated already.
@@ -54,7 +53,7 @@ def _is_number(partition: str) -> bool:
 def check_offsets(name: str, offsets: Offsets, partitions: Mapping[str, int]) -> None:
     """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition that does not exist.
 
-    Such a bound would be ignored without a word, and the rows would be others than those asked for.
+    Such a bound would be ignored silently, and the rows would be others than the caller expects.
     """
     for topic, numbers in offsets.items():
         if topic not in partitions:
@@ -196,7 +195,7 @@ class Options:
     def _tag(self) -> str | None:
         """Return the tag; an empty one is refused, because it would select everything."""
         if (tag := self.text("tag")) == "":
-            raise InvalidInput("the option tag names a tag, and is empty")
+            raise InvalidInput("the option tag is empty: name a tag")
         return tag
 
     def selection(self) -> Selection:
@@ -241,9 +240,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (InvalidInput, NotFound) as error:
-        if any(
-            name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ
-        ):  # only in processes that Spark started
+        in_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
+        if in_spark:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         getattr(error, "__notes__", []).clear()  # a report would add a line
         raise error from None

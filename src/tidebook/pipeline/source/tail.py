@@ -93,7 +93,7 @@ class Tail:
         self._next = (range.start, range.time_ms)
 
     async def pages(self) -> AsyncIterator[Actions]:
-        """Yield the actions on journals, in log order; records that no journal takes are left out.
+        """Yield the actions on journals, in log order; records that belong to no journal are left out.
 
         Raise `LogLost` if the log no longer has a record, and `Fenced` if it was replaced after the planning.
         """
@@ -208,7 +208,7 @@ class _TailNumbers:
 
     def __init__(self, config: TopicConfig) -> None:
         self._config = config
-        #: The heads that the store had when the journal was first met, and what the tail makes of them.
+        #: The heads that the store had when each journal was first read, and the same with the tail folded onto them.
         self.stored: dict[str, Head | None] = {}
         self._folded: dict[str, Head | None] = {}
         self._firsts: dict[int, int] = {}

@@ -96,7 +96,7 @@ class PostgresDeadLetters:
     ) -> bool:
         """Put a letter as a new entry, with the data of the entry of its key that is being processed, if there is one.
 
-        Return False, and change nothing, if an entry of its key waits by now.
+        Return False, and change nothing, if an entry of its key is waiting by now.
         """
         done = False
         async with connection.transaction():
@@ -131,8 +131,7 @@ class PostgresDeadLetters:
         return bool(rows)
 
     async def drop(self, queue: QueueRef, id: int) -> bool:
-        sql = f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s RETURNING id"
-        return bool(await self._runner.rows(sql, (id, queue.id), level=queue.settings.synchronous))
+        return await self.drop_all(queue, [id]) == 1
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         """Return and reserve dead letters, oldest first; skip those that another process has reserved."""

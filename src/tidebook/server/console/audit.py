@@ -9,12 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from tidebook.server.audit_check import check_audit
-from tidebook.server.audit_entry import AuditEntry
+from tidebook.server.audit_entry import AUDIT_TOPIC, AuditEntry
 from tidebook.server.console.journal import read_page
 from tidebook.server.console.page import Page
 from tidebook.server.console.routes import AUDIT_PAGE
 from tidebook.server.console.view import View
-from tidebook.server.gate import AUDIT_TOPIC
 
 ROWS_MAX: Final = 50
 CHAINS_MAX: Final = 100

@@ -23,14 +23,14 @@ MINUTE_MS = 60_000
 
 
 def id_in(partition: int, number: int = 0) -> str:
-    """Return the id of a journal in this one of two partitions."""
+    """Return the id of a journal that is in this partition, of two."""
     found = (f"j-{n}" for n in range(1000) if partition_of(f"j-{n}", 2) == partition)
     for _ in range(number):
         next(found)
     return next(found)
 
 
-def behind_clock(book: Book, at_ms: int, **settings: float | str) -> tuple[Tags, ManualClock, Metrics]:
+def delayed_tags(book: Book, at_ms: int, **settings: float | str) -> tuple[Tags, ManualClock, Metrics]:
     """Return tags with delay consistency, and a manual clock that starts at this time."""
     clock, metrics = ManualClock(at_ms), Metrics()
     chosen = TagSettings(consistency="delay", page_events=3, **settings)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class TagsLate(TagsBase):
         )
         await book.store.repair(repair)
 
-    async def test_events_of_a_clock_that_is_a_minute_behind_come_in_order_before_and_after_a_restart(
+    async def test_events_of_a_clock_that_is_a_minute_slow_come_in_order_before_and_after_a_restart(
         self, book: Book, topic: str, tag: str
     ) -> None:
         ahead, behind = id_in(0), id_in(1)
@@ -112,7 +112,7 @@ class TagsLate(TagsBase):
         rows = [event.row for event in events if event.id == "a"]
         await self.change_rows(book, rows[0], cut=(rows[1], rows[2]))
         assert len(await self.read(book, tag, topic)) == 6
-        tags, _, metrics = behind_clock(book, events[-1].place.time_ms + MINUTE_MS)
+        tags, _, metrics = delayed_tags(book, events[-1].place.time_ms + MINUTE_MS)
         found = [event async for event in tags.read(tag, topics=[topic])]
         assert sorted(found, key=lambda event: event.place) == events
         assert [event.payload for event in found if event.id == "a"] == [0, 1, 2, 3]
@@ -127,7 +127,7 @@ class TagsLate(TagsBase):
         # The journal is replicated less far than the tag view: its numbers are above the head's count.
         far = msgspec.structs.replace(rows[-1], time_ms=rows[-1].time_ms + 1, tag_seq_nr=9)
         await self.change_rows(book, rows[0], put=(far,))
-        tags, _, _ = behind_clock(book, rows[-1].time_ms + MINUTE_MS, missing_timeout_s=0.0)
+        tags, _, _ = delayed_tags(book, rows[-1].time_ms + MINUTE_MS, missing_timeout_s=0.0)
         seen: list[int] = []
 
         async def read() -> None:
@@ -142,7 +142,7 @@ class TagsLate(TagsBase):
         again = tags.read(tag, topics=[topic], after=raised.value.last_known_offset)
         assert [event async for event in again] == []
 
-    async def test_a_late_row_of_a_journal_that_has_no_other_is_found_by_looking_back(
+    async def test_a_late_row_of_a_journal_without_another_is_found_by_backtracking(
         self, book: Book, topic: str, tag: str
     ) -> None:
         journal = book.journal(topic)
@@ -153,7 +153,7 @@ class TagsLate(TagsBase):
         events = await self.read(book, tag, topic)
         row = next(event.row for event in events if event.id == "late")
         await self.change_rows(book, row, cut=(row,))
-        tags, clock, metrics = behind_clock(book, events[-1].place.time_ms + MINUTE_MS, back_track_period_s="max")
+        tags, clock, metrics = delayed_tags(book, events[-1].place.time_ms + MINUTE_MS, back_track_period_s="max")
         stream = tags.read(tag, topics=[topic], follow=True)
         assert (await anext(stream)).payload == "a"
         await self.change_rows(book, row, put=(row,))
@@ -168,7 +168,7 @@ class TagsLate(TagsBase):
         await book.journal(topic).append("a", [Event(n, tags={tag}) for n in range(4)])
         await self.settle(book, topic)
         events = await self.read(book, tag, topic)
-        tags, clock, metrics = behind_clock(book, events[-1].place.time_ms + 6000)
+        tags, clock, metrics = delayed_tags(book, events[-1].place.time_ms + 6000)
         for n, event in enumerate(events):
             found = tags.read(tag, topics=[topic], after=event.tag_offset)
             assert [each async for each in found] == events[n + 1 :]

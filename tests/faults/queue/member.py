@@ -1,6 +1,6 @@
-"""A process that puts or works, and writes down what it does: `python hand.py put|work BOOK FILE NAME SEED …`.
+"""A crew process that puts or works, and records what it does: `python member.py put|work BOOK FILE NAME SEED …`.
 
-Every line is written before the next step is taken, so that a killed process has written all that matters. Moments
+Every line is written before the next step is taken, so that a killed process has written all that matters. Times
 (`at`) are of the machine's monotonic clock, which all processes share; dates are the store's.
 """
 
@@ -17,7 +17,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-OFF_S = float(os.environ.get("HAND_CLOCK_OFF_S", "0"))
+OFF_S = float(os.environ.get("MEMBER_CLOCK_OFF_S", "0"))
 if OFF_S and sys.argv[2].endswith(".toml"):  # a machine whose clock is wrong, as far as Python can see
     _time, _time_ns = time.time, time.time_ns
     time.time = lambda: _time() + OFF_S
@@ -39,19 +39,19 @@ HOUR_MS = 3_600_000
 
 
 class History:
-    """One file of lines; each is with the system before the call returns."""
+    """A file of JSON lines; each is written to the operating system before the call returns."""
 
-    def __init__(self, path: str, hand: str) -> None:
+    def __init__(self, path: str, member: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._hand = hand
+        self._member = member
 
     def note(self, what: str, **config: Any) -> None:
-        line = json.dumps({"at": time.monotonic_ns(), "hand": self._hand, "what": what, **config})
+        line = json.dumps({"at": time.monotonic_ns(), "member": self._member, "what": what, **config})
         os.write(self._file, line.encode() + b"\n")
 
 
 class CountingClock(SystemClock):
-    """A client's clock that is wrong by half a century, and never says the same twice."""
+    """A client's clock that is wrong by half a century, and never returns the same time twice."""
 
     def __init__(self) -> None:
         self._next = itertools.count(1_000)
@@ -61,7 +61,7 @@ class CountingClock(SystemClock):
 
 
 class OffClock(SystemClock):
-    """A client's clock that is wrong; in a folder only the client's can be, since the machine's is the store's."""
+    """A client's clock that is wrong. In an embedded book only this one can be: the store uses the machine's clock."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + int(OFF_S * 1000)
@@ -71,13 +71,13 @@ def ms(date: datetime | None) -> int | None:
     return None if date is None else round(date.timestamp() * 1000)
 
 
-async def put_all(queue: Queue, clock: CountingClock, history: History, hand: str, seed: int, count: int) -> None:
+async def put_all(queue: Queue, clock: CountingClock, history: History, member: str, seed: int, count: int) -> None:
     chance = random.Random(seed)
     for serial in range(1, count + 1):
-        key = None if chance.random() < 0.3 else f"{hand}-{chance.randrange(KEYS)}"
+        key = None if chance.random() < 0.3 else f"{member}-{chance.randrange(KEYS)}"
         config = put_facts(key, serial, chance)
-        for _ in range(2 if chance.random() < 0.1 else 1):  # a client that is not sure, and puts again
-            await put_until_told(queue, clock, history, hand, config)
+        for _ in range(2 if chance.random() < 0.1 else 1):  # a client that is unsure of the outcome puts again
+            await put_until_acknowledged(queue, clock, history, member, config)
         await asyncio.sleep(chance.random() * 0.02)
 
 
@@ -95,35 +95,35 @@ def put_facts(key: str | None, serial: int, chance: random.Random) -> dict[str, 
     }
 
 
-async def put_until_told(
-    queue: Queue, clock: CountingClock, history: History, hand: str, config: dict[str, Any]
+async def put_until_acknowledged(
+    queue: Queue, clock: CountingClock, history: History, member: str, config: dict[str, Any]
 ) -> None:
     while True:
-        # The next date that the clock shows is the one that the put takes.
+        # The put uses the next time that the clock returns.
         history.note("putting", inserted_at=clock.now_ms() + 1, **config)
         try:
             await queue.put(
-                {"hand": hand, "serial": config["serial"]},
+                {"member": member, "serial": config["serial"]},
                 key=config["key"],
                 priority=config["priority"],
                 process_at=config["process_at"],
                 expires_at=config["expires_at"],
             )
         except (Unavailable, OutcomeUnknown) as error:
-            history.note("not reported", error=str(error))
+            history.note("not acknowledged", error=str(error))
             await asyncio.sleep(0.05)
         else:
             history.note("put", **config)
             return
 
 
-class Hands:
-    """Works on what comes: quickly, long with heartbeats, past its lease; some of it fails."""
+class MemberWorker:
+    """Works on entries: some quickly, some long with heartbeats, some past their lease; some fail."""
 
-    def __init__(self, queue: Queue, history: History, hand: str, seed: int) -> None:
+    def __init__(self, queue: Queue, history: History, member: str, seed: int) -> None:
         self._queue = queue
         self._history = history
-        self._hand = hand
+        self._member = member
         self._chance = random.Random(seed)
         self._holds = itertools.count(1)
         self.stopping = asyncio.Event()
@@ -141,7 +141,7 @@ class Hands:
             waiting.cancel()
 
     async def _listen(self) -> None:
-        """Nobody needs it here: it is what every worker does beside its work, with its timers and its connection."""
+        """Listen as every worker does, with its timers and its connection; nothing here depends on it."""
         while True:
             try:
                 async for _ in self._queue.listen():
@@ -154,12 +154,12 @@ class Hands:
         try:
             jobs = await self._queue.claim(self._chance.choice([1, 3, 12]), lease=LEASE_S)
         except (Unavailable, OutcomeUnknown) as error:
-            self._history.note("not reported", error=str(error))
+            self._history.note("not acknowledged", error=str(error))
             await asyncio.sleep(0.05)
             return []
         taken = []
         for job in jobs:
-            hold = f"{self._hand}/{next(self._holds)}"
+            hold = f"{self._member}/{next(self._holds)}"
             self._history.note(
                 "claimed", hold=hold, asked=asked, id=job.id, key=job.key, data=job.data, priority=job.priority,
                 timeouts=job.timeouts, inserted_at=ms(job.inserted_at), process_at=ms(job.process_at),
@@ -205,18 +205,18 @@ class Hands:
         return True
 
 
-async def main(role: str, book: str, file: str, hand: str, seed: int, count: int) -> None:
-    history, clock = History(file, hand), CountingClock()
+async def main(role: str, book: str, file: str, member: str, seed: int, count: int) -> None:
+    history, clock = History(file, member), CountingClock()
     async with Book(read_settings(book), clock=clock if role == "put" else OffClock()) as opened:
         queue = opened.queue(QUEUE, settings=SETTINGS)
         if role == "put":
-            await put_all(queue, clock, history, hand, seed, count)
+            await put_all(queue, clock, history, member, seed, count)
             return
-        hands = Hands(queue, history, hand, seed)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hands.stopping.set)
-        await hands.work()
+        worker = MemberWorker(queue, history, member, seed)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stopping.set)
+        await worker.work()
 
 
 if __name__ == "__main__":
-    _, role, book, file, hand, seed, count = sys.argv
-    asyncio.run(main(role, book, file, hand, int(seed), int(count)))
+    _, role, book, file, member, seed, count = sys.argv
+    asyncio.run(main(role, book, file, member, int(seed), int(count)))

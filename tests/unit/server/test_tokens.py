@@ -1,0 +1,34 @@
+"""Tokens of the server: the bound on their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidebook.core.errors import InvalidInput
+from tidebook.server.database import ServerDatabase
+from tidebook.server.tokens import Tokens
+from tidebook.testing.clock import ManualClock
+
+
+async def test_a_new_token_replaces_the_oldest_invalid_one_at_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.server.tokens.TOKENS_MAX", 3)
+    database = ServerDatabase(tmp_path)
+    clock = ManualClock(1_000)
+    tokens = Tokens(database, clock)
+    await tokens.create("short", "viewer", expires_s=1.0)
+    clock.advance(100)
+    revoked = await tokens.create("revoked", "viewer")
+    await tokens.create("first", "viewer")
+    await tokens.revoke(revoked.id)
+    await tokens.create("second", "viewer")
+    assert {each.name for each in tokens.list()} == {"short", "first", "second"}
+    clock.advance(1_000)
+    await tokens.create("third", "viewer")
+    assert {each.name for each in tokens.list()} == {"first", "second", "third"}
+    with pytest.raises(InvalidInput, match="revoke some first"):
+        await tokens.create("fourth", "viewer")
+    await database.close()
