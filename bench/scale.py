@@ -1,8 +1,8 @@
 """A model of the pipeline's size: how many cores, nodes and partitions a load needs; and this machine, simulated.
 
 `python -m bench.scale` prints what the model says of this machine beside what was measured on it, and the sizes for a
-million events per second; `--events-per-s` and the other options ask for the sizes of another load. Costs are processor time per event and per slice, measured with `./dev bench pipeline`; see
-`docs/explanation/scale.md`.
+million events per second; with `--events-per-s`, only the sizes for that load. Costs are processor time per event and
+per slice, measured with `./dev bench pipeline`; see `docs/explanation/scale.md`.
 """
 
 from __future__ import annotations
