@@ -1,15 +1,17 @@
 """A capacity model of the pipeline: how many cores, nodes and partitions a load needs, and a simulated machine.
 
 `python -m bench.scale` prints the figures of the model for this machine, and the sizes for a million events per
-second. Costs are processor time per event and per slice, measured with `./dev bench pipeline`; see
-`docs/explanation/scale.md`.
+second; with `--events-per-s`, only the sizes for that load. Costs are processor time per event and per slice, measured
+with `./dev bench pipeline`; see `docs/explanation/scale.md`.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -202,8 +204,17 @@ def size_for(
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the model's figures as one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="Compute the size of a deployment.")
+    parser.add_argument("--events-per-s", type=float, help="print only the sizes for this rate of single-event appends")
+    parser.add_argument("--replicas", type=int, default=3, help="of the log and of the store (default: %(default)s)")
+    parser.add_argument("--cores", type=int, default=16, help="of a broker and of a store node (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    if given.events_per_s is not None:
+        cores = {"node_cores": given.cores, "broker_cores": given.cores}
+        print(json.dumps(size_for(MEASURED, given.events_per_s, replicas=given.replicas, **cores).__dict__))
+        return
     machine = Machine()
     tail = simulate_tail(MEASURED, machine)
     print(

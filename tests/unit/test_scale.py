@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bench.scale import MEASURED, Machine, catch_up_per_s, simulate_tail, size_for
+from bench.scale import MEASURED, Machine, catch_up_per_s, main, simulate_tail, size_for
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "scale.md").read_text()
 UNITS = {"µs": 1e-6, "ms": 1e-3}
@@ -57,3 +58,9 @@ def test_a_larger_load_needs_more_of_everything() -> None:
     assert small.log_partitions < large.log_partitions
     assert small.executor_cores < large.executor_cores
     assert (small.brokers, small.store_nodes) == (3, 3)
+
+
+def test_the_command_prints_the_sizes_of_the_load_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--events-per-s", "50000", "--replicas", "2", "--cores", "8"])
+    expected = size_for(MEASURED, 50_000, replicas=2, node_cores=8, broker_cores=8)
+    assert json.loads(capsys.readouterr().out) == asdict(expected)

@@ -119,7 +119,8 @@ class Announcer:
 
 
 def _log(letter: DeadLetterRow) -> None:
-    log.warning("queue %s: %s is a dead letter: %s", letter.queue, letter.key or letter.id, letter.reason)
+    key = "" if letter.key is None else f", key {letter.key}"
+    log.warning("queue %s: there is a dead letter: id %s%s: %s", letter.queue, letter.id, key, letter.reason)
 
 
 async def _run_command(command: Sequence[str], row: bytes) -> None:

@@ -221,7 +221,7 @@ class Worker:
             await self._return_entry(job, "the worker stopped", 0.0)
             raise
         except Exception as error:  # an error of the handler fails the entry, not the worker
-            log.warning("queue %s: %s failed", self._queue.name, job.key or job.id, exc_info=True)
+            log.warning("queue %s: entry %s failed", self._queue.name, job.key or job.id, exc_info=True)
             await self._return_entry(job, f"{type(error).__name__}: {error}", self._retry.delay_s(job.timeouts))
             return
         try:
@@ -249,7 +249,7 @@ class Worker:
         except LeaseLost:
             self.lost += 1
         except TidebookError as error:  # it is due again when its lease expires
-            log.warning("queue %s: %s failed, but could not be returned: %s", self._queue.name, job.id, error)
+            log.warning("queue %s: entry %s failed, but could not be returned: %s", self._queue.name, job.id, error)
 
     async def _listen(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
+from tidebook.api.errors import SignInRequired
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import error_of
 from tidebook.api.route import Route
@@ -223,7 +224,8 @@ class Connection:
         """Return the error of a request that got no answer."""
         text = f"{self.url} does not answer: {str(error) or type(error).__name__}"
         if isinstance(error, httpx.ConnectError) and isinstance(_root_cause(error), ssl.SSLCertVerificationError):
-            return Unavailable(f"{text}: its certificate is not trusted; give the file of its authority as tls_ca=")
+            remedy = "give the file of its authority as tls_ca=, or to a command in TIDEBOOK_TLS_CA"
+            return Unavailable(f"{text}: its certificate is not trusted; {remedy}")
         if isinstance(error, httpx.ConnectError) and not self._answered:
             return Unavailable(f"{text}: check the address, and that 'tidebook serve' runs there")
         never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -238,6 +240,8 @@ class Connection:
         if not isinstance(problem, dict) or "type" not in problem:
             return Unavailable(f"{self.url} answers {response.status_code}: it may not be a Tidebook server")
         error = error_of(problem)
+        if isinstance(error, SignInRequired) and self._token is None:
+            return SignInRequired(f"{self.url} needs a token: give it as token=, or to a command in TIDEBOOK_TOKEN")
         retry_after = response.headers.get("retry-after", "")
         if isinstance(error, Unavailable) and retry_after.replace(".", "", 1).isdigit():
             return RetryLater(str(error), retry_after_s=float(retry_after), cause=error)

@@ -12,11 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+import tidebook
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.examples import request_of
 from tests.integration.server.running import client, lines, served
 from tidebook import Event, InvalidInput
 from tidebook.api.access import Role
+from tidebook.api.errors import SignInRequired
 from tidebook.api.routes import ROUTES
 from tidebook.queue.port import QueueSettings
 from tidebook.replication.ticks import tick
@@ -58,6 +60,13 @@ async def test_a_form_of_another_content_type_is_refused(tmp_path: Path) -> None
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         refused = await http.post(PATH, content=b'{"events":[{"payload":1}]}', headers={"content-type": "text/plain"})
         assert refused.status_code == 415
+
+
+async def test_a_remote_book_without_a_token_says_how_to_give_one(tmp_path: Path, create_token: CreateToken) -> None:
+    await create_token("viewer")
+    async with served(tmp_path / "book") as (url, _), tidebook.open(url) as book:
+        with pytest.raises(SignInRequired, match="needs a token: give it as token=, or to a command in TIDEBOOK_TOKEN"):
+            await book.journal("orders").pointer("o-1")
 
 
 async def test_a_browser_signs_in_and_needs_its_csrf_token(tmp_path: Path, create_token: CreateToken) -> None:

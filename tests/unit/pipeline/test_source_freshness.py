@@ -251,7 +251,7 @@ def test_a_table_reads_over_an_adopt_with_an_unreplicated_tail(book: Book, porta
     old = {"epoch": 1, str(home): offset, str(1 - home): -1}
     assert [row[1] for row in table(book, topic, asOfOffsets=json.dumps({topic: old}))] == [1, 2]
     assert table(book, topic, asOfOffsets=json.dumps({topic: {**old, str(home): offset - 1}})) == []
-    with pytest.raises(InvalidInput, match="of epoch 2, not up to 0 of 3"):
+    with pytest.raises(InvalidInput, match="of epoch 2, not up to offset 0 of epoch 3"):
         table(book, topic, asOfOffsets=json.dumps({topic: {"epoch": 3, "0": 0, "1": 0}}))
 
 
@@ -335,7 +335,7 @@ def test_as_of_offsets_ends_the_rows_and_keeps_later_deletes(book: Book, portal:
     portal.run(book.journal(topic).delete("a", to=1))
     assert as_of(offsets[2]) == [2, 3]
     end = offsets[3] + 1  # the delete
-    message = f"partition {home} is written up to offset {end} of epoch 1, not up to {end + 1} of 1"
+    message = f"partition {home} is written up to offset {end} of epoch 1, not up to offset {end + 1} of epoch 1"
     with pytest.raises(InvalidInput, match=message):
         as_of(end + 1)
     with pytest.raises(InvalidInput, match=f"partition {home} is replicated up to offset {replicated} of epoch 1"):

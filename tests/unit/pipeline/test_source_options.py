@@ -76,7 +76,7 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
     ("options", "message"),
     [
         ({"topics": "orders"}, "the option topics is unknown: did you mean topic?"),
-        ({"path": "/somewhere"}, "the option path is unknown: there are "),
+        ({"path": "/somewhere"}, "the option path is unknown: there are asOfOffsets, asOfTimestamp, book, "),
         ({"topic": " , "}, "the option topic lists at least one name"),
         ({"minSeqNr": "many"}, "the option minSeqNr is a whole number from 1 on, not 'many'"),
         ({"minTimestamp": "2026-01-01"}, "the option minTimestamp is a time with its zone"),

@@ -246,7 +246,7 @@ def as_of_positions(
             what = "is replicated" if replicated else "is written"
             raise InvalidInput(
                 f"asOfOffsets of topic {topic}: partition {number} {what} up to offset {end.offset - 1} of epoch "
-                f"{end.epoch}, not up to {found[number].offset} of {found[number].epoch}"
+                f"{end.epoch}, not up to offset {found[number].offset} of epoch {found[number].epoch}"
             )
     return found
 

@@ -109,7 +109,7 @@ class Options:
             if name in names or name == "settings":
                 continue
             near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(names.values())}"
+            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
             raise InvalidInput(f'format("tidebook"): the option {name} is unknown: {hint}')
 
     def __contains__(self, name: str) -> bool:
