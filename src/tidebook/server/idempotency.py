@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any, Final
 
 import apsw
 import msgspec
 
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 
@@ -51,7 +52,7 @@ class IdempotencyKeys:
         self._clock = clock
         self._keys_max = keys_max
         self._keep_ms = round(keep_s * 1000)
-        self._running: dict[bytes, asyncio.Future[EncodedAnswer]] = {}
+        self._running: dict[bytes, asyncio.Future[None]] = {}
         self._begun = 0
 
     async def answer(
@@ -61,19 +62,15 @@ class IdempotencyKeys:
 
         `request` identifies what was asked for: a key that comes with another request is refused.
         """
-        hashed = _hash(who.encode(), check_key(key).encode())
-        digest = _hash(request)
-        while (running := self._running.get(hashed)) is not None:
-            await asyncio.wait((running,))
-        if (kept := self._kept(hashed, digest)) is not None:
-            return kept
-        future = self._running[hashed] = asyncio.get_running_loop().create_future()
-        try:
-            await self._begin(hashed, digest)
-            return await self._run(hashed, run)
-        finally:
-            del self._running[hashed]
-            future.cancel()
+        hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
+        async with self._alone(hashed):
+            if (kept := self._kept(hashed, digest)) is not None:
+                return kept
+            if await self._begin(hashed, digest):
+                return await self._run(hashed, run)
+            if (kept := self._kept(hashed, digest)) is not None:
+                return kept
+            raise Unavailable("a request with this Idempotency-Key failed at another server meanwhile: send it again")
 
     async def answer_append(
         self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedAnswer, bool]]]
@@ -83,16 +80,22 @@ class IdempotencyKeys:
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
         hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
-        while (running := self._running.get(hashed)) is not None:
-            await asyncio.wait((running,))
-        if (kept := self._kept(hashed, digest)) is not None:
-            return kept
-        future = self._running[hashed] = asyncio.get_running_loop().create_future()
-        try:
+        async with self._alone(hashed):
+            if (kept := self._kept(hashed, digest)) is not None:
+                return kept
             answer, is_complete = await run()
             if is_complete and len(answer.body) <= ANSWER_BYTES_MAX:
                 await self._keep(hashed, digest, answer)
             return answer
+
+    @asynccontextmanager
+    async def _alone(self, hashed: bytes) -> AsyncIterator[None]:
+        """Wait until no other request of this process uses the key."""
+        while (running := self._running.get(hashed)) is not None:
+            await asyncio.wait((running,))
+        future = self._running[hashed] = asyncio.get_running_loop().create_future()
+        try:
+            yield
         finally:
             del self._running[hashed]
             future.cancel()
@@ -141,20 +144,25 @@ class IdempotencyKeys:
         if request != digest:
             raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
         if status is None:
-            raise OutcomeUnknown("the first request with this Idempotency-Key was interrupted: look for its effect")
+            raise OutcomeUnknown(
+                "the first request with this Idempotency-Key was interrupted, or another server runs it: look for its effect"
+            )
         return EncodedAnswer(status, body or b"", replayed=True)
 
-    async def _begin(self, hashed: bytes, digest: bytes) -> None:
+    async def _begin(self, hashed: bytes, digest: bytes) -> bool:
+        """Store a key before its request runs; return False if another server of the book has stored it."""
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
-        def insert(connection: apsw.Connection) -> None:
+        def insert(connection: apsw.Connection) -> bool:
             if prune:
                 _prune(connection, now_ms - self._keep_ms, self._keys_max)
-            connection.execute(
-                "INSERT OR REPLACE INTO answered (key, request, at) VALUES (?, ?, ?)", (hashed, digest, now_ms)
-            )
+            connection.execute("DELETE FROM answered WHERE key = ? AND at < ?", (hashed, now_ms - self._keep_ms))
+            row = (hashed, digest, now_ms)
+            connection.execute("INSERT OR IGNORE INTO answered (key, request, at) VALUES (?, ?, ?)", row)
+            return connection.changes() == 1
 
-        await self._database.change(insert)
+        inserted: bool = await self._database.change(insert)
+        return inserted
 
     async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
         # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.

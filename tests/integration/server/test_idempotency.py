@@ -11,7 +11,10 @@ import pytest
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.running import client, served
 from tidebook import Event
+from tidebook.core.errors import OutcomeUnknown
+from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
+from tidebook.server.idempotency import EncodedAnswer, IdempotencyKeys
 
 KEY = {"idempotency-key": "k-1"}
 
@@ -138,6 +141,29 @@ async def test_an_append_with_one_key_many_times_at_once_happens_once(tmp_path: 
         answers = await asyncio.gather(*(http.post(path, json=body, headers=KEY) for _ in range(20)))
         assert [each.json()["first"] for each in answers] == [1] * 20
         assert await book.journal("orders").pointer("o-1") == 1
+
+
+async def test_two_servers_of_a_book_run_a_request_once(tmp_path: Path) -> None:
+    databases = [ServerDatabase(tmp_path) for _ in range(2)]
+    one, other = (IdempotencyKeys(each, SystemClock(), keys_max=100, keep_s=60) for each in databases)
+    runs, go_on = [], asyncio.Event()
+
+    async def run() -> EncodedAnswer:
+        runs.append(len(runs))
+        await go_on.wait()
+        return EncodedAnswer(200, b"{}")
+
+    # Both look for the key before either stores it.
+    calls = [asyncio.ensure_future(each.answer("ann", "k-1", b"put", run)) for each in (one, other)]
+    ended, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(each.exception()) for each in ended] == [OutcomeUnknown]
+    go_on.set()
+    await asyncio.wait(calls)
+    assert len(runs) == 1
+    for each in (one, other):
+        assert (await each.answer("ann", "k-1", b"put", run)).replayed
+    for database in databases:
+        await database.close()
 
 
 async def test_an_interrupted_request_is_never_run_again(tmp_path: Path) -> None:
