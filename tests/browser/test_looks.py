@@ -6,6 +6,7 @@ Both are checked in a real browser.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ HOSTILE = {
     "long": "x" * 180,
 }
 LARGE_BYTES = 10_000_000
+#: Every run keeps the pictures that it takes of all pages, in each look.
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 #: The sign-in, and the pages of a job and an act that are not found here.
 WITHOUT_KEYS = {"sign_in", "job", "queue_act"}
 
@@ -69,6 +72,7 @@ def test_axe_finds_nothing_on_any_page(console: ServedConsole, browser: Browser,
     try:
         for name in PAGES:
             page.goto(address(console, name, known))
+            page.screenshot(path=SCREENSHOTS / look / f"{name}.png")
             found = problems_of(page)
             if name not in WITHOUT_KEYS:
                 page.keyboard.press("?")

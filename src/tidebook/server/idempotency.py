@@ -145,7 +145,8 @@ class IdempotencyKeys:
             raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
         if status is None:
             raise OutcomeUnknown(
-                "the first request with this Idempotency-Key was interrupted, or another server runs it: look for its effect"
+                "the first request with this Idempotency-Key was interrupted, or runs at another server: "
+                "look for its effect"
             )
         return EncodedAnswer(status, body or b"", replayed=True)
 

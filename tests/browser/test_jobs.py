@@ -1,0 +1,71 @@
+"""A person runs the jobs of the pipeline in a real browser: verify shows each difference, and a button repairs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.served_console import ServedConsole, served_console
+from tests.browser.test_acts import confirm
+from tidebook import Event
+from tidebook.sqlite.checksums import connect
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+#: How long a job may take, which starts a Spark of its own.
+JOB_MS = 120_000
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[ServedConsole]:
+    exports = tmp_path / "exports"
+    (tmp_path / "tidebook.toml").write_text(f'folder = "book"\n[server]\nexport_folder = "{exports}"\n')
+    with served_console(tmp_path / "tidebook.toml") as served:
+        yield served
+
+
+def run_job(page: Page, console: ServedConsole, kind: str, word: str | None, *, to: str = "") -> None:
+    """Start a job of one topic from the page of the pipeline, and wait until it has ended."""
+    page.goto(f"{console.url}/pipeline")
+    page.locator("select[name=kind]").select_option(kind)
+    page.get_by_label("Topics, separated by commas").fill("orders")
+    page.get_by_label("Export to").fill(to)
+    page.get_by_role("button", name="Start").click()
+    confirm(page, word, "Start job")
+    expect(page.get_by_role("heading", name=f"Job {kind}")).to_be_visible()
+    expect(page.locator("main .badge")).not_to_have_text("running", timeout=JOB_MS)
+
+
+def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, tmp_path: Path) -> None:
+    journal = console.book.journal("orders")
+    console.run(journal.append("o-1", [Event({"n": 1}, tags={"paid"}), Event({"n": 2})]))
+    console.call(lambda book: book.settle())
+    store = connect(tmp_path / "book" / "store.db")
+    store.execute("DELETE FROM journal WHERE id = 'o-1' AND seq_nr = 2")
+    store.close()
+    run_job(page, console, "verify", None)
+    expect(page.locator("main .badge")).to_have_text("differences")
+    expect(page.get_by_role("row", name="orders/o-1")).to_contain_text("event missing")
+    page.get_by_role("link", name="Repair").click()
+    expect(page.get_by_text("repairs what differs: 1 topic")).to_be_visible()
+    confirm(page, "verify", "Start job")
+    expect(page.locator("main .badge")).not_to_have_text("running", timeout=JOB_MS)
+    expect(page.locator("main .badge")).to_have_text("done")
+
+    async def payloads() -> list[object]:
+        return [event.payload async for event in journal.read("o-1")]
+
+    assert console.run(payloads()) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.long
+def test_a_rebuild_and_an_export_run_to_their_result(console: ServedConsole, page: Page, tmp_path: Path) -> None:
+    journal = console.book.journal("orders")
+    console.run(journal.append("o-1", [Event({"n": 1})]))
+    run_job(page, console, "rebuild", "rebuild")
+    expect(page.locator("main .badge")).to_have_text("done")
+    run_job(page, console, "export", None, to="orders")
+    expect(page.locator("main .badge")).to_have_text("done")
+    assert list((tmp_path / "exports").rglob("*.parquet"))
