@@ -28,7 +28,7 @@ def test_the_figures_of_this_machine_are_within_thirty_percent_and_as_the_page_s
         ("catch-up of single-event appends", catch_up_per_s(MEASURED, Machine()), -2),
         ("1,000 appends per second: append to store, p50", tail.p50_s, 3),
         ("the same, p99", tail.p99_s, 3),
-        ("the same, cores used by all parties", tail.cores, 2),
+        ("the same, cores used by all processes", tail.cores, 2),
     ):
         measured, on_page = figures(row)
         assert simulated == pytest.approx(measured, rel=0.3), row

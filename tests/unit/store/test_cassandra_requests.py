@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -266,7 +267,12 @@ def test_a_contended_serial_read_waits_longer_before_each_attempt() -> None:
     driver = Driver(errors.CassErrorServerReadTimeout, for_ever=True)
     with pytest.raises(Unavailable):
         run(lambda: session_of(driver).read_serial("SELECT", []))
-    assert driver.times_s == pytest.approx([0.0, 0.05, 0.15, 0.35, 0.75])
+    # Each pause is random between a half and all of the growing one.
+    pauses_s = [later - before for before, later in pairwise(driver.times_s)]
+    assert len(pauses_s) == 4
+    assert all(
+        most_s / 2 <= pause_s <= most_s + 1e-6 for pause_s, most_s in zip(pauses_s, (0.05, 0.1, 0.2, 0.4), strict=True)
+    )
 
 
 @pytest.mark.parametrize("message", ["the username and/or password are wrong", "Bad credentials for me"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -40,7 +42,10 @@ CONFTEST = """
 """
 
 
-def test_a_planted_secret_fails_its_test_and_is_not_repeated(pytester: pytest.Pytester) -> None:
+def test_a_planted_secret_fails_its_test_and_is_not_repeated(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # where the package `tests` is
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no")
