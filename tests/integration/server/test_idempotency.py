@@ -146,7 +146,8 @@ async def test_an_append_with_one_key_many_times_at_once_happens_once(tmp_path: 
 async def test_two_servers_of_a_book_run_a_request_once(tmp_path: Path) -> None:
     databases = [ServerDatabase(tmp_path) for _ in range(2)]
     one, other = (IdempotencyKeys(each, SystemClock(), keys_max=100, keep_s=60) for each in databases)
-    runs, go_on = [], asyncio.Event()
+    runs: list[int] = []
+    go_on = asyncio.Event()
 
     async def run() -> EncodedAnswer:
         runs.append(len(runs))
