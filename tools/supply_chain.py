@@ -129,6 +129,6 @@ def read_audit(name: str, code: int, output: str, errors: str) -> int:
     found = [(each["name"], each["version"], vulnerability) for each in packages for vulnerability in each["vulns"]]
     for package, version, vulnerability in found:
         fixed = ", ".join(vulnerability["fix_versions"]) or "no version"
-        print(f"{name}: {package} {version}: {vulnerability['id']}, mended in {fixed}")
+        print(f"{name}: {package} {version}: {vulnerability['id']}, fixed in {fixed}")
     say(f"{name}: {len(packages)} packages, {len(found)} known vulnerabilities")
     return 1 if found else 0

@@ -67,7 +67,7 @@ def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succee
             tries.at_s.clear()
             await memory.put()
             await asyncio.sleep(10.0)
-            assert tries.at_s == [10.0, 10.125, 10.375, 10.875], "the pauses begin anew after a success"
+            assert tries.at_s == [10.0, 10.125, 10.375, 10.875], "the pauses start again after a success"
 
     run(program())
 

@@ -151,22 +151,22 @@ class SlowRegistry:
 
 async def test_a_topic_counts_while_another_stream_reads_its_partitions_again() -> None:
     """Its pointers overtook each other; the other stream's horizon once was that of the remaining topics."""
-    registry: Any = SlowRegistry(behind=30, before=50)
+    registry: Any = SlowRegistry(late=30, before=50)
     horizons = Horizons(registry)
     await horizons.read()
     before_asked, before_answered = registry.hold("config before")
-    behind_asked, behind_answered = registry.hold("config behind")
+    late_asked, late_answered = registry.hold("config late")
     async with asyncio.TaskGroup() as streams:
         registry.times_ms["before"] = 49  # an answer from before the first read
         one = streams.create_task(horizons.read())
         await before_asked.wait()
-        registry.times_ms["behind"] = 29
+        registry.times_ms["late"] = 29
         other = streams.create_task(horizons.read())
-        await behind_asked.wait()
+        await late_asked.wait()
         before_answered.set()
-        assert await one == Horizon(30, 49, "behind", 0)
-        behind_answered.set()
-        assert await other == Horizon(29, 49, "behind", 0)
+        assert await one == Horizon(30, 49, "late", 0)
+        late_answered.set()
+        assert await other == Horizon(29, 49, "late", 0)
 
 
 async def test_the_lag_of_a_topic_is_found_while_another_stream_reads_its_partitions_again() -> None:
