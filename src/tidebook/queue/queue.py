@@ -72,15 +72,20 @@ class Queue(Generic[D]):
         self._finish: MicroBatcher[list[port.LeasedEntry], list[port.LeasedEntry]] = MicroBatcher(
             self._finish_group, group_max=FINISH_GROUP, flights_max=CALLS_MAX, weigh=len
         )
-        self._claim: MicroBatcher[ClaimCall, list[Job[D]]] = MicroBatcher(
+        self._claim = self._claim_batcher(CALLS_MAX)
+        # One call at a time: its callers work between their calls, so two calls would be two commits of half the size.
+        self._finish_and_claim = self._claim_batcher(1)
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    def _claim_batcher(self, flights_max: int) -> MicroBatcher[ClaimCall, list[Job[D]]]:
+        return MicroBatcher(
             self._claim_group,
             group_max=CLAIM_GROUP,
             share_max=CLAIM_GROUP_MAX,
-            flights_max=CALLS_MAX,
+            flights_max=flights_max,
             weigh=attrgetter("weight"),
             unwanted=self._release,
         )
-        self._releasing: set[asyncio.Task[None]] = set()
 
     async def put(
         self,
@@ -223,7 +228,7 @@ class Queue(Generic[D]):
 
     async def _run_claim(self, call: ClaimCall) -> list[Job[D]]:
         start_ns = time.time_ns() if tracing.is_on() else None
-        claiming = self._claim(call)
+        claiming = (self._finish_and_claim if call.finished else self._claim)(call)
         try:
             jobs = await claiming
             if start_ns is not None and jobs:  # an empty claim is no step of any trace
@@ -368,6 +373,7 @@ class Queue(Generic[D]):
         """Wait for the calls in flight."""
         await self._finish.close()
         await self._claim.close()
+        await self._finish_and_claim.close()
         while self._releasing:
             await asyncio.gather(*self._releasing, return_exceptions=True)
 
