@@ -18,7 +18,6 @@ from tidebook.domain.event_source import (
     At,
     EventSource,
     SourceRow,
-    StreamWait,
     decode_position,
     describe_source,
     slice_of,
@@ -34,7 +33,7 @@ from tidebook.log.port import Log
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus
+from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
@@ -117,7 +116,6 @@ class Projection:
         slices: int = SLICES,
         retries: int = RETRIES,
         on_failure: OnFailure = "stop",
-        lease_s: float | None = None,
     ) -> None:
         if on_failure not in ("stop", "park"):
             raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
@@ -134,12 +132,11 @@ class Projection:
         self._types_of = types_of
         self._rows = ProjectionTables(name, engine.dialect)
         self._own_tables = tuple(tables)
-        settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
-        self._settings = settings if lease_s is None else msgspec.structs.replace(settings, lease_s=lease_s)
+        self._settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
         self._handler: Handler | None = None
         self._handlers: dict[str, Handler] = {}
         self._horizons = Horizons(store, log)
-        self._wait = StreamWait(store, clock, self._horizons, source.topics, f"projection {name!r}")
+        self._wait = HorizonWait(store, clock, self._horizons, source.topics, stream=f"projection {name!r}")
         self._progress = RunnerProgress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
