@@ -13,7 +13,7 @@ from tidebook.testing.servers.kafka import Kafka
 from tidebook.testing.servers.postgres import DATABASE, USER, Postgres
 from tidebook.testing.servers.server import Server
 
-#: Clients find a Cassandra node by its address and the common port, so each proxy has an address of its own.
+#: Clients find a Cassandra node by its address and the common port, so each proxy has a separate address.
 PROXY_HOST = "127.0.1.{}"
 KAFKA_HEAP_MB = 256
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")

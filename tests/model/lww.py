@@ -251,7 +251,7 @@ def singles_of(write: Write, interned: Interned, listed: Listed) -> Iterator[Sin
             below = head.delete_to // head.segment_size if head.live else head.run_start
             yield ListTombstone(head.incarnation, below, tombstone_stamp(head.position))
         case PutTags():
-            pass  # tag rows have a model of their own
+            pass  # tag rows have a separate model
         case _:
             assert_never(write)
 

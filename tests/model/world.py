@@ -57,7 +57,7 @@ Seen = tuple[tuple[int, int], ...]
 
 
 def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed) -> Stages:
-    """The right way: each write is a stage of its own, and the list is read when what the slice adds is in it."""
+    """The right way: each write is a separate stage, and the list is read when what the slice adds is in it."""
     listed = listed | own_segments(writes)
     stages = (tuple(dict.fromkeys(singles_of(write, interned, listed))) for write in writes)
     return tuple(stage for stage in stages if stage)

@@ -82,7 +82,7 @@ class Cluster:
             time.sleep(0.2)
 
     def executors(self) -> list[int]:
-        """The executors that run now: Spark's workers start each in a folder of its own."""
+        """The executors that run now: Spark's workers start each in a separate folder."""
         return [pid for pid in processes_with("CoarseGrainedExecutorBackend") if _works_in(pid, self.folder)]
 
     def is_served_by_all(self) -> bool:

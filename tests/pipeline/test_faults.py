@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that fails starts anew after half a second, however often it has failed: it is killed many times here."""
+    """A query that fails starts again after half a second, however often it failed: it is killed many times here."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
@@ -48,7 +48,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: 
 
 
 def run_until_done(job: Replication, portal: BlockingPortal, timeout_s: float = 600) -> None:
-    """Run continuously, however often it starts anew, until nothing is left."""
+    """Run continuously, however often it starts again, until nothing is left."""
     done = threading.Event()
     job._report = lambda progress: done.set() if progress.batches and not progress.lag else None
     thread = threading.Thread(target=job.run)
@@ -171,7 +171,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
 
 
 def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
-    """A driver, a process of its own, that is killed at a point of its first batch."""
+    """A driver, a separate process, that is killed at a point of its first batch."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point, str(lease_s)],

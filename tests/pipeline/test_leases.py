@@ -42,7 +42,7 @@ BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails starts anew after half a second, however often it has failed."""
+    """What fails starts again after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
@@ -304,7 +304,7 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     away.mkdir()
 
     def tell(progress: Progress) -> None:
-        if progress.waiting is not None:  # the store is away
+        if progress.waiting is not None:  # the store is down
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)

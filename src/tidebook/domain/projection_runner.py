@@ -210,7 +210,7 @@ class SliceRunner:
             await _uncancelled(leaving)
 
     async def _database(self, work: Callable[[Connection], T]) -> T:
-        """Run a function in a transaction; retry for as long as the database is away."""
+        """Run a function in a transaction; retry for as long as the database is down."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:

@@ -74,7 +74,7 @@ def test_a_put_that_was_never_done_is_found() -> None:
     assert "never done" in fault
 
 
-def test_a_put_that_nobody_was_told_of_need_not_be_done() -> None:
+def test_a_put_that_was_not_acknowledged_need_not_be_done() -> None:
     assert faults(*putting(1, 0), *putting(2, 5, reported=False), claimed("a", 10), *finished("a", 20)) == []
 
 

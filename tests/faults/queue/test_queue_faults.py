@@ -58,7 +58,7 @@ asyncio.run(main())
 
 
 class Holder:
-    """A worker in a process of its own."""
+    """A worker in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

@@ -76,7 +76,7 @@ async def test_holes_that_transactions_leave_are_passed_over(
             producer.produce(topic, b"%d" % number, partition=0)
             producer.commit_transaction(30)
         end = await log.end(topic, 0)
-        assert end == 8  # each commit takes an offset of its own
+        assert end == 8  # each commit takes a separate offset
         records = await read_all(log, topic, 0, start=0, stop=end)
         assert [(r.offset, r.value) for r in records] == [(0, b"0"), (2, b"1"), (4, b"2"), (6, b"3")]
         for start in range(8):

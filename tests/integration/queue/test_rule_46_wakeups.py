@@ -212,7 +212,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
 
 
-async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Book) -> None:
+async def test_work_that_nobody_takes_is_not_reported_in_a_loop(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported = 0
@@ -243,7 +243,7 @@ async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: ti
     assert time.monotonic() - began < 20
 
 
-async def test_work_that_was_taken_is_not_told_of_again(book: tidebook.Book) -> None:
+async def test_work_that_was_taken_is_not_reported_again(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported: list[float] = []

@@ -1,4 +1,4 @@
-"""A tail replicates what the log gets, as it gets it, from the pointers on, until it is told to stop."""
+"""A tail replicates what the log gets, as it gets it, from the pointers on, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class AwayStore:
     async def pointer(self, topic: str, partition: int) -> Any:
         self.times -= 1
         if self.times >= 0:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is down")
         return await self._store.pointer(topic, partition)
 
 
