@@ -64,15 +64,15 @@ class Crew:
 
     def start(self, name: str) -> None:
         """Start a process, once more if it ran before."""
-        life = self._lives[name] = self._lives.get(name, 0) + 1
+        incarnation = self._lives[name] = self._lives.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
             process = _context.Process(target=run_command, args=([*command, "--book", self._plan.book], log))
         else:
             role, number = name.rsplit("-", 1)
-            seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
-            arguments = (role, f"{name}.{life}", self._plan.folder, seed, log)
+            seed = hash((self._plan.seed, sum(role.encode()), int(number), incarnation)) % 2**31
+            arguments = (role, f"{name}.{incarnation}", self._plan.folder, seed, log)
             process = _context.Process(target=play_role, args=arguments)
         process.start()
         self._running[name] = process

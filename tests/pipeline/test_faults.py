@@ -234,7 +234,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
         gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\nlease_s = 0\n")
         waited, done = threading.Event(), threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waited.set()
                 gate.open()
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
                 gate.shut()
 
         with opened(portal, gated) as through:
-            job = replication(spark, through, portal, topic, report=tell, on_batch=on_batch, settings=None)
+            job = replication(spark, through, portal, topic, report=report, on_batch=on_batch, settings=None)
             thread = threading.Thread(target=job.run)
             thread.start()
             try:

@@ -303,13 +303,13 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     away = tmp_path / "away"
     away.mkdir()
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         if progress.waiting is not None:  # the store is down
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
     opening = AwayAtFirst(str(away), 10_000)
-    job = replication(spark, book, portal, topic, opening=opening, report=tell, settings=settings)
+    job = replication(spark, book, portal, topic, opening=opening, report=report, settings=settings)
     with pytest.raises(LogLost) as caught:
         job.run()
     assert (caught.value.partition, caught.value.first, caught.value.last) == (0, 0, end - 2)
@@ -363,11 +363,11 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
         gated.write_text(servers_toml.read_text().replace(cassandra_address, gate.address))
         waiting = threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waiting.set()
 
-        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=tell)):
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=report)):
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))

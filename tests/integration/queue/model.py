@@ -202,12 +202,12 @@ class QueueMachine(RuleBasedStateMachine):
         key=st.sampled_from(["a", "b", "c", None]),
         priority=st.sampled_from([0, 20, 199, 200, 255]),
         wait=st.sampled_from([-5, 0, 0, 0, 7, 30]),
-        life=st.sampled_from([None, None, None, 3, 12]),
+        lifetime_ms=st.sampled_from([None, None, None, 3, 12]),
     )
-    def put(self, key: str | None, priority: int, wait: int, life: int | None) -> None:
+    def put(self, key: str | None, priority: int, wait: int, lifetime_ms: int | None) -> None:
         number = next(self.numbers)
         at = self.model.now + wait
-        expires_at = NEVER_MS if life is None else self.model.now + life
+        expires_at = NEVER_MS if lifetime_ms is None else self.model.now + lifetime_ms
         self.do(self.desk.put(key, data=f"{number}", priority=priority, process_at=at, expires_at=expires_at))
         self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, at, expires_at))
 

@@ -248,12 +248,12 @@ async def test_work_that_was_taken_is_not_reported_again(book: tidebook.Book) ->
     await queue.put("x")
     reported: list[float] = []
 
-    async def hear() -> None:
+    async def receive() -> None:
         async with aclosing(queue.listen()) as dues:
             async for _ in dues:
                 reported.append(time.monotonic())
 
-    hearing = asyncio.create_task(hear())
+    hearing = asyncio.create_task(receive())
     await until(lambda: len(reported) == 2)  # once, and once more because nobody came: the next time is set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()

@@ -124,7 +124,7 @@ async def test_a_lost_append_that_was_replicated_before_it_was_learned_is_a_conf
     assert caught.value.found == 2
 
 
-@pytest.mark.parametrize("after", ["a purge", "a purge and a new life"])
+@pytest.mark.parametrize("after", ["a purge", "a purge and a new incarnation"])
 async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_rig: OpenRig, after: str) -> None:
     """`expected=0, found=0` would be no conflict."""
     rig, other = open_rig(), open_rig()
@@ -135,7 +135,7 @@ async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_r
     mine = asyncio.create_task(rig.append("a", "mine", expected=0))
     await held.reached()
     await other.journal.purge("a")
-    if after == "a purge and a new life":
+    if after == "a purge and a new incarnation":
         await other.append("a", "third")
         await other.journal.purge("a")
     await other.replicate()

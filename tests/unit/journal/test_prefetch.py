@@ -46,8 +46,8 @@ class Counted:
         return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
 
 
-def head(*, life: int = 0, at: int = TO) -> Head:
-    return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
+def head(*, incarnation: int = 0, at: int = TO) -> Head:
+    return Head(True, TO, 0, Position(1, incarnation), Position(1, at), 25, None, 0, (), None, ())
 
 
 def opened(store: Counted | Down) -> RowPrefetcher:
@@ -126,7 +126,7 @@ async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used(
 
 
 async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere_is_given_up() -> None:
-    for now, after in ((head(life=3), 0), (head(at=TO - 1), 0), (head(), 5)):
+    for now, after in ((head(incarnation=3), 0), (head(at=TO - 1), 0), (head(), 5)):
         rows = opened(Counted())
         rows.prefetch()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
