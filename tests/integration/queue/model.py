@@ -79,7 +79,7 @@ class Model:
         )
         return True
 
-    def run_out(self) -> None:
+    def expire_leases(self) -> None:
         for item in [each for each in self.processing.values() if not each.counted and each.lease_until <= self.now]:
             if item.expires_at <= self.now:
                 del self.processing[item.name]
@@ -93,12 +93,12 @@ class Model:
                 item.timeouts += 1
 
     def sweep(self) -> None:
-        self.run_out()
+        self.expire_leases()
         for item in [each for each in self.processing.values() if each.counted and each.expires_at <= self.now]:
             del self.processing[item.name]
 
     def claim(self, limit: int, holder: int, lease: int) -> list[Item]:
-        self.run_out()
+        self.expire_leases()
         ready = [each for each in self.processing.values() if each.counted and each.expires_at > self.now]
         ready += [
             each

@@ -116,7 +116,7 @@ async def test_a_process_that_ends_right_after_a_dead_letter_reports_it_first(
     assert sorted(json.loads(line)["key"] for line in reported.read_text().splitlines()) == ["x", "y"]
 
 
-async def test_a_lease_that_runs_out_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
+async def test_a_lease_that_expires_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
     async with tidebook.open(hooked) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await queue.put("x", key="k")

@@ -68,7 +68,7 @@ async def test_a_put_notifies_only_if_somebody_sleeps_past_its_date(desk: Desk, 
         assert await hearing.heard() == []
 
 
-async def test_done_notifies_who_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_done_notifies_a_process_that_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
     await desk.put("k")
     taken = await desk.take()
     await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
