@@ -158,7 +158,7 @@ def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=30))

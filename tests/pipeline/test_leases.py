@@ -1,4 +1,4 @@
-"""Leases: the live tail reaches the store at once, whatever dies, hangs, doubles or is away for a while."""
+"""Leases: the live tail reaches the store at once, whatever dies, hangs, runs twice or is down for a while."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
 def test_a_stop_does_not_wait_for_a_store_that_hangs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leases would go on for an hour, and nothing that the driver asks the store for is ever answered."""
+    """The leases would go on for an hour, and no request of the driver to the store is ever answered."""
     portal.run(embedded.journal(topic).append("a", [Event(1)]))
 
     async def hang(*arguments: Any, **more: Any) -> Any:
@@ -348,7 +348,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,

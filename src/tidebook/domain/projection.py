@@ -30,6 +30,7 @@ from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_h
 from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.log.port import Log
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
@@ -362,7 +363,7 @@ class Projection:
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
-        pause_s = LOOK_FIRST_S
+        backoff = Backoff(first_s=LOOK_FIRST_S, max_s=LOOK_MAX_S)
         while True:
             progress, news = self._progress, self._news
             left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
@@ -377,9 +378,8 @@ class Projection:
             if await self._stored_reach(left):
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
-            pause_s = min(2 * pause_s, LOOK_MAX_S)
 
     async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:

@@ -168,7 +168,7 @@ class AwayStore:
         return await self._store.pointer(topic, partition)
 
 
-async def test_a_store_that_is_away_for_a_while_is_waited_for(book: Book) -> None:
+async def test_a_store_that_is_down_for_a_while_is_waited_for(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
     away = AwayStore(book.store, 6)
     async with running(await tail_of(book, away, wait_s=30.0)):
