@@ -337,7 +337,7 @@ def test_a_topic_made_again_under_a_running_pipeline_goes_on_in_its_new_epoch_on
     assert [(event.seq_nr, event.payload) for event in portal.run(events_of(book, topic, "o-1"))] == [
         (1, "old"), (2, "new 0"), (3, "new 1"), (4, "new 2"), (5, "last"),
     ]  # fmt: skip
-    assert len(found["events"]) == 5
+    assert len(found["events"]["o-1"]) == 5
     assert job.progress().stopped == {}
 
 
