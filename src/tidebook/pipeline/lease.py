@@ -36,7 +36,7 @@ REVOKE_TRIES_MAX = 10
 #: How often a task reads whether its lease was revoked.
 LOOK_EVERY_S = 0.5
 #: How long a tail outlives its task, unless another replicator is seen to serve its partitions.
-HANDOVER_S = 3.0
+HANDOVER_S = 5.0
 
 
 class Lease(msgspec.Struct, frozen=True):
