@@ -24,9 +24,10 @@ ROLES = {
     "worker": 2,
     "wal": 2,
     "remote": 1,
+    "decider": 2,
 }
 #: They bring new data; the others only pass it on, and go on until they have caught up.
-SOURCES = ("writer", "producer", "wal", "remote")
+SOURCES = ("writer", "producer", "wal", "remote", "decider")
 SERVER = "server"
 #: It replicates with Spark, if the book uses servers; embedded books have replicators.
 PIPELINE = "pipeline"

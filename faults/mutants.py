@@ -130,6 +130,27 @@ MUTANTS: Sequence[Mutant] = (
         ".values(position=after)",
         ".values(position=before)",
     ),
+    # deciders and process managers
+    Mutant(
+        "a refusal is not checked against the journal",
+        "domain/decider.py",
+        "                if is_fresh:\n                    raise\n",
+        "                if True:\n                    raise\n",
+    ),
+    Mutant(
+        "a process executes its commands without an id",
+        "domain/process.py",
+        "each.command, command_id=each.command_id)",
+        "each.command)",
+        only="consumer",
+    ),
+    Mutant(
+        "a process does not look at its marks",
+        "domain/process.py",
+        "if not mark.covers(placed)]",
+        "if mark is not None]",
+        only="consumer",
+    ),
     # outbox
     Mutant(
         "relays do not look for what was sent",

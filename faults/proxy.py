@@ -104,8 +104,8 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection with RST instead of FIN."""
+    """Close a connection with RST instead of FIN; do nothing if it is closed."""
     found = writer.get_extra_info("socket")
-    if found is not None:
+    if found is not None and found.fileno() >= 0:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -15,7 +15,7 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from faults.crew import PIPELINE, SERVER, SOURCES, Crew
-from faults.plan import GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
+from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
 from faults.roles.inspector import catch_up_s_max
@@ -27,6 +27,7 @@ from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
 from tidebook.testing.histories.verdict import RuleVerdict
+from tidebook.testing.servers.errors import ServerError
 from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault every process must have done something again.
@@ -112,7 +113,8 @@ async def run_faults(
         book.write_text(servers.settings(lock_limit_s=2 * SERVER_LEASE_S))
         plan = msgspec.structs.replace(plan, lease_s=SERVER_LEASE_S, sql_url=servers.sql_url, brokers=servers.brokers)
     async with open_book(book, create=True) as opened:  # so that no process has to create the topic
-        await opened.journal(TOPIC).create()
+        for topic in (TOPIC, ACCOUNTS):
+            await opened.journal(topic).create()
         if servers is not None:
             await opened.outbox.create_tables()
     await asyncio.to_thread(create_effects, Context(plan, "setup", seed))
@@ -208,7 +210,17 @@ class FaultInjector:
             return
         self._busy |= held
         start_ns = time.monotonic_ns()
-        down_ns = None
+        try:
+            down_ns = await self._do_it(fault)
+        except (OSError, ServerError) as error:  # such as a server that does not start: the run goes on, and has failed
+            down_ns = None
+            self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
+        self._busy -= held
+        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
+        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+
+    async def _do_it(self, fault: PlannedFault) -> int | None:
+        """Do a fault from its beginning to its end; return when servers that were down were started again, or None."""
         if fault.is_network:
             proxy = self._proxies[fault.target]
             proxy.set_mode(_mode(fault.kind))
@@ -217,12 +229,10 @@ class FaultInjector:
         elif self._servers is not None and (
             fault.target in self._servers.nodes or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS)
         ):
-            down_ns = await self._do_to_servers(self._servers, fault)
+            return await self._do_to_servers(self._servers, fault)
         else:
             await self._do_to_process(fault)
-        self._busy -= held
-        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
-        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+        return None
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds
@@ -285,7 +295,9 @@ def _mode(kind: str) -> Mode:
 
 async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> float | None:
     """Wait until each process that records calls has had a success since a moment; return how long it took."""
-    recording = [name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote")]
+    recording = [
+        name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote", "decider")
+    ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
     while len(first) < len(recording):

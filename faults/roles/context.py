@@ -66,7 +66,7 @@ class Context:
         call: Callable[[], Awaitable[Any]],
         result: Callable[[Any], Any] = lambda found: None,
         *,
-        failures: tuple[type[TidebookError], ...] = WITHOUT_EFFECT,
+        failures: tuple[type[Exception], ...] = WITHOUT_EFFECT,
         **args: Any,
     ) -> Any:
         """Make a call, write it down, and return what it returned or its error."""

@@ -19,7 +19,7 @@ CLOCK_JUMP_MS = 3_600_000
 
 def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
     # Imported here, so that the process that starts all others loads no driver.
-    from faults.roles import inspector, journals, messages, replicator, streams, wal
+    from faults.roles import deciders, inspector, journals, messages, replicator, streams, wal
 
     return {
         "writer": journals.write,
@@ -30,6 +30,7 @@ def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
         "relay": messages.relay,
         "worker": messages.work,
         "wal": wal.own,
+        "decider": deciders.decide,
         "inspector": inspector.inspect,
     }
 

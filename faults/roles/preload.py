@@ -7,7 +7,7 @@ import tidebook.remote.journal
 import tidebook.server.serve
 import tidebook.wiring.remote_book
 import tidebook.wiring.sync  # noqa: F401
-from faults.roles import inspector, journals, messages, replicator, streams, wal  # noqa: F401
+from faults.roles import deciders, inspector, journals, messages, replicator, streams, wal  # noqa: F401
 
 # A clock may get the signal to jump before its process listens; by default these signals would end it.
 for number in (signal.SIGUSR1, signal.SIGUSR2):
