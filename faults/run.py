@@ -20,7 +20,18 @@ from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
 from faults.roles.inspector import catch_up_s_max
 from faults.roles.streams import create_effects
-from faults.schedule import FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.schedule import (
+    DEAF,
+    FOREIGN,
+    MORE_PARTITIONS,
+    MUTE,
+    ONE_DOWN,
+    PARTITIONS,
+    ROLLING,
+    PlannedFault,
+    Targets,
+    make_schedule,
+)
 from faults.servers import RunServers
 from faults.topics import add_partition, key_of, send_foreign
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
@@ -133,7 +144,12 @@ async def run_faults(
         say(f"all processes work {(time.monotonic_ns() - plan.began_ns) / 1e9:.1f} s after their start")
         began_ns = time.monotonic_ns()
         targets = Targets(
-            crew.names, [*proxies], {} if servers is None else servers.kinds, plan.lease_s, [SERVER, PIPELINE]
+            crew.names,
+            [*proxies],
+            {} if servers is None else servers.kinds,
+            plan.lease_s,
+            [SERVER, PIPELINE],
+            [] if servers is None else servers.partitionable,
         )
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
@@ -227,7 +243,8 @@ class FaultInjector:
             await asyncio.sleep(fault.duration_s)
             proxy.set_mode("pass")
         elif self._servers is not None and (
-            fault.target in self._servers.nodes or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS)
+            fault.target in self._servers.nodes
+            or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
             return await self._do_to_servers(self._servers, fault)
         else:
@@ -265,6 +282,11 @@ class FaultInjector:
             case _ if fault.kind == ROLLING:
                 for name in servers.kinds[fault.target]:
                     await servers.restart(name)
+            case _ if fault.kind in PARTITIONS:
+                name = chance.choice(servers.kinds[fault.target])
+                servers.cut_off(name, sends=fault.kind == DEAF, receives=fault.kind == MUTE)
+                await asyncio.sleep(fault.duration_s)
+                servers.heal(fault.target)
             case _ if fault.kind == ONE_DOWN:
                 down = [chance.choice(servers.kinds[kind]) for kind in ("kafka", "cassandra")]
                 for name in down:
