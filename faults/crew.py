@@ -10,6 +10,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from faults.disk import FAIL_SIGNAL, HEAL_SIGNAL
 from faults.plan import Plan
 from faults.roles.play import play_role, run_command
 from tidebook.testing.servers.process import Process, birth_of
@@ -100,6 +101,14 @@ class Crew:
     def jump_back(self, name: str) -> None:
         """Put the wall clock of a process right again."""
         self._signal(name, signal.SIGUSR2)
+
+    def fail_disk(self, name: str) -> None:
+        """Let writes and syncs of a process's files fail."""
+        self._signal(name, FAIL_SIGNAL)
+
+    def heal_disk(self, name: str) -> None:
+        """Let them succeed again."""
+        self._signal(name, HEAL_SIGNAL)
 
     def _signal(self, name: str, number: int) -> None:
         process = self._running[name]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from faults.crew import PIPELINE, SERVER, SOURCES, Crew
+from faults.disk import SmallDisk
 from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
@@ -22,6 +24,7 @@ from faults.roles.inspector import catch_up_s_max
 from faults.roles.streams import create_effects
 from faults.schedule import (
     DEAF,
+    DISK_FULL,
     FOREIGN,
     MORE_PARTITIONS,
     MUTE,
@@ -46,7 +49,7 @@ RECOVERY_S_MAX = 30.0
 #: The same with servers: Spark, Kafka and Cassandra start in many seconds, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
-SERVER_START_S_MAX = 240.0
+SERVER_START_S_MAX = 480.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
@@ -109,6 +112,7 @@ async def run_faults(
 ) -> tuple[RunResult, RecordedHistory]:
     """Run the workload for some time under faults, then let it settle, and check its history."""
     (folder / "history").mkdir(parents=True)
+    disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
     port = _free_port()
     proxies = {HTTP: TcpProxy(("127.0.0.1", port))}
@@ -150,10 +154,11 @@ async def run_faults(
             plan.lease_s,
             [SERVER, PIPELINE],
             [] if servers is None else servers.partitionable,
+            disk is not None,
         )
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
-        done = await FaultInjector(plan, crew, proxies, servers, began_ns, say).disturb(schedule, seconds)
+        done = await FaultInjector(plan, crew, proxies, servers, disk, began_ns, say).disturb(schedule, seconds)
         quiet_ns = time.monotonic_ns()
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
@@ -200,10 +205,11 @@ class FaultInjector:
         crew: Crew,
         proxies: Mapping[str, TcpProxy],
         servers: RunServers | None,
+        disk: SmallDisk | None,
         began_ns: int,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._crew, self._proxies, self._servers = plan, crew, proxies, servers
+        self._plan, self._crew, self._proxies, self._servers, self._disk = plan, crew, proxies, servers, disk
         self._began_ns = began_ns
         self._say = say
         #: Targets that a fault is being done to: a server may start for longer than the schedule assumes.
@@ -228,7 +234,11 @@ class FaultInjector:
         start_ns = time.monotonic_ns()
         try:
             down_ns = await self._do_it(fault)
-        except (OSError, ServerError) as error:  # such as a server that does not start: the run goes on, and has failed
+        except (
+            OSError,
+            ServerError,
+            subprocess.SubprocessError,
+        ) as error:  # such as a server that does not start: the run goes on, and has failed
             down_ns = None
             self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
         self._busy -= held
@@ -247,6 +257,11 @@ class FaultInjector:
             or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
             return await self._do_to_servers(self._servers, fault)
+        elif fault.kind == DISK_FULL:
+            assert self._disk is not None
+            self._disk.fill()
+            await asyncio.sleep(fault.duration_s)
+            self._disk.make_room()
         else:
             await self._do_to_process(fault)
         return None
@@ -262,6 +277,7 @@ class FaultInjector:
             "kill": (self._crew.kill, self._crew.start),
             "pause": (self._crew.pause, self._crew.resume),
             "clock": (self._crew.jump, self._crew.jump_back),
+            "disk_error": (self._crew.fail_disk, self._crew.heal_disk),
         }[fault.kind]
         begin(fault.target)
         await asyncio.sleep(fault.duration_s)

@@ -35,6 +35,9 @@ PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
 PARTITIONS = (PARTITION, DEAF, MUTE)
 #: The topics as a target.
 TOPICS = "topics"
+#: Writes and syncs of one process fail; the file system of all is full.
+DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
+DISK_S = (0.5, 3.0)
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
@@ -66,6 +69,8 @@ class Targets(msgspec.Struct, frozen=True):
     clockless: Sequence[str] = ()
     #: The kinds of servers whose nodes can be cut off from each other.
     partitionable: Sequence[str] = ()
+    #: Whether the files of an embedded book are on a file system that can be filled.
+    fillable: bool = False
 
     def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
         """Return the choices of kind and target, in families that are chosen by weight, however large they are."""
@@ -77,6 +82,10 @@ class Targets(msgspec.Struct, frozen=True):
             found += [(3, [(kind, target) for target in nodes]) for kind in ("kill", "pause")]
             found.append((1, [(ROLLING, kind) for kind in self.servers]))
             found += [(1, [(FOREIGN, TOPICS)]), (1, [(MORE_PARTITIONS, TOPICS)])]
+        else:
+            found.append((2, [(DISK_ERROR, target) for target in self.processes if target not in self.clockless]))
+        if self.fillable:
+            found.append((2, [(DISK_FULL, DISK)]))
         if self.partitionable:
             found.append((3, [(kind, target) for kind in PARTITIONS for target in self.partitionable]))
         if len(nodes) > len(self.servers):
@@ -124,6 +133,7 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
     if kind == "kill" and _kind_of_server(target, targets) is not None:
         return DOWN_S
     known = {"kill": RESTART_S, "pause": pause, "clock": CLOCK_S, ONE_DOWN: ONE_DOWN_S}
+    known |= {DISK_ERROR: DISK_S, DISK_FULL: DISK_S}
     known |= dict.fromkeys(PARTITIONS, PARTITION_S)
     return known.get(kind, NETWORK_S)
 

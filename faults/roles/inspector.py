@@ -55,9 +55,10 @@ def catch_up_s_max(plan: Plan) -> float:
 
 
 async def _wait(lacking: Callable[[], Awaitable[list[str]]], bound_s: float) -> list[str]:
-    deadline = time.monotonic() + bound_s
+    began = time.monotonic()
     while found := await lacking():
-        if time.monotonic() > deadline:
+        print(f"{time.monotonic() - began:.1f} s: {'; '.join(found)}", flush=True)  # into the log of the process
+        if time.monotonic() > began + bound_s:
             return found
         await asyncio.sleep(bound_s / 200)
     return []

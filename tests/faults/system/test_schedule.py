@@ -19,7 +19,7 @@ from faults.schedule import (
     make_schedule,
 )
 
-EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"])
+EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"], fillable=True)
 KINDS = {kind: [f"{kind}-{number}" for number in (1, 2, 3)] for kind in ("kafka", "cassandra", "postgres")}
 CLUSTER = Targets(
     EMBEDDED.processes, ["http", *KINDS["kafka"], *KINDS["cassandra"]], KINDS, 3.0, [], ["kafka", "cassandra"]
@@ -56,7 +56,14 @@ def _kinds(fault: PlannedFault) -> Iterator[str]:
 
 
 def test_a_long_schedule_has_every_kind_of_fault() -> None:
-    assert {fault.kind for fault in make_schedule(1, 600, EMBEDDED)} == {"kill", "pause", "clock", *MODES}
+    assert {fault.kind for fault in make_schedule(1, 600, EMBEDDED)} == {
+        "kill",
+        "pause",
+        "clock",
+        "disk_error",
+        "disk_full",
+        *MODES,
+    }
     kinds = {fault.kind for fault in make_schedule(1, 1800, CLUSTER)}
     assert kinds == {"kill", "pause", "clock", ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS, *MODES}
 
