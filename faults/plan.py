@@ -48,6 +48,19 @@ class Plan(msgspec.Struct, frozen=True):
         """The database of the application that follows the journals."""
         return Path(self.folder) / "effects.db"
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all faults are over: then nothing of the workload is slow on purpose."""
+        return self._quiet_file.exists()
+
+    def be_quiet(self) -> None:
+        """Tell all processes that the faults are over."""
+        self._quiet_file.touch()
+
+    @property
+    def _quiet_file(self) -> Path:
+        return Path(self.folder) / "quiet"
+
     def key(self, choice: float) -> str:
         """Return the id of one of the journals of this moment."""
         return f"k{self._generation(GENERATION_S) * KEYS + int(choice * KEYS)}"

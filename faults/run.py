@@ -159,6 +159,7 @@ async def run_faults(
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
         done = await FaultInjector(plan, crew, proxies, servers, disk, began_ns, say).disturb(schedule, seconds)
+        plan.be_quiet()
         quiet_ns = time.monotonic_ns()
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")

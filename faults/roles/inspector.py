@@ -19,7 +19,7 @@ from tidebook.core.record import read_record
 from tidebook.log.port import Record, read_all
 from tidebook.testing.histories.line import read_lines
 
-CATCH_UP_S_MAX = 60.0
+CATCH_UP_S_MAX = 90.0
 SERVER_CATCH_UP_S_MAX = 180.0
 DRAINED_AT_ONCE, DRAIN_LEASE_S = 200, 3600.0
 

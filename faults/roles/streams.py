@@ -123,6 +123,7 @@ class Stalls:
     """Stops the thread that asks for longer than a lease, now and then."""
 
     def __init__(self, context: Context) -> None:
+        self._plan = context.plan
         self._chance = context.chance
         self._lasts_s = context.plan.lease_s * STALL_LEASES
         self._due_s = self._next_s()
@@ -132,7 +133,7 @@ class Stalls:
 
     def stall_if_due(self) -> None:
         """Sleep if it is time."""
-        if time.monotonic() >= self._due_s:
+        if time.monotonic() >= self._due_s and not self._plan.is_quiet:
             time.sleep(self._lasts_s)
             self._due_s = self._next_s()
 
@@ -145,7 +146,8 @@ async def join(context: Context, book: Any) -> None:
     async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=context.plan.lease_s) as events:
         with closing(connect(context)) as connection:
             async for event in events:
-                if context.chance.random() < SLOW:  # its lease may end before the event is handled
+                # Its lease may end before the event is handled.
+                if context.chance.random() < SLOW and not context.plan.is_quiet:
                     await context.pause(SLOW_S)
                 stalls.stall_if_due()  # in the event loop, so that nothing renews the lease
                 handled = await asyncio.to_thread(_handle, context, connection, offsets, event)
