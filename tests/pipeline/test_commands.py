@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,9 +18,10 @@ from urllib.request import urlopen
 import pytest
 from pyarrow import parquet
 
-from tests.pipeline.commands import Forwarder, free_port, processes_with, running
+from tests.pipeline.commands import Forwarder, descendants, free_port, processes_with, running
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.test_faults import assert_as_expected
+from tests.pipeline.test_leases import until
 from tests.pipeline.test_verify import damage
 from tests.pipeline.workloads import newer_record, replicate_here, write_garbage, write_history
 from tidebook.cli.app import main
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
+#: How long `tidebook up` takes at most to end, on a machine with nothing else to do.
+STOP_S = 2.0
 WITHOUT_PYSPARK = "import sys; sys.modules['pyspark'] = None; from tidebook.cli.app import main; main()"
 
 
@@ -168,6 +172,35 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
     assert code == 130, err
     assert "Traceback" not in err
     assert not processes_with(f"--until-input-ends\0--json\0--book\0{toml}")
+
+
+def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
+    tmp_path: Path, embedded: Book, portal: BlockingPortal
+) -> None:
+    toml = tmp_path / "up.toml"
+    toml.write_text(f'folder = "{embedded.settings.folder}"\n[pipeline]\nengine = "spark"\nlook_every_s = 0.2\n')
+    portal.run(embedded.journal("orders").append("o-1", [Event(1)]))
+    with running("up", "--json", "--every-s", "0.2", "--book", str(toml)) as command:
+        command.until(lambda row: bool(row.get("topics")) and row["topics"][0]["lag"] == 0)
+        processes = descendants(command.process.pid)
+        assert any("java" in Path(f"/proc/{pid}/comm").read_text() for pid in processes)
+        before = slowdown()
+        began_s = time.monotonic()
+        code, _ = command.end()
+        seconds = time.monotonic() - began_s
+        slower = max(before, slowdown())
+        assert code == 0
+        assert seconds <= STOP_S * (1.0 if slower < 1.2 else 2 * slower), f"{seconds:.2f} s, slower by {slower:.1f}"
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "Spark did not end")
+
+
+def slowdown() -> float:
+    """How much longer than alone a process takes now, because others use the cores."""
+    began_s = time.monotonic()
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
+    _, status, usage = os.wait4(pid, 0)
+    assert status == 0
+    return max(1.0, (time.monotonic() - began_s) / (usage.ru_utime + usage.ru_stime))
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "java"])

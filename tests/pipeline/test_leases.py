@@ -20,9 +20,10 @@ from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.faults import AwayAtFirst, KillAround, StopInSlice
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
-from tests.pipeline.workloads import write_history
+from tests.pipeline.workloads import rows_of, write_history
 from tidebook.core.errors import LogLost
 from tidebook.core.event import Event
+from tidebook.core.key import partition_of
 from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.servers import Kafka
@@ -48,11 +49,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
 
 
-def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 
     more.setdefault("settings", SHORT)
-    return Replication(spark, book, portal, topics=[topic], **more)
+    return Replication(spark, book, portal, topics=topics, **more)
 
 
 @contextmanager
@@ -284,6 +285,64 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
         portal.run(write_history(book, topic, steps=20, seed=3))
         await_replicated(book, portal, topic)
     assert_as_expected(book, portal, topic, open_book)
+
+
+def test_a_topic_made_again_under_a_running_pipeline_goes_on_in_its_new_epoch_once_it_is_adopted(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
+) -> None:
+    """Other topics go on meanwhile."""
+    other = f"{topic}-other"
+    for name in (topic, other):
+        portal.run(book.journal(name).append("o-1", [Event("old")]))
+    config = portal.run(book.journal(topic).topic_config())
+    partition = partition_of("o-1", config.partitions)
+    ended: list[BaseException | None] = []
+    job = replication(spark, book, portal, topic, other)
+
+    def run() -> None:
+        try:
+            job.run()
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for name in (topic, other):
+            await_replicated(book, portal, name)
+        portal.run(book.journal(topic).close())
+        portal.run(book.log.delete_topic(topic))
+        until(lambda: f"{topic}/{partition}" in job.progress().stopped, "nothing told of the topic without a log")
+        portal.run(book.journal(other).append("o-1", [Event("meanwhile")]))
+        await_replicated(book, portal, other)
+        portal.run(book.log.create_topic(topic, config.partitions))
+        adopted = portal.run(book.journal(topic).adopt())
+        assert adopted.epoch == 2
+        for number in range(3):
+            portal.run(book.journal(topic).append("o-1", [Event(f"new {number}")]))
+        await_replicated(book, portal, topic)
+        until(lambda: not job.progress().stopped, "the topic was not resumed")
+        portal.run(book.journal(topic).append("o-1", [Event("last")]))
+        await_replicated(book, portal, topic)
+        assert not ended, ended
+    finally:
+        job.stop()
+        thread.join(PATIENCE_S)
+    assert ended == [None]
+    found = portal.run(rows_of(book.store, topic))
+    pointer = portal.run(book.store.pointer(topic, partition))
+    assert pointer is not None
+    assert pointer.position.epoch == 2
+    assert [(event.seq_nr, event.payload) for event in portal.run(events_of(book, topic, "o-1"))] == [
+        (1, "old"), (2, "new 0"), (3, "new 1"), (4, "new 2"), (5, "last"),
+    ]  # fmt: skip
+    assert len(found["events"]["o-1"]) == 5
+    assert job.progress().stopped == {}
+
+
+async def events_of(book: Book, topic: str, id: str) -> list[Any]:
+    return [event async for event in book.journal(topic).read(id)]
 
 
 def workers() -> list[int]:
