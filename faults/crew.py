@@ -10,6 +10,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from faults.disk import FAIL_SIGNAL, HEAL_SIGNAL
 from faults.plan import Plan
 from faults.roles.play import play_role, run_command
 from tidebook.testing.servers.process import Process, birth_of
@@ -24,9 +25,10 @@ ROLES = {
     "worker": 2,
     "wal": 2,
     "remote": 1,
+    "decider": 2,
 }
 #: They bring new data; the others only pass it on, and go on until they have caught up.
-SOURCES = ("writer", "producer", "wal", "remote")
+SOURCES = ("writer", "producer", "wal", "remote", "decider")
 SERVER = "server"
 #: It replicates with Spark, if the book uses servers; embedded books have replicators.
 PIPELINE = "pipeline"
@@ -64,15 +66,15 @@ class Crew:
 
     def start(self, name: str) -> None:
         """Start a process, once more if it ran before."""
-        life = self._lives[name] = self._lives.get(name, 0) + 1
+        incarnation = self._lives[name] = self._lives.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
             process = _context.Process(target=run_command, args=([*command, "--book", self._plan.book], log))
         else:
             role, number = name.rsplit("-", 1)
-            seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
-            arguments = (role, f"{name}.{life}", self._plan.folder, seed, log)
+            seed = hash((self._plan.seed, sum(role.encode()), int(number), incarnation)) % 2**31
+            arguments = (role, f"{name}.{incarnation}", self._plan.folder, seed, log)
             process = _context.Process(target=play_role, args=arguments)
         process.start()
         self._running[name] = process
@@ -99,6 +101,14 @@ class Crew:
     def jump_back(self, name: str) -> None:
         """Put the wall clock of a process right again."""
         self._signal(name, signal.SIGUSR2)
+
+    def fail_disk(self, name: str) -> None:
+        """Let writes and syncs of a process's files fail."""
+        self._signal(name, FAIL_SIGNAL)
+
+    def heal_disk(self, name: str) -> None:
+        """Let them succeed again."""
+        self._signal(name, HEAL_SIGNAL)
 
     def _signal(self, name: str, number: int) -> None:
         process = self._running[name]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,18 +16,32 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from faults.crew import PIPELINE, SERVER, SOURCES, Crew
-from faults.plan import GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
+from faults.disk import SmallDisk
+from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
 from faults.roles.inspector import catch_up_s_max
 from faults.roles.streams import create_effects
-from faults.schedule import FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.schedule import (
+    DEAF,
+    DISK_FULL,
+    FOREIGN,
+    MORE_PARTITIONS,
+    MUTE,
+    ONE_DOWN,
+    PARTITIONS,
+    ROLLING,
+    PlannedFault,
+    Targets,
+    make_schedule,
+)
 from faults.servers import RunServers
 from faults.topics import add_partition, key_of, send_foreign
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
 from tidebook.testing.histories.verdict import RuleVerdict
+from tidebook.testing.servers.errors import ServerError
 from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault every process must have done something again.
@@ -34,7 +49,7 @@ RECOVERY_S_MAX = 30.0
 #: The same with servers: Spark, Kafka and Cassandra start in many seconds, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
-SERVER_START_S_MAX = 240.0
+SERVER_START_S_MAX = 480.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
@@ -97,6 +112,7 @@ async def run_faults(
 ) -> tuple[RunResult, RecordedHistory]:
     """Run the workload for some time under faults, then let it settle, and check its history."""
     (folder / "history").mkdir(parents=True)
+    disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
     port = _free_port()
     proxies = {HTTP: TcpProxy(("127.0.0.1", port))}
@@ -112,7 +128,8 @@ async def run_faults(
         book.write_text(servers.settings(lock_limit_s=2 * SERVER_LEASE_S))
         plan = msgspec.structs.replace(plan, lease_s=SERVER_LEASE_S, sql_url=servers.sql_url, brokers=servers.brokers)
     async with open_book(book, create=True) as opened:  # so that no process has to create the topic
-        await opened.journal(TOPIC).create()
+        for topic in (TOPIC, ACCOUNTS):
+            await opened.journal(topic).create()
         if servers is not None:
             await opened.outbox.create_tables()
     await asyncio.to_thread(create_effects, Context(plan, "setup", seed))
@@ -131,11 +148,18 @@ async def run_faults(
         say(f"all processes work {(time.monotonic_ns() - plan.began_ns) / 1e9:.1f} s after their start")
         began_ns = time.monotonic_ns()
         targets = Targets(
-            crew.names, [*proxies], {} if servers is None else servers.kinds, plan.lease_s, [SERVER, PIPELINE]
+            crew.names,
+            [*proxies],
+            {} if servers is None else servers.kinds,
+            plan.lease_s,
+            [SERVER, PIPELINE],
+            [] if servers is None else servers.partitionable,
+            disk is not None,
         )
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
-        done = await FaultInjector(plan, crew, proxies, servers, began_ns, say).disturb(schedule, seconds)
+        done = await FaultInjector(plan, crew, proxies, servers, disk, began_ns, say).disturb(schedule, seconds)
+        plan.be_quiet()
         quiet_ns = time.monotonic_ns()
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
@@ -182,10 +206,11 @@ class FaultInjector:
         crew: Crew,
         proxies: Mapping[str, TcpProxy],
         servers: RunServers | None,
+        disk: SmallDisk | None,
         began_ns: int,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._crew, self._proxies, self._servers = plan, crew, proxies, servers
+        self._plan, self._crew, self._proxies, self._servers, self._disk = plan, crew, proxies, servers, disk
         self._began_ns = began_ns
         self._say = say
         #: Targets that a fault is being done to: a server may start for longer than the schedule assumes.
@@ -208,21 +233,39 @@ class FaultInjector:
             return
         self._busy |= held
         start_ns = time.monotonic_ns()
-        down_ns = None
+        try:
+            down_ns = await self._do_it(fault)
+        except (
+            OSError,
+            ServerError,
+            subprocess.SubprocessError,
+        ) as error:  # such as a server that does not start: the run goes on, and has failed
+            down_ns = None
+            self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
+        self._busy -= held
+        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
+        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+
+    async def _do_it(self, fault: PlannedFault) -> int | None:
+        """Do a fault from its beginning to its end; return when servers that were down were started again, or None."""
         if fault.is_network:
             proxy = self._proxies[fault.target]
             proxy.set_mode(_mode(fault.kind))
             await asyncio.sleep(fault.duration_s)
             proxy.set_mode("pass")
         elif self._servers is not None and (
-            fault.target in self._servers.nodes or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS)
+            fault.target in self._servers.nodes
+            or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
-            down_ns = await self._do_to_servers(self._servers, fault)
+            return await self._do_to_servers(self._servers, fault)
+        elif fault.kind == DISK_FULL:
+            assert self._disk is not None
+            self._disk.fill()
+            await asyncio.sleep(fault.duration_s)
+            self._disk.make_room()
         else:
             await self._do_to_process(fault)
-        self._busy -= held
-        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
-        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+        return None
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds
@@ -235,6 +278,7 @@ class FaultInjector:
             "kill": (self._crew.kill, self._crew.start),
             "pause": (self._crew.pause, self._crew.resume),
             "clock": (self._crew.jump, self._crew.jump_back),
+            "disk_error": (self._crew.fail_disk, self._crew.heal_disk),
         }[fault.kind]
         begin(fault.target)
         await asyncio.sleep(fault.duration_s)
@@ -255,6 +299,11 @@ class FaultInjector:
             case _ if fault.kind == ROLLING:
                 for name in servers.kinds[fault.target]:
                     await servers.restart(name)
+            case _ if fault.kind in PARTITIONS:
+                name = chance.choice(servers.kinds[fault.target])
+                servers.cut_off(name, sends=fault.kind == DEAF, receives=fault.kind == MUTE)
+                await asyncio.sleep(fault.duration_s)
+                servers.heal(fault.target)
             case _ if fault.kind == ONE_DOWN:
                 down = [chance.choice(servers.kinds[kind]) for kind in ("kafka", "cassandra")]
                 for name in down:
@@ -285,7 +334,9 @@ def _mode(kind: str) -> Mode:
 
 async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> float | None:
     """Wait until each process that records calls has had a success since a moment; return how long it took."""
-    recording = [name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote")]
+    recording = [
+        name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote", "decider")
+    ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
     while len(first) < len(recording):

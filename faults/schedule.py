@@ -26,10 +26,18 @@ CLOCK_S = (2.0, 6.0)
 DOWN_S, START_S = (1.0, 6.0), 12.0
 #: How long one broker and one node are down together, to measure what is available meanwhile.
 ONE_DOWN_S = (20.0, 25.0)
+#: How long a node is cut off from the others of its cluster: longer than a broker's session and a node's timeouts.
+PARTITION_S = (4.0, 15.0)
 #: Kinds that are done to one kind of server, or to the topics of the book, and not to one node.
 ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS = "rolling", "one_down", "foreign", "more_partitions"
+#: One node neither sends nor receives, only sends, or only receives; its clients still reach it.
+PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
+PARTITIONS = (PARTITION, DEAF, MUTE)
 #: The topics as a target.
 TOPICS = "topics"
+#: Writes and syncs of one process fail; the file system of all is full.
+DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
+DISK_S = (0.5, 3.0)
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
@@ -59,6 +67,10 @@ class Targets(msgspec.Struct, frozen=True):
     lease_s: float = LEASE_S
     #: Commands have the clock of the machine.
     clockless: Sequence[str] = ()
+    #: The kinds of servers whose nodes can be cut off from each other.
+    partitionable: Sequence[str] = ()
+    #: Whether the files of an embedded book are on a file system that can be filled.
+    fillable: bool = False
 
     def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
         """Return the choices of kind and target, in families that are chosen by weight, however large they are."""
@@ -70,6 +82,12 @@ class Targets(msgspec.Struct, frozen=True):
             found += [(3, [(kind, target) for target in nodes]) for kind in ("kill", "pause")]
             found.append((1, [(ROLLING, kind) for kind in self.servers]))
             found += [(1, [(FOREIGN, TOPICS)]), (1, [(MORE_PARTITIONS, TOPICS)])]
+        else:
+            found.append((2, [(DISK_ERROR, target) for target in self.processes if target not in self.clockless]))
+        if self.fillable:
+            found.append((2, [(DISK_FULL, DISK)]))
+        if self.partitionable:
+            found.append((3, [(kind, target) for kind in PARTITIONS for target in self.partitionable]))
         if len(nodes) > len(self.servers):
             found.append((2, [(ONE_DOWN, "servers")]))
         return found
@@ -115,6 +133,8 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
     if kind == "kill" and _kind_of_server(target, targets) is not None:
         return DOWN_S
     known = {"kill": RESTART_S, "pause": pause, "clock": CLOCK_S, ONE_DOWN: ONE_DOWN_S}
+    known |= {DISK_ERROR: DISK_S, DISK_FULL: DISK_S}
+    known |= dict.fromkeys(PARTITIONS, PARTITION_S)
     return known.get(kind, NETWORK_S)
 
 
@@ -125,6 +145,8 @@ def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
     """
     if kind == ONE_DOWN:
         return [*targets.servers], START_S
+    if kind in PARTITIONS:
+        return [target], 0.0
     if kind == ROLLING:
         return [target], START_S * len(targets.servers[target])
     server = _kind_of_server(target, targets)

@@ -14,7 +14,7 @@ from tidebook.domain.topic_types import TopicTypes
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
-from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
+from tidebook.runtime.clock import Clock, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.runtime.supervisor import GRACE_S, Supervisor
@@ -71,8 +71,6 @@ class Book:
         *,
         clock: Clock | None = None,
         folder_clock: Clock | None = None,
-        ids: Ids | None = None,
-        metrics: Metrics | None = None,
         create: bool = False,
         replicate: bool = False,
     ) -> None:
@@ -85,8 +83,8 @@ class Book:
 
             require_embedded(settings)
         self.clock = clock or SystemClock()
-        self.ids = ids or RandomIds()
-        self.metrics = metrics or Metrics()
+        self.ids = RandomIds()
+        self.metrics = Metrics()
         self._stack = AsyncExitStack()
         self._generation = generation()
         self._forget_parts()

@@ -7,11 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from faults.proxy import MODES
-from faults.schedule import FIRST_S, FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.schedule import (
+    FIRST_S,
+    FOREIGN,
+    MORE_PARTITIONS,
+    ONE_DOWN,
+    PARTITIONS,
+    ROLLING,
+    PlannedFault,
+    Targets,
+    make_schedule,
+)
 
-EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"])
+EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"], fillable=True)
 KINDS = {kind: [f"{kind}-{number}" for number in (1, 2, 3)] for kind in ("kafka", "cassandra", "postgres")}
-CLUSTER = Targets(EMBEDDED.processes, ["http", *KINDS["kafka"], *KINDS["cassandra"]], KINDS, lease_s=3.0)
+CLUSTER = Targets(
+    EMBEDDED.processes, ["http", *KINDS["kafka"], *KINDS["cassandra"]], KINDS, 3.0, [], ["kafka", "cassandra"]
+)
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -44,9 +56,16 @@ def _kinds(fault: PlannedFault) -> Iterator[str]:
 
 
 def test_a_long_schedule_has_every_kind_of_fault() -> None:
-    assert {fault.kind for fault in make_schedule(1, 600, EMBEDDED)} == {"kill", "pause", "clock", *MODES}
+    assert {fault.kind for fault in make_schedule(1, 600, EMBEDDED)} == {
+        "kill",
+        "pause",
+        "clock",
+        "disk_error",
+        "disk_full",
+        *MODES,
+    }
     kinds = {fault.kind for fault in make_schedule(1, 1800, CLUSTER)}
-    assert kinds == {"kill", "pause", "clock", ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *MODES}
+    assert kinds == {"kill", "pause", "clock", ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS, *MODES}
 
 
 def test_commands_keep_the_clock_of_the_machine() -> None:

@@ -314,7 +314,7 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
 
 
 def as_text(payload: Any) -> str:
-    """Return a payload as text: JSON is written on one line, bytes that are no text are empty."""
+    """Return a payload as text: JSON is written on one line, bytes that are not text are empty."""
     if isinstance(payload, str):
         return payload
     if isinstance(payload, bytes):

@@ -357,7 +357,7 @@ def _json(text: str, what: str) -> Any:
     try:
         return decode_json(text.encode())
     except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"{what} is no JSON: {error}") from error
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
 
 
 class _Numbered(msgspec.Struct, frozen=True, gc=False):

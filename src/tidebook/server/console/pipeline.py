@@ -254,7 +254,7 @@ async def preview_start(view: View) -> Preview:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
     return Preview(
-        text=f"This {does}: {which}. It runs in a process of its own and may take long.",
+        text=f"This {does}: {which}. It runs in a separate process and may take long.",
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],

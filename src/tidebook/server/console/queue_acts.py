@@ -30,9 +30,9 @@ from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.view import View
 
-#: Up to so many entries an act takes before it answers; more are taken in the background.
+#: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
 AT_ONCE_MAX: Final = 1_000
-#: How many checked rows an act takes; all that match have no bound.
+#: The most rows that can be selected one by one; an act on all that match has no limit.
 SELECTED_MAX: Final = 10_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
@@ -71,7 +71,7 @@ def _typed(text: str, kind: str) -> Any:
     try:
         return decode_json(text.encode())
     except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"the data is no JSON: {error}") from error
+        raise InvalidInput(f"the data is not JSON: {error}") from error
 
 
 class QueueForm(msgspec.Struct, frozen=True):
@@ -235,7 +235,7 @@ async def edit(view: View) -> ActResult:
         await queue.retry(form.flag)
     except OutcomeUnknown:
         raise
-    except TidebookError as error:  # the data is replaced all the same, which the audit has to record
+    except TidebookError as error:  # the data is replaced nonetheless, which the audit has to record
         return ActResult(message=f"The data is replaced, but the dead letter is not put back: {error}")
     to = link("/queue", queue=form.queue, status="dead")
     return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)

@@ -77,7 +77,7 @@ def _had_no_effect(error: errors.CassException, wrote: WriteAttempts | None) -> 
         case None:
             return True
         case "once":
-            # "Unavailable" and "overloaded" do not count: a node checks its peers once more to commit a compare-and-set
+            # "Unavailable" and "overloaded" do not count: a node checks its peers again to commit a compare-and-set
             # that is already accepted.
             return isinstance(error, (*NOT_SENT, errors.CassErrorLibNoHostsAvailable))
         case "repeatedly":
