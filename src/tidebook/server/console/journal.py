@@ -379,13 +379,21 @@ async def count_events(journal: Journal, id: str, to: int = LAST) -> int:
 
 async def preview_delete(view: View) -> Preview:
     """Count the events that would be deleted."""
-    form = view.fields
-    count = await count_events(view.book.journal(form.topic), form.id, form.to)
+    form, journal = view.fields, view.book.journal(view.fields.topic)
+    count = await count_events(journal, form.id, form.to)
     events = "1 event" if count == 1 else f"{count:,} events"
     text = (
         f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to}. It cannot be undone."
     )
-    return Preview(text=text, count=count, word=form.id)
+    return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id, form.to))
+
+
+async def _bounds(journal: Journal, id: str, to: int = LAST) -> list[int]:
+    """Return what identifies the events up to a number: the incarnation of the journal, and the numbers around them."""
+    head = await journal.head(id, barrier="offset")
+    if head is None:
+        return []
+    return [head.incarnation.epoch, head.incarnation.offset, head.delete_to, min(head.seq_nr, to)]
 
 
 async def delete(view: View) -> ActResult:
@@ -398,11 +406,11 @@ async def delete(view: View) -> ActResult:
 
 async def preview_purge(view: View) -> Preview:
     """Count the events that a purge would remove."""
-    form = view.fields
-    count = await count_events(view.book.journal(form.topic), form.id)
+    form, journal = view.fields, view.book.journal(view.fields.topic)
+    count = await count_events(journal, form.id)
     events = "1 event" if count == 1 else f"all {count:,} events"
     text = f"This removes journal {form.topic}/{form.id} with {events}. It cannot be undone."
-    return Preview(text=text, count=count, word=form.id)
+    return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id))
 
 
 async def purge(view: View) -> ActResult:

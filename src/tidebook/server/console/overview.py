@@ -172,7 +172,7 @@ async def part_health(view: View, survey: Survey) -> list[PartHealth]:
         health = await view.book.health()
         for run in health.running:
             parts.append(
-                PartHealth(part=run.name, kind="running here", ok=run.healthy, detail=run.problem or run.state)
+                PartHealth(part=run.name, kind="in this process", ok=run.healthy, detail=run.problem or run.state)
             )
     except TidebookError:
         pass  # the log and the store are reported above
