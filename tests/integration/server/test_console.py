@@ -385,7 +385,7 @@ async def test_data_of_a_dead_letter_that_is_replaced_is_audited_though_it_is_no
     monkeypatch.setattr(Queue, "retry", refuse)
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         known = await fill(book)
-        form = {"queue": QUEUE, "flag": str(known["letter"]), "data": '"other"', "again": "true"}
+        form = {"queue": QUEUE, "letter": str(known["letter"]), "data": '"other"', "retry": "true"}
         assert (await http.post("/acts/queues.edit", data=form)).status_code == 303
         await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
         assert "queues.edit" in {each["action"] for each in (await http.get("/audit.json")).json()["entries"]}

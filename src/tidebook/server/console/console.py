@@ -385,7 +385,8 @@ def decode_fields(type_: type[msgspec.Struct], given: dict[str, str]) -> Any:
         try:
             msgspec.convert(value, known[name], strict=False)
         except _DECODE_ERRORS as error:
-            raise InvalidInput(f"{name} cannot be {value[:40]!r}: {error}") from error
+            expected = str(error).partition(", got")[0].replace(" | null", "")
+            raise InvalidInput(f"{name} cannot be {value[:40]!r}: {expected}") from error
     try:
         return msgspec.convert(values, type_, strict=False)
     except _DECODE_ERRORS as error:

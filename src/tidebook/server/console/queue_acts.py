@@ -14,7 +14,6 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.bulk import BulkAct, BulkAnswer
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, Page, Preview
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -28,6 +27,7 @@ from tidebook.server.console.queues import (
 )
 from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
 T = TypeVar("T")
@@ -216,23 +216,23 @@ async def drop(view: View) -> ActResult:
 
 
 class EditForm(msgspec.Struct, frozen=True):
-    """New data of a dead letter; with `again` it is then put back."""
+    """New data of a dead letter; with `retry` it is then put back."""
 
     queue: str
-    flag: Annotated[int, Meta(ge=0)]
+    letter: Annotated[int, Meta(ge=0)]
     data: str = ""
     kind: str = "json"
-    again: bool = False
+    retry: bool = False
 
 
 async def edit(view: View) -> ActResult:
     """Replace the data of a dead letter, and retry it if asked to."""
     form, queue = view.fields, view.book.queue(view.fields.queue)
-    await queue.edit(form.flag, _typed(form.data, form.kind))
-    if not form.again:
+    await queue.edit(form.letter, _typed(form.data, form.kind))
+    if not form.retry:
         return ActResult(message="The data is replaced.")
     try:
-        await queue.retry(form.flag)
+        await queue.retry(form.letter)
     except OutcomeUnknown:
         raise
     except TidebookError as error:  # the data is replaced all the same, which the audit has to record

@@ -55,6 +55,11 @@ def span(seconds: float | None) -> str:
     return f"{seconds:,.0f} s"
 
 
+def span_ms(milliseconds: float | None) -> str:
+    """Return a duration of so many milliseconds in its largest unit."""
+    return span(None if milliseconds is None else milliseconds / 1000)
+
+
 def moment(value: float | datetime | None) -> str:
     """Return a time in UTC, to the millisecond; numbers are milliseconds since 1970."""
     if value is None:
@@ -105,7 +110,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(number=number, size=size, span=span, moment=moment, iso=iso)
+        self._environment.filters.update(number=number, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso)
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
         # The version in the address lets browsers keep a file for good.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")
