@@ -121,7 +121,8 @@ async def preview_delete(view: View) -> Preview:
     """Count what deleting a topic would remove."""
     found = await view.book.describe_topic(topic_name(view.fields.topic))
     text = f"This deletes topic {found.topic} with all its journals: {found.records:,} records of the log."
-    return Preview(text=text, count=found.records, word=found.topic)
+    members = [found.epoch, *found.starts, *found.ends]
+    return Preview(text=text, count=found.records, word=found.topic, members=members)
 
 
 async def delete(view: View) -> ActResult:
