@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from tidebook.core.event import Event
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, spark_session
-from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.tail import Partition, ReplicationTail
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -42,7 +42,7 @@ LEASES = 8
 #: The first leases warm up.
 WARM_UP = 3
 HANDOVERS = 48
-SPANS = "lease-spans"
+PATIENCE_S = 60.0
 OVERLAP_S = 1.0
 
 Span = tuple[float, float]
@@ -130,7 +130,11 @@ def jobs_ahead(spark: SparkSession) -> list[Span]:
 
 
 class RecordedTail(ReplicationTail):
-    """Appends to a file of the book when it began to serve its partitions, and when it ended."""
+    """Appends to a file when it began to serve its partitions, and when it ended."""
+
+    def __init__(self, *arguments: Any, spans: str, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._spans = Path(spans)
 
     async def run(self, stops: Mapping[Partition, int] | None = None) -> None:
         recording = asyncio.create_task(self._record_ready())
@@ -145,10 +149,8 @@ class RecordedTail(ReplicationTail):
         self._record("ready")
 
     def _record(self, event: str) -> None:
-        worker = self._parts
-        assert isinstance(worker, SparkWorker)
         lane = min(number for _, number in self.replicators)
-        with (worker.settings.folder / SPANS).open("a") as spans:
+        with self._spans.open("a") as spans:
             spans.write(f"{json.dumps([lane, f'{os.getpid()}-{id(self)}', event, time.time()])}\n")
 
 
@@ -157,24 +159,27 @@ def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: 
 
     A gap is the time from the end of the latest tail of a lane to when the next one is ready; if negative, an overlap.
     """
-    spans, config = book.settings.folder / SPANS, portal.run(book.journal(topic).create())
-    run = f"gap-{topic}"
-    spans.unlink(missing_ok=True)
-    scheduler = LeaseScheduler(
-        context,
-        run=run,
-        lease_s=LEASE_S,
-        new_task=lambda lease: LeaseTask(settings_to_json(book.settings), lease, 5.0, new_tail=RecordedTail),
-        on_end=lambda results: None,
-        revoke=lambda generation: portal.run(revoke_leases(book.store, run, generation)),
-    )
-    deadline_s = time.monotonic() + HANDOVERS * (LEASE_S + 10)
-    scheduler.assign({topic: config})
-    while len(gaps := _gaps(spans)) < HANDOVERS:
-        assert time.monotonic() < deadline_s, "the leases did not follow one another"
-        scheduler.step(0.2)
-        portal.run(book.journal(topic).append("o-1", [Event(1)]))
-    scheduler.close(2 * LEASE_S)
+    config, run = portal.run(book.journal(topic).create()), f"gap-{topic}"
+    with tempfile.TemporaryDirectory(prefix="tidebook-lease-gap-") as folder:
+        spans = Path(folder) / "spans"
+        new_tail = partial(RecordedTail, spans=str(spans))
+        scheduler = LeaseScheduler(
+            context,
+            run=run,
+            lease_s=LEASE_S,
+            new_task=lambda lease: LeaseTask(settings_to_json(book.settings), lease, 5.0, new_tail=new_tail),
+            on_end=lambda results: None,
+            revoke=lambda generation: portal.run(revoke_leases(book.store, run, generation)),
+        )
+        deadline_s = time.monotonic() + HANDOVERS * LEASE_S + PATIENCE_S
+        scheduler.assign({topic: config})
+        try:
+            while len(gaps := _gaps(spans)) < HANDOVERS:
+                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not follow one another"
+                scheduler.step(0.2)
+                portal.run(book.journal(topic).append("o-1", [Event(1)]))
+        finally:
+            scheduler.close(2 * LEASE_S)
     return gaps
 
 
