@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,9 +39,39 @@ INSPECTOR = "inspector"
 STOP_S_MAX = 30.0
 #: The exit code of a command that found a server unavailable: its supervisor starts it again, as systemd does.
 UNAVAILABLE = 5
+ROOT = Path(__file__).resolve().parents[1]
 #: A process forks from one that has imported everything and opened nothing, so that many start quickly on few cores.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["faults.roles.preload"])
+
+
+class BuildProcess:
+    """A process of another build: it cannot be forked from one that has imported this one."""
+
+    def __init__(self, build: Path, arguments: list[str]) -> None:
+        path = os.pathsep.join([str(build), str(ROOT)])
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "faults.roles", *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._child.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, or the negative number of the signal; None while it runs."""
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._child.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, or for some time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout)
 
 
 class Crew:
@@ -47,11 +80,15 @@ class Crew:
     def __init__(self, plan: Plan, server_port: int) -> None:
         self._plan = plan
         self._server_port = server_port
-        self._running: dict[str, BaseProcess] = {}
+        self._running: dict[str, BaseProcess | BuildProcess] = {}
+        #: The build that processes are started from, if it is not the present one.
+        self._build: Path | None = None
         self._lives: dict[str, int] = {}
         self.ended_badly: list[str] = []
         #: How often a command ended because a server was unavailable, and was started again.
         self.restarts: dict[str, int] = {}
+        for number in (signal.SIGUSR1, signal.SIGUSR2, FAIL_SIGNAL, HEAL_SIGNAL):
+            signal.signal(number, signal.SIG_IGN)  # inherited: a process may get one before it listens
 
     @property
     def names(self) -> list[str]:
@@ -70,14 +107,36 @@ class Crew:
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
-            process = _context.Process(target=run_command, args=([*command, "--book", self._plan.book], log))
+            self._running[name] = self._run_command([*command, "--book", self._plan.book], log)
         else:
             role, number = name.rsplit("-", 1)
             seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
-            arguments = (role, f"{name}.{life}", self._plan.folder, seed, log)
-            process = _context.Process(target=play_role, args=arguments)
+            self._running[name] = self._play(role, f"{name}.{life}", seed, log)
+
+    def _run_command(self, command: list[str], log: str) -> BaseProcess | BuildProcess:
+        if self._build is not None:
+            return BuildProcess(self._build, [log, "tidebook", *command])
+        process = _context.Process(target=run_command, args=(command, log))
         process.start()
-        self._running[name] = process
+        return process
+
+    def _play(self, role: str, name: str, seed: int, log: str) -> BaseProcess | BuildProcess:
+        folder = self._plan.folder
+        if self._build is not None:
+            return BuildProcess(self._build, [log, role, name, folder, str(seed)])
+        process = _context.Process(target=play_role, args=(role, name, folder, seed, log))
+        process.start()
+        return process
+
+    async def started(self, name: str) -> None:
+        """Wait until a process has begun its history; commands have none."""
+        file = self._plan.histories / f"{name}.{self._lives[name]}.ndjson"
+        while name not in (SERVER, PIPELINE) and not file.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    def use_build(self, build: Path) -> None:
+        """Start processes from another build from now on."""
+        self._build = build
 
     def kill(self, name: str) -> None:
         """End a process with SIGKILL. Spark's Java process and its Python workers live a little longer."""

@@ -31,12 +31,15 @@ from faults.schedule import (
     ONE_DOWN,
     PARTITIONS,
     ROLLING,
+    UPGRADE,
     PlannedFault,
     Targets,
     make_schedule,
 )
 from faults.servers import RunServers
 from faults.topics import add_partition, key_of, send_foreign
+from faults.upgrade import make_next_build
+from tidebook.core.errors import Unavailable
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
@@ -50,6 +53,8 @@ RECOVERY_S_MAX = 30.0
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
 SERVER_START_S_MAX = 480.0
+#: A rolling upgrade waits so long for one process before it stops the next.
+UPGRADED_S_MAX = 60.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
@@ -186,7 +191,10 @@ async def run_faults(
 async def _replicated_some(book: Path) -> None:
     """Wait until Spark replicates: its start takes longer than all others, and no fault should find only that."""
     async with open_book(book) as opened:
-        while await opened.store.pointer(TOPIC, 0) is None:  # noqa: ASYNC110
+        while True:
+            with contextlib.suppress(Unavailable):  # a busy machine: a node has not answered in time
+                if await opened.store.pointer(TOPIC, 0) is not None:
+                    return
             await asyncio.sleep(1.0)
 
 
@@ -258,6 +266,8 @@ class FaultInjector:
             or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
             return await self._do_to_servers(self._servers, fault)
+        elif fault.kind == UPGRADE:
+            await self._upgrade()
         elif fault.kind == DISK_FULL:
             assert self._disk is not None
             self._disk.fill()
@@ -266,6 +276,23 @@ class FaultInjector:
         else:
             await self._do_to_process(fault)
         return None
+
+    async def _upgrade(self) -> None:
+        """Replace every process by one of the next build, in the order of the documentation."""
+        build = await asyncio.to_thread(make_next_build, Path(self._plan.folder) / "next-build")
+        self._crew.use_build(build)
+        first = [name for name in (PIPELINE, SERVER) if name in self._crew.names]
+        first += [name for name in self._crew.names if name.startswith(("replicator", "relay"))]
+        for name in [*first, *(name for name in self._crew.names if name not in first)]:
+            while name in self._busy:  # noqa: ASYNC110 - another fault is being done to it
+                await asyncio.sleep(0.1)
+            self._busy.add(name)
+            await self._crew.stop([name])
+            self._crew.start(name)
+            self._busy.remove(name)
+            with contextlib.suppress(TimeoutError):  # then the end of the run says what did not recover
+                async with asyncio.timeout(UPGRADED_S_MAX):
+                    await self._crew.started(name)
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds
@@ -339,6 +366,7 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
     ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
+    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # what they had is older
     while len(first) < len(recording):
         if time.monotonic() > deadline:
             return None
@@ -346,12 +374,12 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
         for name in recording:
             if name not in first:
                 # In a thread: the proxies of this process must go on meanwhile.
-                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns)
+                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns, sizes)
                 if moment is not None:
                     first[name] = moment
     return (max(first.values()) - since_ns) / 1e9
 
 
-def _first_success_ns(plan: Plan, name: str, since_ns: int) -> int | None:
-    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"))
+def _first_success_ns(plan: Plan, name: str, since_ns: int, sizes: Mapping[Path, int]) -> int | None:
+    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"), after=sizes)
     return min((line.ns for line in lines if line.type == "ok" and line.ns > since_ns), default=None)
