@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.mutants import run_mutants
-from faults.report import summarize, write_report
+from faults.report import facts, summarize, write_report
 from faults.run import RunResult, run_faults
 from faults.servers import RunServers
 from tidebook.testing.histories.call import RecordedHistory
@@ -49,9 +49,10 @@ def main(arguments: list[str]) -> int:
         if getattr(given, option):
             command += f" --{option}"
     result, history = asyncio.run(_run(given, folder.absolute(), seed, command))
-    for line in summarize(result, history):
+    found = facts(result, history)
+    for line in summarize(found):
         _say(line)
-    _say(f"report: {write_report(folder, result, history)}")
+    _say(f"report: {write_report(folder, found, result, history)}")
     return 0 if result.ok else 1
 
 
