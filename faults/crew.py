@@ -36,7 +36,8 @@ SERVER = "server"
 #: It replicates with Spark, if the book uses servers; embedded books have replicators.
 PIPELINE = "pipeline"
 INSPECTOR = "inspector"
-STOP_S_MAX = 30.0
+#: Spark takes long on busy cores.
+STOP_S_MAX = 60.0
 #: The exit code of a command that found a server unavailable: its supervisor starts it again, as systemd does.
 UNAVAILABLE = 5
 ROOT = Path(__file__).resolve().parents[1]

@@ -114,8 +114,8 @@ async def run_faults(
     command: str,
     say: Callable[[str], None],
     servers: RunServers | None = None,
-) -> tuple[RunResult, RecordedHistory]:
-    """Run the workload for some time under faults, then let it settle, and check its history."""
+) -> RunResult:
+    """Run the workload for some time under faults, then let it settle; `check_run` checks its history."""
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
@@ -169,23 +169,31 @@ async def run_faults(
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
-        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max)
+        # To write down what a long run has stored takes longer.
+        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
         watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
     finally:
         watch.cancel()
         crew.kill_all()
         await proxies[HTTP].close()
-    history = pair_lines(read_lines(sorted(plan.histories.glob("*.ndjson"))))
+    return RunResult(
+        seed, command, began_ns, done, quiet_ns, recovered_s, None, [], crew.ended_badly, [], 0.0, recovery_s_max,
+        crew.restarts,
+    )  # fmt: skip
+
+
+def check_run(result: RunResult, folder: Path) -> RecordedHistory:
+    """Check the history of a run, and complete its result; the servers need not run any more."""
     began = time.monotonic()
-    verdicts = check_history(history)
+    history = pair_lines(read_lines(sorted((folder / "history").glob("*.ndjson"))))
+    result.verdicts = check_history(history)
     caught = history.of("caught_up")
     found: dict[str, Any] = caught[-1].result if caught else {"took_s": 0.0, "lacking": ["the inspector ended early"]}
-    result = RunResult(
-        seed, command, began_ns, done, quiet_ns, recovered_s, None if found["lacking"] else found["took_s"],
-        found["lacking"], crew.ended_badly, verdicts, time.monotonic() - began, recovery_s_max, crew.restarts,
-    )  # fmt: skip
-    return result, history
+    result.lacking = found["lacking"]
+    result.caught_up_s = None if found["lacking"] else found["took_s"]
+    result.checked_s = time.monotonic() - began
+    return history
 
 
 async def _replicated_some(book: Path) -> None:
