@@ -31,12 +31,15 @@ from faults.schedule import (
     ONE_DOWN,
     PARTITIONS,
     ROLLING,
+    UPGRADE,
     PlannedFault,
     Targets,
     make_schedule,
 )
 from faults.servers import RunServers
 from faults.topics import add_partition, key_of, send_foreign
+from faults.upgrade import make_next_build
+from tidebook.core.errors import Unavailable
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
@@ -50,6 +53,8 @@ RECOVERY_S_MAX = 30.0
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
 SERVER_START_S_MAX = 480.0
+#: A rolling upgrade waits so long for one process before it stops the next.
+UPGRADED_S_MAX = 60.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
@@ -109,8 +114,8 @@ async def run_faults(
     command: str,
     say: Callable[[str], None],
     servers: RunServers | None = None,
-) -> tuple[RunResult, RecordedHistory]:
-    """Run the workload for some time under faults, then let it settle, and check its history."""
+) -> RunResult:
+    """Run the workload for some time under faults, then let it settle; `check_run` checks its history."""
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
@@ -164,29 +169,40 @@ async def run_faults(
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
-        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max)
+        # To write down what a long run has stored takes longer.
+        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
         watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
     finally:
         watch.cancel()
         crew.kill_all()
         await proxies[HTTP].close()
-    history = pair_lines(read_lines(sorted(plan.histories.glob("*.ndjson"))))
+    return RunResult(
+        seed, command, began_ns, done, quiet_ns, recovered_s, None, [], crew.ended_badly, [], 0.0, recovery_s_max,
+        crew.restarts,
+    )  # fmt: skip
+
+
+def check_run(result: RunResult, folder: Path) -> RecordedHistory:
+    """Check the history of a run, and complete its result; the servers need not run any more."""
     began = time.monotonic()
-    verdicts = check_history(history)
+    history = pair_lines(read_lines(sorted((folder / "history").glob("*.ndjson"))))
+    result.verdicts = check_history(history)
     caught = history.of("caught_up")
     found: dict[str, Any] = caught[-1].result if caught else {"took_s": 0.0, "lacking": ["the inspector ended early"]}
-    result = RunResult(
-        seed, command, began_ns, done, quiet_ns, recovered_s, None if found["lacking"] else found["took_s"],
-        found["lacking"], crew.ended_badly, verdicts, time.monotonic() - began, recovery_s_max, crew.restarts,
-    )  # fmt: skip
-    return result, history
+    result.lacking = found["lacking"]
+    result.caught_up_s = None if found["lacking"] else found["took_s"]
+    result.checked_s = time.monotonic() - began
+    return history
 
 
 async def _replicated_some(book: Path) -> None:
     """Wait until Spark replicates: its start takes longer than all others, and no fault should find only that."""
     async with open_book(book) as opened:
-        while await opened.store.pointer(TOPIC, 0) is None:  # noqa: ASYNC110
+        while True:
+            with contextlib.suppress(Unavailable):  # a busy machine: a node has not answered in time
+                if await opened.store.pointer(TOPIC, 0) is not None:
+                    return
             await asyncio.sleep(1.0)
 
 
@@ -258,6 +274,8 @@ class FaultInjector:
             or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
             return await self._do_to_servers(self._servers, fault)
+        elif fault.kind == UPGRADE:
+            await self._upgrade()
         elif fault.kind == DISK_FULL:
             assert self._disk is not None
             self._disk.fill()
@@ -266,6 +284,23 @@ class FaultInjector:
         else:
             await self._do_to_process(fault)
         return None
+
+    async def _upgrade(self) -> None:
+        """Replace every process by one of the next build, in the order of the documentation."""
+        build = await asyncio.to_thread(make_next_build, Path(self._plan.folder) / "next-build")
+        self._crew.use_build(build)
+        first = [name for name in (PIPELINE, SERVER) if name in self._crew.names]
+        first += [name for name in self._crew.names if name.startswith(("replicator", "relay"))]
+        for name in [*first, *(name for name in self._crew.names if name not in first)]:
+            while name in self._busy:  # noqa: ASYNC110 - another fault is being done to it
+                await asyncio.sleep(0.1)
+            self._busy.add(name)
+            await self._crew.stop([name])
+            self._crew.start(name)
+            self._busy.remove(name)
+            with contextlib.suppress(TimeoutError):  # then the end of the run says what did not recover
+                async with asyncio.timeout(UPGRADED_S_MAX):
+                    await self._crew.started(name)
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds
@@ -339,6 +374,7 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
     ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
+    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # what they had is older
     while len(first) < len(recording):
         if time.monotonic() > deadline:
             return None
@@ -346,12 +382,12 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
         for name in recording:
             if name not in first:
                 # In a thread: the proxies of this process must go on meanwhile.
-                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns)
+                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns, sizes)
                 if moment is not None:
                     first[name] = moment
     return (max(first.values()) - since_ns) / 1e9
 
 
-def _first_success_ns(plan: Plan, name: str, since_ns: int) -> int | None:
-    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"))
+def _first_success_ns(plan: Plan, name: str, since_ns: int, sizes: Mapping[Path, int]) -> int | None:
+    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"), after=sizes)
     return min((line.ns for line in lines if line.type == "ok" and line.ns > since_ns), default=None)

@@ -38,6 +38,9 @@ TOPICS = "topics"
 #: Writes and syncs of one process fail; the file system of all is full.
 DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
 DISK_S = (0.5, 3.0)
+#: Every process is replaced by one of a later build, once in a run that is long enough, after this part of it.
+UPGRADE, BUILD = "upgrade", "build"
+UPGRADE_AT, UPGRADE_S_MIN = 0.6, 60.0
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
@@ -103,9 +106,13 @@ def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | No
             for weight, family in families
         ]
     families = [(weight, family) for weight, family in families if family]
+    planned: list[PlannedFault] = []
+    if only in (None, UPGRADE) and (seconds >= UPGRADE_S_MIN or only is not None):
+        planned.append(PlannedFault(round(seconds * UPGRADE_AT, 2), UPGRADE, BUILD, 0.0))
+        if only is not None:
+            return planned
     if not families:
         raise ValueError(f"there is no fault or target {only!r}")
-    planned: list[PlannedFault] = []
     at_s, busy_until = FIRST_S, dict[str, float]()
     while at_s < seconds:
         [(_, family)] = chance.choices(families, [weight for weight, _ in families])
@@ -120,7 +127,7 @@ def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | No
             busy_until |= dict.fromkeys(held, at_s + duration_s + start_s + 1.0)
         if chance.random() >= TOGETHER:
             at_s += chance.uniform(*GAP_S)
-    return planned
+    return sorted(planned, key=lambda fault: fault.at_s)
 
 
 def _kind_of_server(target: str, targets: Targets) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from typing import Any
 
@@ -21,6 +21,7 @@ from tidebook.testing.histories.line import read_lines
 
 CATCH_UP_S_MAX = 90.0
 SERVER_CATCH_UP_S_MAX = 180.0
+AT_ONCE = 16
 DRAINED_AT_ONCE, DRAIN_LEASE_S = 200, 3600.0
 
 
@@ -76,17 +77,39 @@ class WantedEvents:
     async def surviving(self) -> set[str]:
         """Return the values of the events in the journals."""
         if self._surviving is None:
-            journal = self._book.journal(TOPIC)
-            self._surviving = {event.payload async for id in journal.ids() async for event in journal.read(id)}
+            self._surviving = await _payloads(self._book.journal(TOPIC), lambda id: True)
         return self._surviving
 
     async def executed(self) -> set[str]:
         """Return the values of the events that commands of the workload have appended."""
         if self._executed is None:
             journal = self._book.journal(ACCOUNTS)
-            ids = [id async for id in journal.ids() if not id.startswith(MIRROR)]
-            self._executed = {event.payload["value"] for id in ids async for event in journal.read(id)}
+            self._executed = await _payloads(journal, lambda id: not id.startswith(MIRROR))
         return self._executed
+
+
+async def _payloads(journal: Any, wanted: Callable[[str], bool]) -> set[str]:
+    """Return the values of the events of some journals."""
+    found: set[str] = set()
+
+    async def read(id: str) -> None:
+        found.update([_named(event.payload) async for event in journal.read(id)])
+
+    await _each([id async for id in journal.ids() if wanted(id)], read)
+    return found
+
+
+async def _each(ids: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+    """Do the work for each id, some at once: a long run has thousands of journals."""
+    waiting = iter(ids)
+
+    async def run() -> None:
+        for id in waiting:
+            await work(id)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(run())
 
 
 async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[str]:
@@ -158,11 +181,13 @@ async def _dump_journals(context: Context, book: Any, topic: str) -> None:
                 rows.append(_record_row(record, f"{topic}/{id}", config))
         context.history.observe("dump_log", rows, topic=topic, partition=partition)
     stored = {}
-    for id in sorted(ids):
+    accounts = deciders.accounts_of(book)
+
+    async def dump(id: str) -> None:
         if topic == TOPIC:
             await journals.read(context, book.journal(topic), id, f"{topic}/{id}")
         elif not id.startswith(MIRROR):
-            await deciders.balance(context, deciders.accounts_of(book), id)
+            await deciders.balance(context, accounts, id)
         key = Key(topic, id)
         head = await book.store.head(key)
         if head is not None and head.live:
@@ -173,12 +198,17 @@ async def _dump_journals(context: Context, book: Any, topic: str) -> None:
                 "incarnation": _place(head.incarnation),
                 "events": [[row.seq_nr, _value(row.encoded)] for row in events],
             }
+
+    await _each(sorted(ids), dump)
     context.history.observe("dump_store", stored, topic=topic)
 
 
 def _value(encoded: Any) -> str:
     """Return the value that names an event: its payload, or the field of a command's event."""
-    payload = read_payload(encoded)
+    return _named(read_payload(encoded))
+
+
+def _named(payload: Any) -> str:
     return str(payload["value"] if isinstance(payload, dict) else payload)
 
 
