@@ -1,6 +1,6 @@
 """Fails a test in which a secret appears in a log, in the text of an error, on standard error, or in a log file.
 
-The secrets of tests are known: tokens have a form of their own, and passwords are the words below. A test that gives a
+The secrets of tests are known: tokens have a recognizable form, and passwords are the words below. A test that gives a
 secret to what masks it is exempt by name. Standard output is not scanned: `tidebook token create` prints its result.
 """
 

@@ -18,7 +18,7 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 #: Pages that need `book.running`.
 RUNNING = ("tutorial/domain.md", "howto/projections.md", "howto/process-managers.md")
 #: Pages whose examples are also run a second time in the same folder.
-TWICE = ("domain.md", "deciders.md", "events.md", "process-managers.md", "projections.md", "running.md")
+TWICE = ("domain.md", "deciders.md", "events.md", "process-managers.md", "projections.md")
 #: Pages whose Python stands alone: it is run as it is printed.
 RUN = [
     page
@@ -26,15 +26,12 @@ RUN = [
         ROOT / "README.md",
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
-        ROOT / "docs/howto/running.md",
         ROOT / "docs/howto/frameworks.md",
         ROOT / "docs/howto/outbox.md",
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",
-        ROOT / "docs/howto/server.md",
         *(ROOT / "docs" / each for each in RUNNING),
         ROOT / "docs/howto/monitoring.md",
-        ROOT / "docs/howto/backing-up.md",
         ROOT / "docs/howto/changing-partitions.md",
         ROOT / "docs/reference/partitioner.md",
         ROOT / "docs/explanation/embedded.md",

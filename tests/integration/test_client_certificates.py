@@ -214,7 +214,7 @@ async def test_the_pipeline_replicates_with_what_the_same_file_names(settings_fi
 
 @pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
 @pytest.mark.parametrize("part", ["log", "store"])
-async def test_without_the_right_certificate_a_book_is_not_let_in_and_tells_no_secret(
+async def test_without_the_right_certificate_a_book_is_refused_and_reveals_no_secret(
     part: str,
     whose: str,
     tmp_path: Path,

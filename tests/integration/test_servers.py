@@ -110,7 +110,7 @@ def test_a_killed_kafka_comes_back_with_its_data_at_the_same_address(tmp_path: P
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """A server of our own; each test leaves it running."""
+    """A separate server; each test leaves it running."""
     with Postgres(tmp_path_factory.mktemp("postgres") / "server").for_now() as postgres:
         yield postgres
 

@@ -84,7 +84,7 @@ def tombstones_before_head(
 def coalesced_purge(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R8] A purge and the next life in one go: the new rows, their head, and the old life's tombstones last."""
+    """[R8] A purge and the next incarnation in one go: new rows, their head, then the tombstones of the old one."""
     writes = list(plan_key(key, head, records, config))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
         return writes
@@ -162,7 +162,7 @@ def forgotten_before_cleared(
 def never_forgotten(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R18b] Segments of a life that is over stay listed."""
+    """[R18b] Segments of an incarnation that is over stay listed."""
     return [write for write in plan_key(key, head, records, config) if not isinstance(write, ForgetSegments)]
 
 

@@ -128,8 +128,8 @@ class Concrete:
             case Tombstone():
                 return f"tombstone of {id}: {single.first} to {single.last}"
             case SegmentCell():
-                return f"segment {single.segment} of {id} into the list of {single.life.offset}"
+                return f"segment {single.segment} of {id} into the list of {single.incarnation.offset}"
             case ListTombstone():
-                return f"tombstone of the list of {id}, {single.life.offset}: below {single.below}"
+                return f"tombstone of the list of {id}, {single.incarnation.offset}: below {single.below}"
             case _:
                 return f"tombstone of the head of {id}"

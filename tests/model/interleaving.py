@@ -47,7 +47,9 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
             head = store.keys[0].head
             return [reading.answered(node, -1 if head is None else head.head)]
         case "segments":
-            listed = tuple(sorted(segment for life, segment in world.listed(at, 0) if life == question.life))
+            listed = tuple(
+                sorted(segment for incarnation, segment in world.listed(at, 0) if incarnation == question.incarnation)
+            )
             return [reading.answered(node, listed)]
         case _:
             return [reading.answered(node, _page(world, at, question))]

@@ -26,7 +26,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.segments import event_segment
 
-#: Which segments of which life are listed.
+#: Which segments of which incarnation are listed.
 Listed = Set[tuple[Position, int]]
 
 
@@ -60,17 +60,17 @@ class HeadTombstone(NamedTuple):
 
 
 class SegmentCell(NamedTuple):
-    """A segment in the list of one life."""
+    """A segment in the list of one incarnation."""
 
-    life: Position
+    incarnation: Position
     segment: int
     stamp: int
 
 
 class ListTombstone(NamedTuple):
-    """The segments before `below` of one life's list, cleared."""
+    """The segments before `below` of one incarnation's list, cleared."""
 
-    life: Position
+    incarnation: Position
     below: int
     stamp: int
 
@@ -90,7 +90,7 @@ class KeyCells(NamedTuple):
 
     @property
     def listed(self) -> Listed:
-        return frozenset((cell.life, cell.segment) for cell in self.segments)
+        return frozenset((cell.incarnation, cell.segment) for cell in self.segments)
 
 
 EMPTY = KeyCells()
@@ -160,19 +160,19 @@ def _land_segment(cells: KeyCells, cell: SegmentCell) -> KeyCells:
 
 def _land_list_tombstone(cells: KeyCells, dead: ListTombstone) -> KeyCells:
     for old in cells.list_tombstones:
-        if old.life == dead.life and old.below >= dead.below and old.stamp >= dead.stamp:
+        if old.incarnation == dead.incarnation and old.below >= dead.below and old.stamp >= dead.stamp:
             return cells
     others = [
         old
         for old in cells.list_tombstones
-        if not (old.life == dead.life and old.below <= dead.below and old.stamp <= dead.stamp)
+        if not (old.incarnation == dead.incarnation and old.below <= dead.below and old.stamp <= dead.stamp)
     ]
     segments = tuple(cell for cell in cells.segments if not _unlists(dead, cell))
     return cells._replace(segments=segments, list_tombstones=tuple(sorted([*others, dead])))
 
 
 def _unlists(dead: ListTombstone, cell: SegmentCell) -> bool:
-    return dead.life == cell.life and cell.segment < dead.below and dead.stamp >= cell.stamp
+    return dead.incarnation == cell.incarnation and cell.segment < dead.below and dead.stamp >= cell.stamp
 
 
 def is_found(head: Head, seq_nr: int, listed: Listed) -> bool:
@@ -251,7 +251,7 @@ def singles_of(write: Write, interned: Interned, listed: Listed) -> Iterator[Sin
             below = head.delete_to // head.segment_size if head.live else head.run_start
             yield ListTombstone(head.incarnation, below, tombstone_stamp(head.position))
         case PutTags():
-            pass  # tag rows have a model of their own
+            pass  # tag rows have a separate model
         case _:
             assert_never(write)
 

@@ -39,7 +39,7 @@ class Question(NamedTuple):
     after: int = 0
     to: int = 0
     limit: int = 0
-    life: Position | None = None
+    incarnation: Position | None = None
     run_start: int = 0
     listed: tuple[int, ...] = ()
 

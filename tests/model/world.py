@@ -57,7 +57,7 @@ Seen = tuple[tuple[int, int], ...]
 
 
 def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed) -> Stages:
-    """The right way: each write is a stage of its own, and the list is read when what the slice adds is in it."""
+    """The right way: each write is a separate stage, and the list is read when what the slice adds is in it."""
     listed = listed | own_segments(writes)
     stages = (tuple(dict.fromkeys(singles_of(write, interned, listed))) for write in writes)
     return tuple(stage for stage in stages if stage)
@@ -179,7 +179,7 @@ class World:
             case HeadCell():
                 return self.interned.heads[single.head].position.offset
             case SegmentCell():
-                return single.life.offset
+                return single.incarnation.offset
             case Tombstone() | ListTombstone():
                 return (single.stamp >> 4) & ((1 << 47) - 1)
             case _:
@@ -238,7 +238,11 @@ class World:
             listed = self.listed(at, key)
             if head is not None and not all(is_found(head, seq_nr, listed) for seq_nr, _ in rows):
                 return f"rows of {KEYS[key].id}: {rows} are there, and the list has only {sorted(listed)}"
-            if left := [life for life, _ in listed if head is None or not head.live or life != head.incarnation]:
+            if left := [
+                incarnation
+                for incarnation, _ in listed
+                if head is None or not head.live or incarnation != head.incarnation
+            ]:
                 return f"segments of {KEYS[key].id}: lives {left} are over and still listed"
         return None
 

@@ -1,4 +1,4 @@
-"""`tidebook` as a process of its own, read line by line."""
+"""`tidebook` as a separate process, read line by line."""
 
 from __future__ import annotations
 

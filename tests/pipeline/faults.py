@@ -92,7 +92,7 @@ class AwayAtFirst(NamedTuple):
         async def failing(writes: SliceWrites) -> None:
             for n in range(self.times):
                 if once(folder, f"away-{n}"):
-                    raise Unavailable("the store is away")
+                    raise Unavailable("the store is down")
             await apply(writes)
 
         store.apply = failing

@@ -1,4 +1,4 @@
-"""A flush that ends in the middle: by an exception in a test's own process, by kill -9 in a driver of its own."""
+"""A flush that ends in the middle: by an exception in a test's own process, by kill -9 in a separate driver."""
 
 from __future__ import annotations
 

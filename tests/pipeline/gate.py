@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class TcpGate:
-    """Listens on a port of its own, on a loop of its own, and passes on what comes to the server behind it."""
+    """Listens on a separate port, on a separate loop, and passes on what comes to the server behind it."""
 
     def __init__(self, server: str) -> None:
         host, port = server.split(":")

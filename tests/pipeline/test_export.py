@@ -129,7 +129,7 @@ def test_of_two_exports_at_once_one_changes_nothing(
     assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
 
 
-def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
+def test_of_two_exports_at_once_to_delta_one_learns_that_it_added_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import DeltaTarget

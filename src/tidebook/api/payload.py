@@ -1,4 +1,4 @@
-"""Payloads in JSON: a JSON value or text is itself, and bytes are base64 under a name of their own.
+"""Payloads in JSON: a JSON value or text is itself, and bytes are base64 under a separate name.
 
     {"payload": {"total": 3}}      {"payload": "text"}      {"payload_base64": "AAE="}
 

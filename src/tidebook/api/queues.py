@@ -328,8 +328,8 @@ def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
     try:
         found = _decode(binascii.a2b_base64((text + "=" * (-len(text) % 4)).encode().translate(_FROM_URL)))
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged") from error
+        raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged") from error
     numbers = (found.slot, found.together, found.id)
     if len(found.keyhash) != 16 or len(found.token) != 16 or not all(0 <= each < 2**63 for each in numbers):
-        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged")
+        raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged")
     return LeasedEntry(found.keyhash, found.token, found.slot, found.together), found.id, found.key

@@ -15,9 +15,8 @@ import msgspec
 from tidebook.core.errors import Corrupt
 from tidebook.core.key import Key, partition_of
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, TopicPosition, TopicRow
-from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
+from tidebook.tags.horizon import Horizons
 
 PAGE_ROWS: Final = 1_000
 #: How long a stream waits for news before it looks again.
@@ -98,26 +97,6 @@ def describe_source(source: EventSource) -> str:
 def slice_of(topic: str, id: str, slices: int) -> int:
     """Return the slice that a journal belongs to."""
     return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % slices
-
-
-class StreamWait:
-    """Waits for the horizon of a source to move, asks for ticks meanwhile, and reports a stall."""
-
-    def __init__(self, store: StoreWriter, clock: Clock, horizons: Horizons, topics: frozenset[str] | None, name: str):
-        self._wait = HorizonWait(store, clock, horizons, topics, stream=name)
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        """What replication the stream waits for; None while there is progress."""
-        return self._wait.waiting
-
-    async def ask_for_ticks(self) -> None:
-        """Renew the hint that a stream is live, so that idle partitions do not hold the horizon back."""
-        await self._wait.ask_for_ticks()
-
-    async def wait(self, *, delivered: bool) -> None:
-        """Wait until the horizon may have moved."""
-        await self._wait.wait(POLL_S, delivered=delivered)
 
 
 class TagSource:

@@ -175,10 +175,10 @@ class Journal:
         `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        span = tracing.begin("journal.append", topic=self.topic)
-        failure: BaseException | None = None
+        span = tracing.begin("journal.append", topic=self.topic) if tracing.is_on() else None
         try:
-            events = tracing.with_context(events, span)
+            if span is not None:
+                events = tracing.with_context(events, span)
             given = (events, expected, at, expire_after, append_id, retry, incarnation)
             topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
             partition, record_key = topic.address(id)
@@ -186,20 +186,21 @@ class Journal:
             cache = partition.cache
             if topic.check_due:
                 topic.check_epoch()
-            cache.check_log()
+            if cache.recreated is not None:
+                raise cache.recreated_error()
             if confirm and id not in cache.heads:
                 await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
-            future: asyncio.Future[Appended] = topic.loop.create_future()
+            future: asyncio.Future[Appended] = asyncio.Future(loop=topic.loop)
             record = Outgoing(self.topic, cache.partition, record_key, value)
             PendingAppend(cache, id, action, record, confirm, future).send(self._log)
-            return await future
+            appended = await future
         except BaseException as error:
-            failure = error
-            raise
-        finally:
             if span is not None:
-                span.end(failure)
-            failure = None  # the error refers to this frame: without this they would keep each other in memory
+                span.end(error)
+            raise
+        if span is not None:
+            span.end()
+        return appended
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True

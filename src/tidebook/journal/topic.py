@@ -21,7 +21,7 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
 from tidebook.runtime.metrics import Metrics
-from tidebook.runtime.process import forked_error, tell_of_forks
+from tidebook.runtime.process import forked_error, notify_of_forks
 from tidebook.store.port import StoreWriter
 
 #: How many journals of a topic have a cached address.
@@ -69,7 +69,7 @@ class OpenTopic:
             cache.seen = end - 1
         self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
-        tell_of_forks(self)
+        notify_of_forks(self)
 
     def inherited(self) -> None:
         """Refuse every use in a forked child, where no task and no driver would answer; an append pays nothing."""

@@ -15,7 +15,7 @@ from tidebook.outbox.scan_floor import ScanFloors
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import SQL, SqlStatement, StoreStatements, runs
 from tidebook.outbox.store import OutboxStore
-from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url
+from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url, session_settings
 from tidebook.postgres.errors import one_line
 
 #: How long a statement may wait for a row that another transaction has locked.
@@ -156,7 +156,7 @@ class PostgresOutboxDatabase:
                 autocommit=True,
                 connect_timeout=CONNECT_S_MAX,
                 application_name=name,
-                options=f"-c lock_timeout={LOCK_MS_MAX}",
+                options=session_settings(self._url, f"-c lock_timeout={LOCK_MS_MAX}"),
                 keepalives_idle=15,
                 keepalives_interval=5,
                 keepalives_count=3,

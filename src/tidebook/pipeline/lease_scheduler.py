@@ -182,7 +182,7 @@ class LeaseScheduler:
         InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()
 
     def _run_job(self, running: _LeaseJob, number: int) -> None:
-        """Run a lease as a Spark job; in a thread of its own, which waits for it."""
+        """Run a lease as a Spark job; in a separate thread, which waits for it."""
         context, lease = self._context, running.lease
         try:
             partitions = ", ".join(f"{topic}/{partition}" for topic, partition in lease.partitions[:8])

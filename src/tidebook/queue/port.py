@@ -263,7 +263,7 @@ class MaintenanceResult(msgspec.Struct, frozen=True):
     """The result of a sweep: the numbers of expired entries, of expired leases, and of new dead letters."""
 
     expired: int = 0
-    run_out: int = 0
+    leases_expired: int = 0
     dead: int = 0
     #: When to sweep next: the earliest expiry, lease end or period end.
     next_at: int = NEVER_MS

@@ -22,7 +22,7 @@ from tidebook.testing.conformance.journal_records import Step, records_of
 OpenStore = Callable[[], Awaitable[CassandraStore]]
 #: Segments of two events: every action of these histories crosses their borders.
 SEGMENT_SIZE = 2
-#: So many that every trial has a log partition, and a pointer, of its own.
+#: Enough for every trial to have its own log partition and pointer.
 PARTITIONS = 2**31 - 1
 
 

@@ -121,7 +121,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
     config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps: list[Step] = [("a", append(3))]
     await replicate_slice(store, topic, 0, records_of(steps), config)
-    key, life = Key(topic, "a"), Position(1, 0)
+    key, incarnation = Key(topic, "a"), Position(1, 0)
     head = await store.head(key)
     assert head is not None
 
@@ -132,7 +132,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         lambda: store.heads(topic, ["a", "b"]),
         lambda: store.events(key, head, after=0, to=3, limit=9),
         lambda: store.topic_config(topic),
-        lambda: store.snapshots(key, life),
+        lambda: store.snapshots(key, incarnation),
         lambda: store.set_setting(topic, "1", expected=None),
         lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
         lambda: _listed(store, topic),
@@ -146,7 +146,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         assert time.monotonic() - began < SOON_S
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown):  # the driver does not tell whether a node had it before it died
-        await store.save_snapshot(key, life, StoredSnapshot(1, 2, b"", 0), slots=1)
+        await store.save_snapshot(key, incarnation, StoredSnapshot(1, 2, b"", 0), slots=1)
     assert time.monotonic() - began < SOON_S
 
     await asyncio.to_thread(server.restart)

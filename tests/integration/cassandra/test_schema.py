@@ -139,7 +139,7 @@ async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSetting
     assert (reported.value.version, reported.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
 
 
-async def test_the_lock_of_a_process_that_died_runs_out(
+async def test_the_lock_of_a_process_that_died_expires(
     fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)

@@ -150,7 +150,7 @@ async def test_the_simulated_cluster_answers_as_the_real_cassandra_does(
     writes = [
         text
         for text in every
-        # Without a timestamp of its own a statement carries the clock's, and no two clocks are the same.
+        # Without an explicit timestamp a statement carries the clock's, and no two clocks are the same.
         if not text.startswith("SELECT") and text not in conditional and "USING TIMESTAMP" in text
     ]
     for number in range(1500 if long_form else 150):

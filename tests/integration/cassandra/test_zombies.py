@@ -103,7 +103,7 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
     assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
-async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
+async def test_a_replicator_that_folded_a_delete_leaves_the_events_of_an_earlier_head(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig]
 ) -> None:
     topic, of_topic = new_topic

@@ -60,7 +60,7 @@ class Race:
         return [each for each in self.reported if what in each and id in (None, each[what])]
 
     async def until_won(self, count: int) -> None:
-        """Wait for so many more wins."""
+        """Wait for this many more wins."""
         wanted = len(self.those("won")) + count
         while len(self.those("won")) < wanted:
             self._news.clear()

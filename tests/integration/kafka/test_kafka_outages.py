@@ -47,7 +47,7 @@ class Appending:
             self._changed.set()
 
     async def until_sent(self, count: int) -> None:
-        """Wait for so many more acknowledgements."""
+        """Wait for this many more acknowledgements."""
         wanted = len(self.sent) + count
         async with asyncio.timeout(PATIENCE_S):
             while len(self.sent) < wanted:

@@ -132,7 +132,7 @@ def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
+def test_rule_31_a_topic_created_again_is_at_least_once_and_says_so(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()

@@ -533,7 +533,7 @@ async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: Ope
 
 
 @kafka_only
-async def test_a_failed_read_of_the_tail_that_nobody_awaits_is_nobodys_error(open_rig: OpenRig) -> None:
+async def test_a_failed_read_of_the_tail_that_nobody_awaits_raises_nowhere(open_rig: OpenRig) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rig = open_rig(follow_s=0)

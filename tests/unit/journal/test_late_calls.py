@@ -21,9 +21,9 @@ def is_delete(record: Outgoing, *_: object) -> bool:
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-@pytest.mark.parametrize("next_life", [[], ["new", "newer"]], ids=["purged", "created again"])
+@pytest.mark.parametrize("next_incarnation", [[], ["new", "newer"]], ids=["purged", "created again"])
 async def test_a_delete_that_arrives_after_a_purge_is_ignored(
-    open_rig: OpenRig, next_life: list[str], replicated: bool
+    open_rig: OpenRig, next_incarnation: list[str], replicated: bool
 ) -> None:
     """It carries the incarnation that its sender saw: else it would reset the journal, or delete of the next one."""
     rig, other = open_rig(), open_rig()
@@ -32,15 +32,15 @@ async def test_a_delete_that_arrives_after_a_purge_is_ignored(
     deleting = asyncio.create_task(rig.journal.delete("a", to=1))
     await held.reached()
     await other.journal.purge("a")
-    if next_life:
-        await other.append("a", *next_life)
+    if next_incarnation:
+        await other.append("a", *next_incarnation)
     held.release()
     await deleting
     if replicated:
         await rig.replicate()
     for reader in (rig, other, open_rig()):
-        assert await reader.read("a") == next_life
-        assert await reader.journal.pointer("a") == (len(next_life) or None)
+        assert await reader.read("a") == next_incarnation
+        assert await reader.journal.pointer("a") == (len(next_incarnation) or None)
 
 
 async def test_a_snapshot_that_is_saved_after_a_purge_is_not_one_of_the_next_incarnation(open_rig: OpenRig) -> None:

@@ -49,7 +49,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
             await rig.journal.delete("a", to=1)
         case "purge":
             await rig.journal.purge("a")
-            await rig.append("a", "of the next life")
+            await rig.append("a", "of the next incarnation")
     rig.log_faults.calls.clear()
     assert await rig.journal.purge_expired("a", head) is False
     assert rig.log_faults.calls["send"] == 0
@@ -92,7 +92,7 @@ async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRi
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
     if then != "nothing":
-        await other.append("a", "of the next life")
+        await other.append("a", "of the next incarnation")
     if then == "append and purge":
         await other.journal.purge("a")
     held.release()

@@ -51,7 +51,7 @@ class Times:
         return len(self.at_s) <= self._until
 
 
-AWAY = Unavailable("it is away")
+AWAY = Unavailable("it is down")
 
 
 def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succeeds(run: Run) -> None:
@@ -94,7 +94,7 @@ def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     run(program())
 
 
-def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_begin_anew_after_a_success(run: Run) -> None:
+def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_restart_after_a_success(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
         memory.faults.fail("topics", AWAY, times=None, where=tries)

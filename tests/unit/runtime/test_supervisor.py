@@ -198,7 +198,7 @@ async def test_parts_settle_in_their_order() -> None:
     assert settled == [1, 2]
 
 
-async def test_equal_names_are_told_apart() -> None:
+async def test_equal_names_get_different_numbers() -> None:
     async with supervised(Failing(0), Failing(0)) as running:
         assert [each.name for each in running.status()] == ["failing", "failing 2"]
 

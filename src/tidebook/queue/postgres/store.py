@@ -305,12 +305,12 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
 
     async def sweep(self, queue: port.QueueRef) -> port.MaintenanceResult:
         sql = self._sql(statements.SWEEP, queue)
-        ((expired, run_out, dead, next_at, now_ms),) = await self._runner.rows(
+        ((expired, leases_expired, dead, next_at, now_ms),) = await self._runner.rows(
             sql, (queue.id, queue.settings.max_timeouts)
         )
-        self._partitions.count(queue, expired + run_out)
+        self._partitions.count(queue, expired + leases_expired)
         period_end = await self._partitions.rotate_and_clear(queue, now_ms)
-        return port.MaintenanceResult(expired, run_out, dead, min(next_at, period_end), now_ms)
+        return port.MaintenanceResult(expired, leases_expired, dead, min(next_at, period_end), now_ms)
 
     async def entries(self, queue: port.QueueRef, *, limit: int) -> list[port.WaitingEntry]:
         parameters = (queue.id, queue.id, limit, queue.id, limit)

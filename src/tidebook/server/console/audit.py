@@ -43,7 +43,7 @@ class AuditData(msgspec.Struct, frozen=True, kw_only=True):
     chains: list[str]
     chain: str | None
     entries: list[AuditEntry]
-    #: Events of the chain that are no entries of the audit.
+    #: Events of the chain that are not entries of the audit.
     foreign: int
     previous: int | None
     next: int | None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -60,6 +61,13 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
+    #: What identifies the things that would be affected: others of the same number are not confirmed with them.
+    members: Sequence[Any] = ()
+
+    @property
+    def seal(self) -> str:
+        """A digest of what is confirmed: the sentence that is shown, the count, and the members."""
+        return blake2b(msgspec.json.encode([self.text, self.count, self.members]), digest_size=16).hexdigest()
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +80,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     form: type[msgspec.Struct] = NoFields
     #: The fields of the form that hold a payload, which the audit does not record.
     content: frozenset[str] = frozenset()
-    #: The dry run; an act that has one is confirmed on a page of its own.
+    #: The dry run; an act that has one is confirmed on a separate page.
     preview: Callable[[Any], Awaitable[Preview]] | None = None
 
     @property

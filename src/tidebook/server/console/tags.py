@@ -15,8 +15,8 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus

@@ -142,10 +142,12 @@ class BatchClaimCases(QueueBase):
     async def test_a_late_finish_counts_if_no_other_worker_has_claimed(self, desk: Desk, advance: Advance) -> None:
         taken = await claim_of(desk, *"abc")
         await advance(LEASE_MS)
-        assert (await desk.store.sweep(desk.ref)).run_out == 3
+        assert (await desk.store.sweep(desk.ref)).leases_expired == 3
         assert await desk.finish(*taken) == [True] * 3
 
-    async def test_a_claim_that_ran_out_too_often_leaves_as_dead_letters(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_claim_whose_lease_expired_too_often_leaves_dead_letters(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await claim_of(desk, *"abc")
         for _ in range(2):
             await advance(LEASE_MS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,10 +92,15 @@ def encode_line(line: HistoryLine) -> bytes:
     return _encode(line)
 
 
-def read_lines(files: Iterable[Path]) -> Iterator[HistoryLine]:
-    """Yield the lines of all files; the last line of a file may be torn, because its process was killed."""
+def read_lines(files: Iterable[Path], *, after: Mapping[Path, int] | None = None) -> Iterator[HistoryLine]:
+    """Yield the lines of all files; the last line of a file may be torn, because its process was killed.
+
+    `after` says how many bytes of a file are left out: those that it had at an earlier moment.
+    """
     for file in files:
-        lines = file.read_bytes().split(b"\n")
+        with file.open("rb") as opened:
+            opened.seek((after or {}).get(file, 0))
+            lines = opened.read().split(b"\n")
         for number, text in enumerate(lines, 1):
             if not text:
                 continue
