@@ -30,8 +30,8 @@ ADDRESSES_MAX = 8192
 CHECK_INTERVAL_S = 3.0
 
 
-#: The partition of a journal, and its id as the key of its records.
-Address = tuple[Reader, bytes]
+#: The head cache of a journal's partition, and its id as the key of its records.
+Address = tuple[HeadCache, bytes]
 
 
 class OpenTopic:
@@ -83,7 +83,7 @@ class OpenTopic:
         """Return the address of a journal; an id in use is validated and hashed only once."""
         address = self._addresses.get(id) if type(id) is str else None
         if address is None:
-            address = self.partition(journal_id(id)), id.encode()
+            address = self.partition(journal_id(id)).cache, id.encode()
             if len(self._addresses) >= ADDRESSES_MAX:
                 self._addresses.clear()
             self._addresses[id] = address
