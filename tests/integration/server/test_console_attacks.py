@@ -31,7 +31,7 @@ def encoded(fields: dict[str, str]) -> str:
 
 def check(answer: httpx.Response, asked: str) -> None:
     assert answer.status_code < 500, (asked[:200], answer.text[-500:])
-    if "json" in answer.headers["content-type"]:  # no browser runs it
+    if "json" in answer.headers.get("content-type", ""):  # no browser runs it
         return
     assert "<script>alert" not in answer.text, asked
     assert "<img src=x" not in answer.text, asked
