@@ -162,7 +162,7 @@ def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
     portal.run(write_history(embedded, topic, steps=60))
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, catch_up_records=20)
     with running(replication(spark, embedded, portal, topic, settings=settings)):
-        until(lambda: "_run_leases" in done, "it never leased")
+        until(lambda: "_run_leases" in done, "it never leased", 4 * PATIENCE_S)  # a query starts slowly on busy cores
         await_replicated(embedded, portal, topic)
     assert done[:2] == ["_run_query", "_run_leases"]
 
