@@ -25,7 +25,6 @@ RUN = [
     for page in (
         ROOT / "README.md",
         ROOT / "docs/howto/tags.md",
-        ROOT / "docs/howto/queue.md",
         ROOT / "docs/howto/frameworks.md",
         ROOT / "docs/howto/outbox.md",
         ROOT / "docs/howto/events.md",
