@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.faults import KillAround, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
@@ -164,7 +164,7 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(
     portal.run(write_history(embedded, topic, steps=30))
     away = tmp_path / "away"
     away.mkdir()
-    done = replication(spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 4)).run(once=True)
+    done = replication(spark, embedded, portal, topic, opening=UnavailableAtFirst(str(away), 4)).run(once=True)
     assert done.lag == 0
     assert len(list(away.iterdir())) == 4
     assert_as_expected(embedded, portal, topic, open_book)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.pipeline.commands import descendants, processes_with
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround, StopInSlice
+from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
 from tests.pipeline.workloads import rows_of, write_history
@@ -367,7 +367,7 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
-    opening = AwayAtFirst(str(away), 10_000)
+    opening = UnavailableAtFirst(str(away), 10_000)
     job = replication(spark, book, portal, topic, opening=opening, report=report, settings=settings)
     with pytest.raises(LogLost) as caught:
         job.run()

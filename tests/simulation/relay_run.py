@@ -74,7 +74,7 @@ _ENGINE: list[sqlite3.Connection] = []
 
 
 class Faults(msgspec.Struct):
-    """How likely each fault is at a call, and how long calls take."""
+    """The probability of each fault of a call, and the longest duration of a call."""
 
     refused: float = 0.0
     unanswered: float = 0.0

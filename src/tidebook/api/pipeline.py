@@ -35,7 +35,7 @@ class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Topics, separated by commas; all without them."""
+    """Topics, separated by commas; by default all."""
 
     topics: str | None = None
 
@@ -98,6 +98,6 @@ class PipelineJobsAnswer(msgspec.Struct, frozen=True):
 
 
 class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From which line on the output is returned."""
+    """The line after which the output is returned."""
 
     after_line: Annotated[int, Meta(ge=0)] = msgspec.field(default=0)

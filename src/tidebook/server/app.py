@@ -50,7 +50,7 @@ METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 NO_ROUTE: Final = "none"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
-#: The same as header lines, for a body of so many bytes and for none.
+#: The same as header lines, for a body of a given size and for no body.
 _JSON_HEAD: Final = (
     b"content-type: application/json\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
     b"content-length: %d\r\n"

@@ -99,7 +99,7 @@ async def test_a_worker_stopped_past_its_lease_cannot_finish_an_entry_of_another
         await queue.put("x", key="k")
         with holder(where) as stopped:
             assert stopped.receive() == {"data": ["x"], "timeouts": [0]}
-            # In a folder, a process that is stopped with the lock stops all others: it has released it if others write.
+            # In a folder, a process stopped with the write lock would block all others: this put shows it has none.
             await queue.put("later", process_at=datetime.now(UTC) + timedelta(hours=1))
             stopped.process.send_signal(signal.SIGSTOP)
             (job,) = await taken_over(queue)
@@ -124,7 +124,7 @@ async def test_a_worker_stopped_past_its_lease_may_finish_an_entry_that_nobody_t
         assert (status.waiting, status.processing) == (0, 0)
 
 
-async def test_what_a_killed_worker_held_comes_again_and_is_counted(where: Path) -> None:
+async def test_the_entries_of_a_killed_worker_are_claimed_again_with_a_timeout_counted(where: Path) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail")
         await queue.put_many(["x", "y"])
@@ -179,7 +179,7 @@ async def test_ten_thousand_timers_fire_each_at_its_date(where: Path, long_form:
         assert sorted(job.data for job in done) == list(range(count))
         assert all(job.started_at >= job.process_at for job in done)
         late_s = sorted((job.started_at - job.process_at).total_seconds() for job in done)
-        print(f"late by {late_s[count // 2]:.4f} s (half of them), {late_s[count * 99 // 100]:.4f} s (99 %)")
+        print(f"late by {late_s[count // 2]:.4f} s (median), {late_s[count * 99 // 100]:.4f} s (99th percentile)")
         assert late_s[count // 2] < 2, "they were found by the slow poll"
 
 

@@ -266,7 +266,7 @@ def test_rule_33_the_refused_message_is_found_and_parked_and_the_others_are_sent
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the topic is known")
         _limit(cluster, topic, 20_000)
         publish(postgres, topic, (b"k", b"0"), (b"big", b"x" * 50_000), (b"k", b"1"), (b"big", b"later"), (b"k", b"2"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"0", b"1", b"2"]
     with opened_store(postgres) as store:
         aside = store.parked(topic, limit=10)
@@ -284,7 +284,7 @@ def test_rule_33_a_message_that_no_segment_can_hold_is_parked(postgres: Database
         _limit(cluster, topic, 1_048_576, "segment.bytes")
         for each in (topic, small):
             publish(postgres, each, (b"big", large), (b"k", b"1"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"1"]
     assert values(cluster, small) == [b"1"]
     with opened_store(postgres) as store:
@@ -303,7 +303,7 @@ def test_rule_33_an_unknown_topic_rests_and_never_parks(postgres: Database, clus
             assert "does not exist" in (status.reason or "")
             assert store.parked(None, limit=10) == []
         cluster.make(topic)
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it is sent")
 
 
 def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database, cluster: Cluster) -> None:

@@ -169,7 +169,7 @@ class QueueMachine(RuleBasedStateMachine):
     """A state machine; a subclass defines `open`, which opens a store and returns how to advance its clock."""
 
     #: Whether the store is swept whenever the clock moves.
-    sweeps_as_time_goes = False
+    sweeps_as_time_passes = False
 
     def open(self, stack: AsyncExitStack) -> Coroutine[Any, Any, tuple[QueueStore, int, Callable[[int], Any]]]:
         raise NotImplementedError
@@ -300,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
     def advance(self, by: int) -> None:
         self.do(self.advance_store(by))
         self.model.now += by
-        if self.sweeps_as_time_goes:
+        if self.sweeps_as_time_passes:
             self.model.sweep()
 
     @rule()

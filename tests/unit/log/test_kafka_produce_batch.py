@@ -152,7 +152,7 @@ def test_a_resolved_batch_is_freed_at_once() -> None:
         gc.enable()
 
 
-def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
+def test_a_failing_callback_does_not_affect_the_results_of_other_senders() -> None:
     heard: list[int] = []
 
     def take(indexes: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:

@@ -22,7 +22,7 @@ REFUSED: Final = ("parked", "retrying")
 
 
 class OutboxQuery(msgspec.Struct, frozen=True):
-    """The topic whose parked messages are shown; all without it."""
+    """The topic whose parked messages are shown; by default all."""
 
     topic: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a page and an act of the console declare: where it is, and the route of the API whose role and scope it has."""
+"""Pages and acts of the console: each declares its path, and the route of the API whose role and scope it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act did, in a sentence, and the page to show next: by default the one that it was started from."""
+    """The result of an act, as a sentence, and the page to show next: by default the one that it was started from."""
 
     message: str
     to: str | None = None
@@ -52,7 +52,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act would do: a dry run."""
+    """The result of a dry run: what an act would do."""
 
     #: A sentence with the exact number of what would be affected.
     text: str
@@ -61,7 +61,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
-    #: What identifies the things that would be affected: others of the same number are not confirmed with them.
+    #: The identities of what would be affected, so that a confirmation is not valid for as many others.
     members: Sequence[Any] = ()
 
     @property
@@ -85,7 +85,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where the form is sent, and where the dry run is shown."""
+        """The path to which the form is sent, and at which the dry run is shown."""
         return f"/acts/{self.name}"
 
 

@@ -1,4 +1,4 @@
-"""The form that a problem page shows, so that what was typed is corrected and not typed again."""
+"""The form on the page of a problem, in which a person corrects the input instead of typing it again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from tidebook.server.console.page import Act, Page
 
-#: The problems that other input may solve: it is not valid, or does not fit what is there.
+#: The statuses of problems that other input may solve: invalid input, or a conflict with the current state.
 STATUSES: Final = frozenset({400, 409, 422})
 #: The fields that a person types, with their labels; the others of a form stay as they are.
 LABELS: Final = {
@@ -40,7 +40,7 @@ LABELS: Final = {
 
 
 class TypedField(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of the form; one without a label is sent unseen."""
+    """A field of the form; one without a label is hidden."""
 
     name: str
     value: str
@@ -58,7 +58,7 @@ class RetryForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def retry_form(target: Page | Act, method: str, given: Mapping[str, str]) -> RetryForm | None:
-    """Return the form of a refused request; None if nobody typed anything in it."""
+    """Return the form of a refused request; None if it has no field that a person types."""
     struct, content = (target.query, frozenset[str]()) if isinstance(target, Page) else (target.form, target.content)
     kept = ("back", *struct.__struct_fields__)
     fields = [
