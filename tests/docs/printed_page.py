@@ -30,7 +30,7 @@ COLUMNS = 400
 
 
 def clone(folder: Path, *, status: str = "{}") -> Path:
-    """Make a folder that looks like a clone to the commands of a page; its `./dev` has everything running already."""
+    """Make a folder that looks like a clone to the commands of a page; its `./dev` reports that everything runs."""
     folder.mkdir(exist_ok=True)
     for name in (".venv", "examples"):
         (folder / name).symlink_to(ROOT / name)

@@ -1,4 +1,4 @@
-"""Servers that want TLS, a password and the client's certificate: clients, and books from a settings file."""
+"""Servers that require TLS, a password and a client certificate: clients, and books from a settings file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_kafka_refuses_other_clients(guarded_kafka: Kafka, security: Security, w
 
 
 def shown(security: Security) -> dict[str, object]:
-    """What opens Cassandra's door."""
+    """Return the settings of a client that Cassandra accepts."""
     made = security.certificates
     return {
         "username": security.credentials.user,

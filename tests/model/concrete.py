@@ -40,7 +40,7 @@ class Concrete:
         self._pointer_early = pointer_early
 
     def trace(self) -> list[str] | None:
-        """The shortest way to a store that is replicated to the end and not the fold, or whose pointer moves back."""
+        """Return a shortest path to a fully replicated store that is not the fold, or whose pointer moves back."""
         begin = State(self._world.empty, Process(1), Process(2))
         came: dict[State, tuple[State, str] | None] = {begin: None}
         queue = deque([begin])

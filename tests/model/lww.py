@@ -1,4 +1,4 @@
-"""A last-write-wins store of cells, in which each row, each segment's tombstone and each head lands by itself.
+"""A last-write-wins store of cells, in which each row, each segment's tombstone and each head is applied separately.
 
 It is a model of Cassandra, not a backend: what a replicator writes is taken apart into single writes, any of which
 may be the last before a crash, or land long after its writer was given up. States are immutable and hashable.
@@ -54,7 +54,7 @@ class HeadCell(NamedTuple):
 
 
 class HeadTombstone(NamedTuple):
-    """The head row, deleted; no rule of ours writes it, broken ones do."""
+    """A deleted head row; only broken rules write it."""
 
     stamp: int
 
@@ -97,7 +97,7 @@ EMPTY = KeyCells()
 
 
 def land(cells: KeyCells, single: Single) -> KeyCells:
-    """The cells after one write has landed; the very same where it came too late to matter."""
+    """Return the cells after one write has been applied; the same object if it was too late to have an effect."""
     match single:
         case RowCell():
             return _land_row(cells, single)
@@ -176,13 +176,13 @@ def _unlists(dead: ListTombstone, cell: SegmentCell) -> bool:
 
 
 def is_found(head: Head, seq_nr: int, listed: Listed) -> bool:
-    """Whether a store looks for a number in its segment: it is in the head's last run, or listed."""
+    """Return whether a store reads the segment of a number: it is in the head's last run, or listed."""
     segment = event_segment(seq_nr, head.segment_size)
     return segment >= head.run_start or (head.incarnation, segment) in listed
 
 
 def land_by_arrival(cells: KeyCells, single: Single) -> KeyCells:
-    """What would happen if stamps came from a clock: whatever lands last wins."""
+    """Apply a write as if stamps came from a clock: the last write to arrive wins."""
     match single:
         case RowCell():
             kept = [row for row in cells.rows if row.seq_nr != single.seq_nr]

@@ -1,4 +1,4 @@
-"""A journal as a plain list: no log, no store, no replication; only what a user was promised."""
+"""A journal as a plain list, without log, store or replication: the behaviour that users are promised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Incarnation:
 
 @dataclass
 class Plain:
-    """All lives of one journal."""
+    """All incarnations of one journal."""
 
     incarnation: Incarnation | None = None
     appended: list[tuple[bytes, int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Each rule of replication and reading, broken, is found by the search: what the proofs prove is not nothing."""
+"""Each rule of replication and reading, broken, is found by the search: so the proofs are not vacuous."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tidebook.wiring.settings import Settings
 
 
 def once(folder: Path, name: str) -> bool:
-    """True for the first who asks, over all processes."""
+    """Return True for the first call in any process."""
     try:
         (folder / name).touch(exist_ok=False)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The pipeline as its users meet it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
+"""The pipeline as its users see it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_status_reports_the_lag_in_records_and_seconds_and_what_is_parked(
 
 
 def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
-    """Not 0: a misspelt name would look as if all were well."""
+    """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
 
@@ -195,7 +195,7 @@ def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
 
 
 def slowdown() -> float:
-    """How much longer than alone a process takes now, because others use the cores."""
+    """Return by which factor a process is slower now because others use the cores."""
     began_s = time.monotonic()
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
     _, status, usage = os.wait4(pid, 0)
@@ -264,7 +264,7 @@ def test_inline_replication_beside_the_job_changes_nothing(
 def test_replicate_waits_for_servers_that_are_down_when_it_starts_and_an_interrupt_ends_it_with_130(
     tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, portal: BlockingPortal, topic: str
 ) -> None:
-    """Each is up as soon as it was waited for."""
+    """Each part is ready as soon as the wait for it returns."""
 
     def settings(name: str, kafka: str, cassandra: str) -> Path:
         file = tmp_path / name

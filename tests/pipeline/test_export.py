@@ -86,7 +86,7 @@ def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """Before its manifest it leaves staged files; behind it, files that are not yet in their place."""
+    """A crash before the manifest leaves staged files; one after it, files that are not yet in their place."""
     from tidebook.wal.flush import FolderManifest
 
     output = tmp_path / "lake"

@@ -186,7 +186,7 @@ def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
 def test_a_driver_that_is_killed(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
-    """Before the store's first write, behind it and its pointer, and between the last one and Spark's commit."""
+    """Before the store's first write, after it, after its pointer, and between the last one and Spark's commit."""
     portal.run(write_history(embedded, topic, steps=80))
     killed(embedded.settings.folder, topic, point)
     portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
@@ -200,7 +200,7 @@ def test_a_driver_that_is_killed(
 def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
-    """Behind the first statement of a slice on Cassandra, behind the last, its pointer, and before Spark's commit."""
+    """After the first and the last statement of a slice on Cassandra, after its pointer, and before Spark's commit."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=80))
         partitions = portal.run(book.journal(topic).create()).partitions
@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
     tmp_path: Path,
     open_book: OpenBook,
 ) -> None:
-    """A gate stands before Cassandra. While it is shut the job says what it waits for, and goes on unaided."""
+    """A gate is in front of Cassandra. While it is shut the job reports what it waits for, and then continues."""
     with TcpGate(cassandra_address) as gate, opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=60))
         gated = tmp_path / "gated.toml"

@@ -43,12 +43,12 @@ def book(request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path: Path)
 
 @pytest.fixture
 def namespace() -> str:
-    """One of its own: the servers are shared."""
+    """A separate namespace, because the servers are shared."""
     return f"metrics-{uuid4().hex[:12]}"
 
 
 class Crash(Exception):
-    """The driver ends here."""
+    """Raised where a driver would be killed."""
 
 
 async def fill(book: Book, namespace: str, *, start: int = 0, stop: int = 300) -> Region:

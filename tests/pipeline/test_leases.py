@@ -43,7 +43,7 @@ BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails starts again after half a second, however often it has failed."""
+    """Let a failed query start again after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The real servers with a keyspace of this file's own: other tests scan theirs, and must not meet spoiled rows."""
+    """The real servers with a keyspace of this file's own: other tests scan theirs, and must not find damaged rows."""
     kafka, cassandra = request.getfixturevalue("kafka_bootstrap"), request.getfixturevalue("cassandra_address")
     toml = tmp_path / "tidebook.toml"
     toml.write_text(

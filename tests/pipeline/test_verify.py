@@ -108,7 +108,7 @@ def test_every_damage_is_reported_and_repaired(
     assert (repaired.repaired, repaired.left) == (len(reported), 0)
     fresh = open_book("fresh")
     rows = portal.run(rows_of(book.store, topic))
-    # A head that no record speaks of is repaired by a grave over it.
+    # A head without any record in the log is repaired by a grave that replaces it.
     assert {id for id, what in done_to.items() if what == "head extra"} <= rows["graves"].keys()
     rows["graves"] = {id: head for id, head in rows["graves"].items() if id not in done_to}
     assert rows == portal.run(expected_rows(book, fresh, topic))

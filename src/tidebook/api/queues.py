@@ -18,7 +18,7 @@ from tidebook.queue.priority import DEFAULT
 from tidebook.queue.views import DeadLetter, EntryView
 
 CLAIM_MAX = 1_000
-#: How long a claim waits for work at most.
+#: The longest time that a claim may wait for work.
 CLAIM_WAIT_S_MAX = 60.0
 ENTRIES_LISTED_MAX = 10_000
 
@@ -50,7 +50,7 @@ class EntryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Entries to put; those of the same key are merged."""
+    """Entries to put; those with the same key are merged."""
 
     entries: Annotated[tuple[EntryBody, ...], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
@@ -152,7 +152,7 @@ class DoneBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The leases of the failed jobs, and how long their entries wait at least."""
+    """The leases of the failed jobs, and the minimum time until their entries are retried."""
 
     leases: Leases
     delay_s: Seconds = 0.0
@@ -160,7 +160,7 @@ class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class FailAnswer(msgspec.Struct, frozen=True):
-    """What became of each entry: waiting, merged, dead or expired."""
+    """The state of each entry afterwards: waiting, merged, dead or expired."""
 
     outcomes: list[str]
 
@@ -176,18 +176,18 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_s: float
     next_at: datetime | None
     tables: int
-    #: Since when the queue is paused, and gives out no claim.
+    #: When the queue was paused; while it is paused, claims return nothing.
     paused_at: datetime | None = None
 
 
 class WorkersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many workers to list at most."""
+    """The maximum number of workers to list."""
 
     limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker reports of itself."""
+    """What a worker reports about itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     concurrency: Annotated[int, Meta(ge=0, lt=2**31)] = 1
@@ -224,7 +224,7 @@ class QueuesAnswer(msgspec.Struct, frozen=True):
 
 
 class EntriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many entries to list at most."""
+    """The maximum number of entries to list."""
 
     limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
     unmask: bool = False
@@ -297,7 +297,7 @@ class DataBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DueLine(msgspec.Struct, frozen=True):
-    """Work became due; the time is the store's."""
+    """Work became due, at this time by the store's clock."""
 
     due_at: datetime
 

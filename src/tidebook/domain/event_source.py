@@ -19,7 +19,7 @@ from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import Horizons
 
 PAGE_ROWS: Final = 1_000
-#: How long a stream waits for news before it looks again.
+#: How long a stream waits before it polls for new events.
 POLL_S: Final = 0.5
 
 #: A place in a stream. The first element is a time; an empty tuple is the beginning.
@@ -63,12 +63,12 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourcePage(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events of a stream, and the position through which it was read for them."""
+    """Consecutive events of a stream, and the position after which the stream continues."""
 
     rows: Sequence[SourceRow]
     position: SourcePosition
-    #: Whether the position begins or ends a scan, which does not deliver in the order of places: it is stored even if
-    #: there are no rows, and the stream is read again from there.
+    #: Whether a scan of the store begins or ends at this position. A scan does not deliver events in the order of the
+    #: stream, so the position is stored even if there are no rows, and the stream is then read from there.
     jumps: bool = False
 
 
@@ -89,7 +89,7 @@ class EventSource(Protocol):
 
 
 def describe_source(source: EventSource) -> str:
-    """Return the text by which a source is compared with the one that a projection had before."""
+    """Return a text that describes what a source follows; a projection compares it with the stored one."""
     followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
     return _encode({name: value for name, value in followed.items() if value}).decode()
 

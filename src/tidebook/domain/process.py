@@ -229,7 +229,7 @@ class _Placed(_OfEvent, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
-    """How far the entries of a slice were put into a queue."""
+    """The progress of putting the entries of a slice into a queue."""
 
     at: At = BEGINNING
     #: Within a scan, the mark at which the scan began, which may be after the offset that the scan began from.

@@ -67,7 +67,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a slice is, as the target database has it."""
+    """The progress of a slice, as stored in the target database."""
 
     slice: int
     owner: str | None

@@ -54,7 +54,7 @@ _CLEAN = "DELETE FROM kafka_wake WHERE asleep_until < clock_timestamp() - interv
 
 
 class PostgresOutboxStore(OutboxStore):
-    """A connection in autocommit mode. Of a relay's commits, only those that open a session or park wait for the disk.
+    """A connection in autocommit mode. Only the commits that open a session or park messages wait for the disk.
 
     Transactions run in psycopg's pipeline mode: statements are sent without waiting for the results of earlier ones.
     """

@@ -102,7 +102,7 @@ class LeasedTail:
         self._over = asyncio.get_running_loop().create_future()
         self._run = asyncio.create_task(self._tail.run(stops))
         self._ending = asyncio.create_task(self._end_in_time())
-        self._run.add_done_callback(ignore_failure)  # the next lease meets it too, if no task raises it
+        self._run.add_done_callback(ignore_failure)  # the next lease encounters it too, if no task raises it
         self._run.add_done_callback(lambda run: self._ending.cancel())
 
     async def serve(self, predecessors: Sequence[LeasedTail]) -> None:

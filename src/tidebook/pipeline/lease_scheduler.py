@@ -17,6 +17,7 @@ from tidebook.pipeline.lease import Lease, LeaseTask
 from tidebook.pipeline.session import unless_spark_is_gone
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.replication.tail import Partition
+from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
@@ -74,7 +75,11 @@ class _Lane:
     share: Share
     #: The oldest first; at most the current lease and its successor.
     running: list[_LeaseJob] = field(default_factory=list)
-    overdue_s: float = field(default_factory=lambda: OVERDUE_S)
+    overdue: Backoff = field(default_factory=lambda: Backoff(first_s=OVERDUE_S, max_s=OVERDUE_S_MAX))
+    overdue_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.overdue_s = self.overdue.next_s()
 
 
 class LeaseScheduler:
@@ -213,7 +218,7 @@ class LeaseScheduler:
     def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:
         """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
         self._remove(lane, running)
-        lane.overdue_s = min(2 * lane.overdue_s, OVERDUE_S_MAX)
+        lane.overdue_s = lane.overdue.next_s()
         self._retired.add(running)
         self._cancel(running)
 

@@ -1,4 +1,4 @@
-"""The check of histories finds what is wrong: one that cannot fail would prove nothing."""
+"""The check of histories finds violations: a check that cannot fail would prove nothing."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def holder(where: Path, *, lease_s: float = LEASE_S, off_s: float = 0) -> Iterat
 
 
 async def taken_over(queue: Queue) -> list[Job]:
-    """Claim until something comes."""
+    """Claim until an entry is due."""
     async with asyncio.timeout(PATIENCE_S):
         while not (jobs := await queue.claim(10, lease=60)):  # noqa: ASYNC110  a process that died reports nothing
             await asyncio.sleep(0.02)

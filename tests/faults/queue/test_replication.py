@@ -31,7 +31,7 @@ def configure(postgres: Postgres, names: str) -> None:
 
 @pytest.fixture
 def nobody(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
-    """A primary whose standby is down; called, it stops waiting for it."""
+    """A primary whose standby is down; calling it makes the primary stop waiting for the standby."""
     yield lambda: configure(own_postgres, "")
     configure(own_postgres, "")
 

@@ -1,4 +1,4 @@
-"""A replicator that is held at one of its writes while another does all the work, and then goes on."""
+"""A replicator that is held at one of its writes while another does all the work, and then continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTITIONS = 2**31 - 1
 
 @pytest.fixture(params=[1, 10], ids=["alone", "together"])
 def settings(request: pytest.FixtureRequest, cassandra_address: str) -> CassandraSettings:
-    """Small requests each by itself, and together: then a replicator has fewer writes that it could be held at."""
+    """Small requests sent one by one or combined; if combined, a replicator can be held at fewer writes."""
     url = f"cassandra://{cassandra_address}/{KEYSPACE}"
     return CassandraSettings.read(url, {"partitions_together_max": request.param})
 

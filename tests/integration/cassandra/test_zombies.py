@@ -1,4 +1,4 @@
-"""Replicators that were paused at any single write, and go on when others have long done their work."""
+"""Replicators that are paused at any single write, and continue after others have done their work."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def steps_of(history: str, id: str) -> list[Step]:
 async def assert_rows(
     store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
-    """The tables contain the fold's result: nothing is missing, and nothing came back."""
+    """Check that the tables contain the result of the fold: nothing is missing, and nothing was resurrected."""
     truth = truth_of(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
@@ -139,7 +139,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_f
 async def interleave(
     stores: list[CassandraStore], topic: str, config: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
-    """Some replicators advance by single writes, in an order that chance decides; some never finish."""
+    """Several replicators advance by single writes in a random order; some never finish."""
     steps = steps_of(history, id)
     partition, records = partition_of(id, PARTITIONS), records_of(steps)
     running: list[Stepwise] = []

@@ -38,7 +38,7 @@ async def payloads(journal: Journal, id: str) -> list[Any]:
 
 
 async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
-    """Again and again, as a caller would; a broker that has just started may not know its topics."""
+    """Retry as a caller would; a broker that has just started may not know its topics."""
     give_up = time.monotonic() + BACK_S
     while True:
         try:

@@ -24,7 +24,7 @@ PATH = "/v1/journals/orders/o-1/events"
 
 
 class Follower:
-    """A bare client of a stream, which is cheaper than httpx by far."""
+    """A minimal client of a stream, which costs far less than httpx."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -140,7 +140,7 @@ async def test_the_offset_barrier_writes_nothing(rig: Rig) -> None:
 
 
 async def test_the_offset_barrier_is_raised_to_what_this_process_was_acknowledged(rig: Rig) -> None:
-    """Behind a leader that is cut off the end may be an old one; what was acknowledged here is seen all the same."""
+    """A leader that is cut off may report an old end; what was acknowledged here is seen nevertheless."""
     await rig.append("a", 1)
     end = await rig.log.end("orders", 0)
     await rig.append("a", 2)

@@ -1,4 +1,4 @@
-"""The tail of a partition: where it begins, how far it is, how long it is followed, and what it drops."""
+"""The tail of a partition: where it begins and ends, how long it is followed, and which records it drops."""
 
 from __future__ import annotations
 
@@ -468,7 +468,7 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
 
 
 async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
-    """What is replicated is not read from the log again."""
+    """Replicated records are not read from the log again."""
     rig = open_rig()
     for number in range(3):
         await rig.append("a", number)

@@ -1,4 +1,4 @@
-"""Calls of a journal beside appending and reading: what they answer, and what they refuse."""
+"""Calls of a journal other than append and read: what they return, and what they reject."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_
 
 
 async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
-    """As a repair beside a read brings them: missing in the first answer, and there in the next."""
+    """The rows are missing in the first response and present in the next, as during a concurrent repair."""
     store = Counted(())
     store.may_answer.set()
     rows = opened(store)
@@ -147,7 +147,7 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
 
 
 async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
-    """The first range is empty in its first answer alone: the rows of the others come with the second one."""
+    """Only the first response for the first range is empty; the second one has the rows of the others."""
 
     class Late(Counted):
         async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:

@@ -57,7 +57,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
 
 @pytest.mark.parametrize("more", [0, 3], ids=["alone", "with others after it"])
 async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(open_rig: OpenRig, more: int) -> None:
-    """The head was as it had been when the purge was sent, and was no longer when it arrived."""
+    """The head changed after the purge was sent and before it was folded."""
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)

@@ -1,4 +1,4 @@
-"""The driver's side of leases on paper: when the next one is submitted, and what becomes of those that do not end."""
+"""The scheduling of leases without Spark: when the next one is submitted, and how overdue ones are handled."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=1)
     scheduler.assign(ORDERS)
     scheduler.end(scheduler.jobs[0], error=Unavailable("the store is down"))
-    with pytest.raises(Unavailable, match="away"):
+    with pytest.raises(Unavailable, match="the store is down"):
         scheduler.step(0)
 
 

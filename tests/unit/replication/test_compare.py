@@ -114,7 +114,7 @@ def whats(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
 
 
 def change(book: Book, sql: str, *values: object) -> None:
-    """Change a row behind the store's back."""
+    """Change a row directly in the database file."""
     store = book.store
     assert isinstance(store, LazyStore)
     connection = connect(store.path)

@@ -88,7 +88,7 @@ async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
 
 
 class Overtaken:
-    """A store in which another replicator has done its slice right after the first question of a plan."""
+    """A store in which another replicator applies its slice right after the first read of a plan."""
 
     def __init__(self, store: StoreWriter, records: list[Record], config: TopicConfig) -> None:
         self._store = store
@@ -113,7 +113,7 @@ class Overtaken:
 
 
 async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, config: TopicConfig) -> None:
-    """A head of before and a pointer of after would fold the rest onto nothing: event 3 would become event 1."""
+    """With an old head and a new pointer, the rest would be folded onto nothing: event 3 would become event 1."""
     records = records_of([("a", append()) for _ in range(3)])
     overtaken: Any = Overtaken(store, records[:2], config)
     plan = await plan_slice(overtaken, TOPIC, 0, records, config)
@@ -263,7 +263,7 @@ async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
 async def test_while_a_long_slice_is_planned_others_have_their_turns(
     config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another slice has under way is sent and answered meanwhile."""
+    """The requests of another slice are sent and answered in the meantime."""
     monkeypatch.setattr(slices, "RECORDS_PER_YIELD", 10)
     turns = 0
 

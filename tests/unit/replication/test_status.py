@@ -1,4 +1,4 @@
-"""How far a topic is replicated: lag, its age, offsets that the log lost, and the last report of a run."""
+"""The replication progress of a topic: lag, its age, offsets that the log lost, and the last report of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tail replicates what the log gets, as it gets it, from the pointers on, until it is asked to stop."""
+"""A tail replicates new records of the log from the pointers on, until it is asked to stop."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def test_a_part_that_ends_by_what_is_no_exception_has_failed_and_is_not_st
 
 
 class Ending(BaseException):
-    """What `except Exception` does not catch."""
+    """An error that `except Exception` does not catch."""
 
 
 async def test_a_part_that_returns_has_ended_and_is_not_started_again() -> None:

@@ -226,7 +226,7 @@ class ProduceBatch:
             if error is None and not irregular and message.value() == self._values[len(offsets)]:
                 offset, timestamp_ms = message.offset(), message.timestamp()[1]
         except Exception:
-            offset = None  # `resolve` meets the same error, and reports it
+            offset = None  # `resolve` raises the same error, and reports it
         if offset is None:
             irregular.append(message)
         else:

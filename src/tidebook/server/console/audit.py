@@ -38,7 +38,7 @@ class AuditCheckView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     chains: list[str]
     chain: str | None

@@ -77,7 +77,7 @@ Expression = Compare | Both | Either | Negation
 
 
 class FilterFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a filter sees of an event; masked fields are masked here too, so that no filter reveals them."""
+    """The values of an event that a filter can use; masked fields are masked here too, and so not revealed."""
 
     number: int
     offset: int

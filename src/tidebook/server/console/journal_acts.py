@@ -1,4 +1,4 @@
-"""What can be done to a journal: append by hand, delete up to a number, and purge."""
+"""The acts on a journal: append by hand, delete up to a number, and purge."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     partitions: list[PartitionRow]
     total_topics: int

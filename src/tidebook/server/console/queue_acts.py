@@ -1,4 +1,4 @@
-"""What can be done to queues and their entries: to the selected ones, or to all that match."""
+"""The acts on queues and their entries: on the selected entries, or on all that match a filter."""
 
 from __future__ import annotations
 
@@ -83,19 +83,19 @@ class QueueForm(msgspec.Struct, frozen=True):
 
 
 async def pause(view: View) -> ActResult:
-    """Give out no claim until the queue is resumed."""
+    """Pause a queue: its claims return nothing until it is resumed."""
     await view.book.queue(view.fields.queue).pause()
     return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
 
 
 async def resume(view: View) -> ActResult:
-    """Give out claims again."""
+    """Resume a queue: claims return its entries again."""
     await view.book.queue(view.fields.queue).resume()
     return ActResult(message=f"Queue {view.fields.queue} is resumed.")
 
 
 class SelectionForm(msgspec.Struct, frozen=True):
-    """Entries to act on: those at some places, separated by commas, or all that match the filter."""
+    """Entries to act on: those at the given places, separated by commas, or all that match the filter."""
 
     queue: str
     status: Status = "dead"
@@ -124,7 +124,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
 
 
 async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
-    """Return the entries that still wait at some places."""
+    """Return the entries that still wait at the given places."""
     rows: list[BrowsedEntry] = []
     for place in dict.fromkeys(places):
         before = EntryPlace(place.priority, place.date_ms, place.id - 1)
@@ -136,7 +136,7 @@ async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[E
 
 def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
     if form.status not in ("due", "later"):
-        raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
+        raise InvalidInput("only waiting entries can be deleted: a worker has claimed the others")
     return form.status
 
 
@@ -298,7 +298,7 @@ class BulkQuery(msgspec.Struct, frozen=True):
 
 
 async def bulk(view: View) -> BulkAnswer:
-    """Show how far an act is."""
+    """Show the progress of an act."""
     acts = view.parts.bulk
     return acts.answer(acts.find(view.fields.act, view.fields.queue))
 

@@ -142,7 +142,7 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a queue shows."""
+    """The values that the template of a queue's page shows."""
 
     numbers: QueueNumbers
     settings: QueueSettings
