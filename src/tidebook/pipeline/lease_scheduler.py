@@ -21,8 +21,8 @@ from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: How long a tail outlives its task: on busy cores too, its successor starts in that time. It is no longer than a lease:
-#: the successor's own tail would take it for another replicator when it outlives its task.
+#: How long a tail outlives its task, as a successor may take so long to start on busy cores. It is no longer than a
+#: lease: beyond that, the tail of the successor would take it for another replicator.
 HANDOVER_S = 5.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
