@@ -178,6 +178,8 @@ def _translate(error: psycopg.Error) -> TidebookError:
     text = one_line(error)
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
         return Unavailable(f"the outbox's tables are missing or old ({text}): run 'tidebook outbox migrate'")
+    if isinstance(error, errors.InvalidSchemaName):
+        return InvalidInput(f"PostgreSQL: {text}: create the schema that search_path names")
     if isinstance(error, errors.InvalidPassword | errors.InvalidCatalogName | errors.InsufficientPrivilege):
         return InvalidInput(f"PostgreSQL refused: {text}: check the URL and the rights of its user")
     return Unavailable(f"PostgreSQL: {text}")

@@ -35,8 +35,6 @@ RUNS_MAX = 16
 REVOKE_TRIES_MAX = 10
 #: How often a task reads whether its lease was revoked.
 LOOK_EVERY_S = 0.5
-#: How long a tail outlives its task, unless another replicator is seen to serve its partitions.
-HANDOVER_S = 5.0
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -48,6 +46,8 @@ class Lease(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
     configs: dict[str, TopicConfig]
     seconds: float
+    #: How long the tail outlives the task, unless another replicator is seen to serve the partitions.
+    handover_s: float = 0.0
     #: With these, the lease ends when the records before them are replicated. One for each partition.
     stops: tuple[int, ...] | None = None
 
@@ -147,7 +147,7 @@ class LeasedTail:
         for each in self._tail.replicators.values():
             each.overtaken = False
         if not self._revoked:
-            await self._is_revoked_within(HANDOVER_S, unless=self._is_overtaken)
+            await self._is_revoked_within(self.lease.handover_s, unless=self._is_overtaken)
         self._tail.stop()
 
     async def _is_revoked_within(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:

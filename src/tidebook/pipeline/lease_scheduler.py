@@ -21,6 +21,9 @@ from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
+#: How long a tail outlives its task, as a successor may take so long to start on busy cores. It is no longer than a
+#: lease: beyond that, the tail of the successor would take it for another replicator.
+HANDOVER_S = 5.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
 #: Each abandoned lease doubles that time for its lane, up to this: a lease includes the start of its worker, which on
@@ -181,7 +184,8 @@ class LeaseScheduler:
         seconds = self._lease_s if stops is None else ENDLESS_S
         topics = {topic for topic, _ in lane.share}
         configs = {topic: self._configs[topic] for topic in topics}
-        lease = Lease(self._run, self._generation, lane.share, configs, seconds, stops)
+        handover_s = min(HANDOVER_S, self._lease_s)
+        lease = Lease(self._run, self._generation, lane.share, configs, seconds, handover_s, stops)
         running = _LeaseJob(number, lease, f"tidebook-{self._run}-{self._number}", time.monotonic())
         lane.running.append(running)
         InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()

@@ -139,8 +139,11 @@ async def test_tables_of_the_same_names_in_one_schema_are_refused(deimos: Databa
     async with tidebook.open(settings) as book:
         with pytest.raises(InvalidInput, match="search_path"):
             await copy(deimos, book)
-    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would be in the search path anyway
     settings.write_text(f'[sql]\nurl = "{deimos.url}?options={quote("-csearch_path=apart")}"\n')
+    async with tidebook.open(settings) as book:
+        with pytest.raises(InvalidInput, match="create the schema"):
+            await copy(deimos, book)
+    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would be in the search path anyway
     async with tidebook.open(settings) as book:
         [result] = await copy(deimos, book)
         assert result.copied == 1
@@ -186,7 +189,7 @@ async def test_the_commands_of_the_how_to_page_run(
     deimos: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(deimos, "orders", (b"one", None, None))
-    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would be in the search path anyway
+    deimos.query("CREATE SCHEMA tidebook")
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[3] / "docs" / "howto" / "moving-from-deimos.md").read_text()
     [settings] = [block for block in page.split("```") if block.startswith("toml\n")]

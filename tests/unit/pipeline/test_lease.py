@@ -43,14 +43,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 class Worker:
     """A worker process, of which each call of `task` is the task of one lease."""
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
+    def __init__(self, book: Book, handover_s: float = 3600.0) -> None:
+        self.book, self.handover_s = book, handover_s
         self.parts = LogAndStore(book.log, book.store)
 
     async def task(self, generation: int = 1, seconds: float = 0.05) -> list[TaskResult]:
         config = await self.book.journal("orders").topic_config()
         partitions = tuple(("orders", number) for number in range(config.partitions))
-        lease = Lease("run", generation, partitions, {"orders": config}, seconds)
+        lease = Lease("run", generation, partitions, {"orders": config}, seconds, self.handover_s)
         return await serve(self.parts, lease)
 
     def outliving(self) -> int:
@@ -76,13 +76,6 @@ class Worker:
         await until(holds)
 
 
-@pytest.fixture
-def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but a successor or a revocation ends a tail whose task has ended."""
-    monkeypatch.setattr(lease_module, "HANDOVER_S", 3600.0)
-
-
-@pytest.mark.usefixtures("endless")
 async def test_partitions_are_served_between_two_tasks_and_the_second_reports_it(book: Book) -> None:
     worker = Worker(book)
     results = await worker.task()
@@ -97,7 +90,6 @@ async def test_partitions_are_served_between_two_tasks_and_the_second_reports_it
     await worker.leave(0)
 
 
-@pytest.mark.usefixtures("endless")
 async def test_a_revoked_lease_leaves_no_tail(book: Book) -> None:
     worker = Worker(book)
     await worker.task()
@@ -111,7 +103,6 @@ async def test_a_revoked_lease_leaves_no_tail(book: Book) -> None:
     await worker.leave(0)
 
 
-@pytest.mark.usefixtures("endless")
 async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(book: Book) -> None:
     worker, other = Worker(book), Worker(book)
     await worker.task()
@@ -125,14 +116,12 @@ async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(
     assert sum(each.records for each in await serving) >= 8
 
 
-async def test_a_tail_without_a_successor_ends_after_a_while(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "HANDOVER_S", 0.01)
-    worker = Worker(book)
+async def test_a_tail_without_a_successor_ends_after_a_while(book: Book) -> None:
+    worker = Worker(book, handover_s=0.01)
     await worker.task()
     await worker.leave(0)
 
 
-@pytest.mark.usefixtures("endless")
 async def test_a_lease_with_a_stopped_partition_leaves_no_tail_so_that_the_next_one_retries_it(book: Book) -> None:
     await write_garbage(book, "orders", value=newer_record())
     worker = Worker(book)

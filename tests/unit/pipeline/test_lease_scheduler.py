@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from tidebook.core.errors import Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline import lease_scheduler
-from tidebook.pipeline.lease_scheduler import OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
+from tidebook.pipeline.lease_scheduler import HANDOVER_S, OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
 from tidebook.pipeline.task_result import TaskResult
 
 LEASE_S = 20.0
@@ -97,6 +97,16 @@ def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock)
     clock.now_s += 0.02
     scheduler.step(0)
     assert len(scheduler.jobs) == 3
+
+
+@pytest.mark.parametrize(("lease_s", "handover_s"), [(2.0, 2.0), (20.0, HANDOVER_S)])
+def test_a_tail_ends_before_the_task_of_its_successor_does(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, lease_s: float, handover_s: float
+) -> None:
+    scheduler = PaperScheduler(slots=1)
+    monkeypatch.setattr(scheduler, "_lease_s", lease_s)
+    scheduler.assign(ORDERS)
+    assert scheduler.jobs[0].lease.handover_s == handover_s <= scheduler.jobs[0].lease.seconds
 
 
 def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partitions(clock: Clock) -> None:
