@@ -157,7 +157,7 @@ async def test_an_unknown_outcome_is_retried_without_a_second_event(
 async def test_a_command_that_may_be_appended_is_not_reported_as_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unavailable says that nothing was changed, but an earlier attempt may have been written, or only its result fail."""
+    """Unavailable says that nothing was changed, but an attempt before may have been written."""
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account)
         append, head = accounts.journal.append, accounts.journal.head
