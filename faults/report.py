@@ -222,7 +222,7 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
             share = 100 * answered / calls
             yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
     for name, count in found["restarts"].items():
-        yield f"{name} ended {count} times because a server was unavailable, and was started again"
+        yield f"{name} ended {count} times because a server was unavailable or did not answer, and was started again"
     for lacking in found["lacking"]:
         yield f"NOT CAUGHT UP: {lacking}"
     for ended in found["ended_badly"]:

@@ -95,7 +95,7 @@ class RunResult(msgspec.Struct):
     checked_s: float
     #: The bound of `recovered_s`.
     recovery_s_max: float = RECOVERY_S_MAX
-    #: How often a command was started again that ended because a server was unavailable.
+    #: How often a command was started again that ended because a server was unavailable, or a server while it started.
     restarts: dict[str, int] = {}
 
     @property
@@ -177,6 +177,8 @@ async def run_faults(
         watch.cancel()
         crew.kill_all()
         await proxies[HTTP].close()
+    if servers is not None:
+        crew.restarts |= servers.failed_starts
     return RunResult(
         seed, command, began_ns, done, quiet_ns, recovered_s, None, [], crew.ended_badly, [], 0.0, recovery_s_max,
         crew.restarts,
@@ -357,9 +359,10 @@ class FaultInjector:
 
     async def _restart(self, servers: RunServers, *names: str) -> int:
         down_ns = time.monotonic_ns()
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(servers.restart(name))
+        results = await asyncio.gather(*map(servers.restart, names), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         return down_ns
 
 

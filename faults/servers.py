@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from faults.links import LinkProxy
 from faults.proxy import TcpProxy
 from tidebook.testing.servers.cassandra import KEYSPACE, Cassandra
 from tidebook.testing.servers.cluster import CassandraCluster, KafkaCluster, PostgresPair
+from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.kafka import Kafka
 from tidebook.testing.servers.postgres import DATABASE, USER, Postgres
 from tidebook.testing.servers.server import Server
@@ -18,6 +20,7 @@ from tidebook.testing.servers.server import Server
 PROXY_HOST = "127.0.1.{}"
 #: And the nodes of a ring know each other by the address of a second proxy.
 LINK_HOST = "127.0.2.{}"
+STARTS_MAX = 3
 KAFKA_HEAP_MB = 256
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")
 MEMTABLES = {"memtable_heap_space": "64MiB", "memtable_offheap_space": "64MiB"}
@@ -52,6 +55,8 @@ class RunServers:
         self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
         self.nodes: dict[str, Server] = {}
         self.proxies: dict[str, TcpProxy] = {}
+        #: How often a server ended while it started.
+        self.failed_starts: dict[str, int] = {}
         #: The proxies between the nodes of each kind that is a cluster.
         self._links: dict[str, list[LinkProxy]] = {}
 
@@ -196,10 +201,17 @@ class RunServers:
         """Start a server that was killed, or stop a running one and start it again; return when it is ready."""
         node = self.nodes[name]
         await asyncio.to_thread(node.stop)
-        if name == "postgres-1" and self._cluster:  # nothing commits until the standby follows again
-            await asyncio.to_thread(_start_without_commit, node)
-        else:
-            await asyncio.to_thread(node.start)
+        # Nothing commits until the standby follows again.
+        start = partial(_start_without_commit, node) if name == "postgres-1" and self._cluster else node.start
+        for attempt in range(1, STARTS_MAX + 1):
+            try:
+                await asyncio.to_thread(start)
+                return
+            except ServerError:
+                if node.alive() or attempt == STARTS_MAX:
+                    raise
+                # It has ended, as a broker does that gets no answer from the controllers: a supervisor starts it again.
+                self.failed_starts[name] = self.failed_starts.get(name, 0) + 1
 
     async def pause(self, name: str) -> None:
         """Stop a server with SIGSTOP."""

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from tidebook.core import seq_nr as numbers
-from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, TidebookError, Truncated
+from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, TidebookError, Truncated, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.payload import JSON, EncodedJson
@@ -324,7 +324,8 @@ class Decider(Generic[S]):
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
-        or `evolve` raises is raised here, and nothing is appended.
+        or `evolve` raises is raised here, and nothing is appended. `OutcomeUnknown` says that the events may have been
+        appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
         its result is returned, with the state of now and no events if those were deleted or purged since. One that
@@ -381,11 +382,17 @@ class Decider(Generic[S]):
                 await asyncio.sleep(_random.uniform(0, backoff.next_s()))
                 entity, is_fresh = await self._load(id, entity), True
                 continue
-            if appended.repeated and command_id is not None:
-                assert appended.first is not None
-                assert appended.last is not None
-                return await self._repeated(id, entity, command_id, appended.first, appended.last)
-            return await self._done(id, entity, decided, appended, command_id)
+            try:
+                if appended.repeated and command_id is not None:
+                    assert appended.first is not None
+                    assert appended.last is not None
+                    return await self._repeated(id, entity, command_id, appended.first, appended.last)
+                return await self._done(id, entity, decided, appended, command_id)
+            except Unavailable as error:
+                raise OutcomeUnknown(
+                    f"{self.topic}/{id}: the events were appended, but the result could not be read: {error}",
+                    partition=appended.partition, offset=appended.offset,
+                ) from error  # fmt: skip
 
     def _append_id(self, id: str, command_id: str) -> bytes:
         # The same command on two entities is two appends.
@@ -415,6 +422,10 @@ class Decider(Generic[S]):
                 if error.append_id is None:
                     raise
                 unknown = error
+            except Unavailable as error:
+                if unknown is None:
+                    raise
+                raise unknown from error  # an earlier attempt may have been written
         assert unknown is not None
         raise unknown
 

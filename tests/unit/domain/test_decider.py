@@ -26,7 +26,7 @@ from tests.unit.domain.bank import (
     Withdraw,
     Withdrawn,
 )
-from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, Truncated
+from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, Truncated, Unavailable
 from tidebook.core.event import Event
 from tidebook.domain.scenario import scenario
 
@@ -152,6 +152,44 @@ async def test_an_unknown_outcome_is_retried_without_a_second_event(
             await accounts.execute("a-2", Deposit(5))
         monkeypatch.undo()
         assert (await accounts.load("a-2")).state.balance == 5
+
+
+async def test_a_command_that_may_be_appended_is_not_reported_as_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unavailable says that nothing was changed, but an attempt before may have been written."""
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account)
+        append, head = accounts.journal.append, accounts.journal.head
+
+        async def lost_and_refused(*args: Any, **given: Any) -> Any:
+            if given.get("retry") is not None:
+                raise Unavailable("refused on purpose")
+            await append(*args, **{**given, "append_id": b"i" * 16})
+            raise OutcomeUnknown("lost", append_id=b"i" * 16, partition=0, floor=0, epoch=1)
+
+        monkeypatch.setattr(accounts.journal, "append", lost_and_refused)
+        with pytest.raises(OutcomeUnknown):
+            await accounts.execute("a-1", Deposit(5))
+        monkeypatch.undo()
+        assert (await accounts.load("a-1")).state.balance == 5
+
+        async def unreadable(id: str) -> Any:
+            raise Unavailable("no reads on purpose")
+
+        async def lost_once(*args: Any, **given: Any) -> Any:
+            done = await append(*args, **given)
+            if given.get("retry") is None:
+                raise OutcomeUnknown("lost", append_id=given["append_id"], partition=0, floor=0, epoch=1)
+            monkeypatch.setattr(accounts.journal, "head", unreadable)
+            return done
+
+        monkeypatch.setattr(accounts.journal, "append", lost_once)
+        with pytest.raises(OutcomeUnknown):
+            await accounts.execute("a-2", Deposit(5), command_id="c")
+        monkeypatch.undo()
+        assert accounts.journal.head == head
+        assert (await accounts.execute("a-2", Deposit(5), command_id="c")).repeated
 
 
 # ---- snapshots
