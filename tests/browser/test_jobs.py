@@ -14,7 +14,7 @@ from tidebook import Event
 from tidebook.sqlite.checksums import connect
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
-#: How long a job may take, which starts a Spark of its own.
+#: How long a job may take; it starts its own Spark.
 JOB_MS = 120_000
 
 

@@ -1,4 +1,4 @@
-"""The real reader, step by step: each question that it puts to log or store is answered by the explorer.
+"""The real reader, step by step: each of its requests to log or store is answered by the explorer.
 
 The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
 nodes are computed once a world, by running the reader again from the start.
@@ -30,22 +30,22 @@ T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """What the reader asks, with where a page begins, where it ends, and how long it is.
+    """A request of the reader, with the start, the end and the length of its page.
 
-    A page may need the list of segments first; what it said is then a part of the question for rows.
+    A page may need the list of segments first; that list is then a part of the request for rows.
     """
 
     what: str
     after: int = 0
     to: int = 0
     limit: int = 0
-    life: Position | None = None
+    incarnation: Position | None = None
     run_start: int = 0
     listed: tuple[int, ...] = ()
 
 
 class Ask:
-    """Awaited by the reader, it hands the question to its driver."""
+    """When the reader awaits it, it passes the request to the driver of the reader."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -56,7 +56,7 @@ class Ask:
 
 
 class AskedLog:
-    """The log: its end is asked for, its records are there."""
+    """The log: its end is a request, and its records are known."""
 
     indexed_by_key = True
     end_is_linearizable = True
@@ -72,7 +72,7 @@ class AskedLog:
 
 
 class AskedStore:
-    """The store: all that it holds is asked for."""
+    """The store: every read of it is a request."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         offset = await Ask(Question("pointer"))
@@ -218,7 +218,7 @@ class Node(NamedTuple):
     #: The first barrier that it was given, and the greatest.
     first_barrier: int
     last_barrier: int
-    #: The greatest offset that anything it was shown speaks of: the log is that long at least.
+    #: The greatest offset in any answer so far: the log has at least that length.
     seen_offset: int
 
 
@@ -313,7 +313,7 @@ class Reading:
         return self._alike.setdefault((*node[2:], memory), node)
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
-        """All that the suspended reader will still use of what it has learned."""
+        """Return the answers so far that the suspended reader may still use."""
         kept = reading.ag_frame.f_locals
         carried = (kept["after"], kept["again"], kept["incarnation"], kept["to"])
         reader = kept["self"]

@@ -18,7 +18,7 @@ from tidebook.wiring.settings import Settings
 
 
 def once(folder: Path, name: str) -> bool:
-    """True for the first who asks, over all processes."""
+    """Return True for the first call in any process."""
     try:
         (folder / name).touch(exist_ok=False)
     except FileExistsError:
@@ -92,7 +92,7 @@ class AwayAtFirst(NamedTuple):
         async def failing(writes: SliceWrites) -> None:
             for n in range(self.times):
                 if once(folder, f"away-{n}"):
-                    raise Unavailable("the store is away")
+                    raise Unavailable("the store is down")
             await apply(writes)
 
         store.apply = failing

@@ -1,6 +1,6 @@
 """The audit: every call that changes or unmasks something, as an event of topic `tidebook-audit`, hash-chained.
 
-Each server process has a chain of its own, the journal of its id, so that servers never conflict. Entries are appended
+Each server process has a separate chain, the journal of its id, so that servers never conflict. Entries are appended
 in groups; a destructive call waits until its entry is durable, others may lose theirs in a crash.
 """
 

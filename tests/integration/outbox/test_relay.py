@@ -148,7 +148,7 @@ def _status(database: Database):  # type: ignore[no-untyped-def]
 
 
 @every_database
-def test_status_tells_the_true_age_of_the_oldest_row(database: Database, cluster: Cluster) -> None:
+def test_status_reports_the_true_age_of_the_oldest_row(database: Database, cluster: Cluster) -> None:
     topic, other = cluster.topic(), cluster.topic()
     publish(database, topic, (b"k", b"old"), (b"k", b"new"))
     threading.Event().wait(0.05)

@@ -115,7 +115,7 @@ def test_rule_31_what_a_dead_owner_sent_is_found_and_the_rest_follows_in_order(
     assert postgres.waiting() == 0
 
 
-def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive(
+def test_rule_31_an_open_session_is_scanned_for_only_when_it_can_no_longer_arrive(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     """The owner released the lock immediately; its batch may still arrive until the fence's time is over."""
@@ -132,7 +132,7 @@ def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
+def test_rule_31_a_topic_created_again_is_at_least_once_and_says_so(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -256,7 +256,7 @@ def test_rule_33_what_follows_a_refused_message_never_passes_it(
     assert values(cluster, topic) in ([], [b"0"], [b"0", b"1"])
 
 
-def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
+def test_rule_33_the_refused_message_is_found_and_parked_and_the_others_are_sent(
     postgres: Database, cluster: Cluster
 ) -> None:
     """The limit shrinks while the relay has cached the old one: the broker refuses what the relay expected to fit."""
@@ -273,7 +273,7 @@ def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
     assert [(each.state, each.key) for each in aside] == [("parked", b"big"), ("held", b"big")]
 
 
-def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Database, cluster: Cluster) -> None:
+def test_rule_33_a_message_that_no_segment_can_hold_is_parked(postgres: Database, cluster: Cluster) -> None:
     """Kafka has two limits, and reports them by two errors."""
     topic = cluster.topic(partitions=1, max_message_bytes="5000000")
     small = cluster.topic(partitions=1, max_message_bytes="5000000", segment_bytes="1048576")

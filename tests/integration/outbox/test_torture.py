@@ -213,7 +213,7 @@ class Writer:
 def writers(
     database: Database, topics: list[str], keys: Keys, chance: random.Random
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a function that writes so many messages per call, with several concurrent writers."""
+    """Yield a function that writes this many messages per call, with several concurrent writers."""
     made = [Writer(database, topics, keys, random.Random(chance.random())) for _ in range(WRITERS)]
     try:
         with ThreadPoolExecutor(WRITERS) as pool:

@@ -16,7 +16,7 @@ Act = Callable[[Rig], Awaitable[object]]
 
 
 async def remake(rig: Rig) -> None:
-    """Another process deletes the topic and makes it again."""
+    """Delete the topic and create it again, as another process would."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
 
@@ -77,7 +77,7 @@ async def test_a_process_that_wrote_nothing_knows_the_end_of_the_log_at_opening(
 
 
 async def test_once_proven_it_is_reported_until_the_journal_is_opened_again(open_rig: OpenRig) -> None:
-    """The new log grows past all that was seen of the old one, and then looks as if it fitted."""
+    """The new log grows beyond all offsets that were seen of the old one, and then looks like a continuation."""
     rig, other = open_rig(), open_rig()
     for number in range(3):
         await rig.append("a", number)

@@ -27,7 +27,7 @@ class Report:
 
 
 class Client:
-    """Acknowledges each record at the next poll, and notes in which thread that was."""
+    """Acknowledges each record at the next poll, and records the thread of that poll."""
 
     def __init__(self, *failures: Exception) -> None:
         self._failures = list(failures)

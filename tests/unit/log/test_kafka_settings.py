@@ -1,4 +1,4 @@
-"""The settings of a Kafka log: what a URL and options say, and what they never show."""
+"""The settings of a Kafka log: how a URL and options are read, and that no secret is shown."""
 
 from __future__ import annotations
 

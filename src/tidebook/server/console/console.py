@@ -279,7 +279,7 @@ class Console:
         return Response(body, media_type=kind, headers=headers)
 
     async def _missing(self, request: Request) -> Response:
-        return self._refuse(request, NotFound(f"there is no page {request.url.path[:200]!r} here"))
+        return self._refuse(request, NotFound(f"there is no page {request.scope['path'][:200]!r} here"))
 
     async def _refuse_method(self, request: Request, _: Exception) -> Response:
         error = MethodNotAllowed(f"{request.method[:20]} is not allowed here: use GET", allowed=["GET"])
@@ -288,7 +288,7 @@ class Console:
         return response
 
     def _refuse(self, request: Request, error: TidebookError) -> Response:
-        as_json = request.url.path.endswith(".json")
+        as_json = request.scope["path"].endswith(".json")
         response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
         response.headers["cache-control"] = "no-store"
         response.headers.update(SECURITY_HEADERS)

@@ -49,7 +49,7 @@ class DoctorQuery(msgspec.Struct, frozen=True):
 
 
 class DoctorData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     checks: list[Check]
     topics_left_out: int

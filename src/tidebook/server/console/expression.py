@@ -77,7 +77,7 @@ Expression = Compare | Both | Either | Negation
 
 
 class FilterFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a filter sees of an event; masked fields are masked here too, so that no filter reveals them."""
+    """The values of an event that a filter can use; masked fields are masked here too, and so not revealed."""
 
     number: int
     offset: int
@@ -310,7 +310,7 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
 
 
 def as_text(payload: Any) -> str:
-    """Return a payload as text: JSON is written on one line, bytes that are no text are empty."""
+    """Return a payload as text: JSON is written on one line, bytes that are not text are empty."""
     if isinstance(payload, str):
         return payload
     if isinstance(payload, bytes):

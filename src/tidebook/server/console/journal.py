@@ -84,7 +84,7 @@ class HeadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a filter has looked."""
+    """The progress of a filter through the events."""
 
     scanned: int
     #: The number up to which everything was looked at, and the last number of the journal.
@@ -99,7 +99,7 @@ class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     topic: str
     id: str

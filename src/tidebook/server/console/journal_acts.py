@@ -1,4 +1,4 @@
-"""What can be done to a journal: append by hand, delete up to a number, and purge."""
+"""The acts on a journal: append by hand, delete up to a number, and purge."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _json(text: str, what: str) -> Any:
     try:
         return decode_json(text.encode())
     except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"{what} is no JSON: {error}") from error
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
 
 
 class _Numbered(msgspec.Struct, frozen=True, gc=False):

@@ -41,7 +41,7 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     topics: list[OutboxTopicStatus]
     parked: list[ParkedRow]

@@ -52,7 +52,7 @@ class OverviewQuery(msgspec.Struct, frozen=True):
 
 
 class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     findings: list[Finding]
     findings_left_out: int

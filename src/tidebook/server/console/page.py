@@ -80,7 +80,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     form: type[msgspec.Struct] = NoFields
     #: The fields of the form that hold a payload, which the audit does not record.
     content: frozenset[str] = frozenset()
-    #: The dry run; an act that has one is confirmed on a page of its own.
+    #: The dry run; an act that has one is confirmed on a separate page.
     preview: Callable[[Any], Awaitable[Preview]] | None = None
 
     @property

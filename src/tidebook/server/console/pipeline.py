@@ -60,7 +60,7 @@ class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     partitions: list[PartitionRow]
     total_topics: int
@@ -255,7 +255,7 @@ async def preview_start(view: View) -> Preview:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
     return Preview(
-        text=f"This {does}: {which}. It runs in a process of its own and may take long.",
+        text=f"This {does}: {which}. It runs in a separate process and may take long.",
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],

@@ -1,4 +1,4 @@
-"""What can be done to queues and their entries: to the selected ones, or to all that match."""
+"""The acts on queues and their entries: on the selected entries, or on all that match a filter."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tidebook.server.console.view import View
 
 T = TypeVar("T")
 
-#: Up to so many entries an act takes before it answers; more are taken in the background.
+#: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
 AT_ONCE_MAX: Final = 1_000
-#: How many checked rows an act takes; all that match have no bound.
+#: The most rows that can be selected one by one; an act on all that match has no limit.
 SELECTED_MAX: Final = 10_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
@@ -73,7 +73,7 @@ def _typed(text: str, kind: str) -> Any:
     try:
         return decode_json(text.encode())
     except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"the data is no JSON: {error}") from error
+        raise InvalidInput(f"the data is not JSON: {error}") from error
 
 
 class QueueForm(msgspec.Struct, frozen=True):
@@ -83,19 +83,19 @@ class QueueForm(msgspec.Struct, frozen=True):
 
 
 async def pause(view: View) -> ActResult:
-    """Give out no claim until the queue is resumed."""
+    """Pause a queue: its claims return nothing until it is resumed."""
     await view.book.queue(view.fields.queue).pause()
     return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
 
 
 async def resume(view: View) -> ActResult:
-    """Give out claims again."""
+    """Resume a queue: claims return its entries again."""
     await view.book.queue(view.fields.queue).resume()
     return ActResult(message=f"Queue {view.fields.queue} is resumed.")
 
 
 class SelectionForm(msgspec.Struct, frozen=True):
-    """Entries to act on: those at some places, separated by commas, or all that match the filter."""
+    """Entries to act on: those at the given places, separated by commas, or all that match the filter."""
 
     queue: str
     status: Status = "dead"
@@ -124,7 +124,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
 
 
 async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
-    """Return the entries that still wait at some places."""
+    """Return the entries that still wait at the given places."""
     rows: list[BrowsedEntry] = []
     for place in dict.fromkeys(places):
         before = EntryPlace(place.priority, place.date_ms, place.id - 1)
@@ -136,7 +136,7 @@ async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[E
 
 def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
     if form.status not in ("due", "later"):
-        raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
+        raise InvalidInput("only waiting entries can be deleted: a worker has claimed the others")
     return form.status
 
 
@@ -235,7 +235,7 @@ async def edit(view: View) -> ActResult:
         await queue.retry(form.letter)
     except OutcomeUnknown:
         raise
-    except TidebookError as error:  # the data is replaced all the same, which the audit has to record
+    except TidebookError as error:  # the data is replaced nonetheless, which the audit has to record
         return ActResult(message=f"The data is replaced, but the dead letter is not put back: {error}")
     to = link("/queue", queue=form.queue, status="dead")
     return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)
@@ -298,7 +298,7 @@ class BulkQuery(msgspec.Struct, frozen=True):
 
 
 async def bulk(view: View) -> BulkAnswer:
-    """Show how far an act is."""
+    """Show the progress of an act."""
     acts = view.parts.bulk
     return acts.answer(acts.find(view.fields.act, view.fields.queue))
 

@@ -52,7 +52,7 @@ class SettingsSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     folder: str
     sections: list[SettingsSection]

@@ -119,7 +119,7 @@ class TagGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a tag shows."""
+    """The values that the template of a tag's page shows."""
 
     tag: str
     horizon: HorizonStatus

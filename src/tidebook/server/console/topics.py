@@ -19,7 +19,7 @@ from tidebook.wiring.topics import TopicDescription
 
 ROWS_MAX: Final = 50
 IDS_MAX: Final = 100
-#: How many ids are looked at for those with a prefix.
+#: The most ids that are searched for those with a prefix.
 SCAN_MAX: Final = 10_000
 
 Sort = Literal["name", "records", "lag", "rate"]
@@ -41,7 +41,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     page: int
     pages: int
-    #: When the survey was made that the order and the rates are from.
+    #: When the survey was made from which the order and the rates are taken.
     as_of_ms: int
 
 

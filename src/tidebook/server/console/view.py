@@ -18,7 +18,7 @@ from tidebook.wiring.book import Book
 
 
 class View:
-    """Who asks for what, and what of it may be shown."""
+    """The request of a page: its user, its parameters, and what may be shown."""
 
     def __init__(
         self,

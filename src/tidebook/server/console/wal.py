@@ -63,7 +63,7 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a region shows."""
+    """The values that the template of a region's page shows."""
 
     namespace: str
     status: RegionStatus
