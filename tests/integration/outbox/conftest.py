@@ -1,4 +1,4 @@
-"""Databases with the outbox's tables in them."""
+"""Fixtures: databases with the outbox's tables, clusters and books."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY_DATABASE = [
 
 @pytest.fixture
 def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """A database without tables; parametrized indirectly by its kind."""
+    """Return a database without tables; parametrized indirectly by its kind."""
     match request.param:
         case "postgresql":
             opened = postgres_database(request.getfixturevalue("postgres_url"))
@@ -40,7 +40,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
 
 @pytest.fixture
 def database(empty_database: Database) -> Database:
-    """A database with the outbox's tables."""
+    """Return a database with the outbox's tables."""
     with empty_database.connect() as connection:
         outbox.create_tables(connection)
         connection.commit()
@@ -49,7 +49,7 @@ def database(empty_database: Database) -> Database:
 
 @pytest.fixture
 def postgres(postgres_url: str) -> Iterator[Database]:
-    """A PostgreSQL database with the outbox's tables."""
+    """Return a PostgreSQL database with the outbox's tables."""
     with postgres_database(postgres_url) as database:
         with database.connect() as connection:
             outbox.create_tables(connection)
