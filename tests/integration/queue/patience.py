@@ -1,4 +1,4 @@
-"""Polling for conditions that signal no event, such as those of another process."""
+"""Poll for conditions that no event signals, such as those of another process."""
 
 from __future__ import annotations
 

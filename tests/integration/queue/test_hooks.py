@@ -77,7 +77,7 @@ def reported(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hooked(where: Path, tmp_path: Path, ear: Ear, reported: Path) -> Path:
-    """A book with both hooks."""
+    """Return a book with both hooks."""
     file = tmp_path / "hooked.toml"
     before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
     command = json.dumps([sys.executable, "-c", COMMAND, str(reported)])
@@ -91,7 +91,7 @@ async def make_dead(queue: Queue, *data: object) -> None:
         await queue.fail(await queue.claim(), reason="no such address")
 
 
-async def test_both_are_notified_of_a_dead_letter_once(hooked: Path, ear: Ear, reported: Path) -> None:
+async def test_both_hooks_are_notified_of_a_dead_letter_once(hooked: Path, ear: Ear, reported: Path) -> None:
     async with tidebook.open(hooked) as book, tidebook.open(hooked) as other:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await other.queue("mail").open()
@@ -143,7 +143,7 @@ async def test_a_webhook_that_refuses_is_called_again(where: Path, ear: Ear) -> 
         assert await store.unannounced(hold_ms=50) == []
 
 
-async def test_an_answer_that_is_not_http_is_a_failure_of_its_dead_letter_alone(where: Path, ear: Ear) -> None:
+async def test_an_answer_that_is_not_http_fails_only_its_dead_letter(where: Path, ear: Ear) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         store, metrics = await book.queues._runtime.store(), Metrics()
@@ -195,6 +195,6 @@ async def test_without_a_hook_a_dead_letter_is_reported_on_the_console_and_left_
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x", "", "javascript:1"])
-def test_a_webhook_is_a_web_address(url: str) -> None:
+def test_a_webhook_must_be_a_web_address(url: str) -> None:
     with pytest.raises(InvalidInput, match="webhook"):
         Hooks(webhook=url)

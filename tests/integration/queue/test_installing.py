@@ -28,7 +28,7 @@ async def test_processes_that_open_concurrently_find_the_same_queues(postgres_ur
 
 @pytest.fixture
 def clerk(postgres_url: str, schema: str) -> Iterator[str]:
-    """The URL of a user that may read and write tables but not create any."""
+    """Return the URL of a user that may read and write tables but not create any."""
     name = f"clerk_{schema}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN")
@@ -37,7 +37,7 @@ def clerk(postgres_url: str, schema: str) -> Iterator[str]:
         connection.execute(f"DROP ROLE {name}")
 
 
-async def test_a_user_who_may_make_no_table_puts_claims_and_finishes(
+async def test_a_user_who_may_not_create_tables_can_put_claim_and_finish(
     settings_file: Path, postgres_url: str, schema: str, clerk: str
 ) -> None:
     async with tidebook.open(settings_file) as book:

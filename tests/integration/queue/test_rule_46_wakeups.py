@@ -104,7 +104,7 @@ async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
         assert woken - put_at < 4.5, "it was the slow poll that found it"
 
 
-async def test_a_notification_that_no_put_made_does_not_deafen_a_listener(
+async def test_a_foreign_notification_does_not_disable_a_listener(
     settings_file: Path, postgres_url: str, schema: str
 ) -> None:
     async with tidebook.open(settings_file) as here, tidebook.open(settings_file) as there:
@@ -120,7 +120,7 @@ async def test_a_notification_that_no_put_made_does_not_deafen_a_listener(
         assert woken - put_at < 2.5, "it was the slow poll that found it"
 
 
-async def test_a_listener_wakes_at_the_process_date_of_what_was_put_elsewhere(where: Path) -> None:
+async def test_a_listener_wakes_at_the_process_date_of_a_put_elsewhere(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         waiting = asyncio.create_task(next_job(here.queue("mail")))
         await settled(here)
@@ -140,7 +140,7 @@ async def test_a_listener_wakes_at_the_end_of_a_lease(book: tidebook.Book) -> No
     assert 0.4 < woken - claimed_at < 4.5
 
 
-async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Path) -> None:
+async def test_a_listener_wakes_when_a_held_key_is_released(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         await there.queue("mail").put("first", key="k")
         (job,) = await there.queue("mail").claim()
@@ -151,7 +151,7 @@ async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Pa
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "second"
 
 
-async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
+async def test_an_idle_listener_rarely_polls(book: tidebook.Book) -> None:
     waiting = asyncio.create_task(next_job(book.queue("mail")))
     await settled(book)
     before = book.metrics.counted("queue_due_date_reads")
@@ -187,7 +187,7 @@ async def test_thousands_of_listeners_share_one_connection(settings_file: Path, 
         assert row[0] <= 1
 
 
-async def test_thousands_of_listeners_in_a_folder_hear_of_one_put_elsewhere(tmp_path: Path) -> None:
+async def test_thousands_of_listeners_in_a_folder_are_notified_of_a_put_elsewhere(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as here, tidebook.open(tmp_path) as there:
         queue = await here.queue("mail").open()
         listeners = [asyncio.create_task(hear_once(queue)) for _ in range(3_000)]
@@ -212,7 +212,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
 
 
-async def test_work_that_nobody_takes_is_not_reported_in_a_loop(book: tidebook.Book) -> None:
+async def test_work_that_is_not_claimed_is_not_reported_in_a_loop(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported = 0
@@ -226,7 +226,7 @@ async def test_work_that_nobody_takes_is_not_reported_in_a_loop(book: tidebook.B
     assert 1 <= reported <= 6
 
 
-async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: tidebook.Book) -> None:
+async def test_a_worker_that_claims_a_part_is_woken_for_the_rest_at_once(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     for number in range(30):
         await queue.put(number)
@@ -243,7 +243,7 @@ async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: ti
     assert time.monotonic() - began < 20
 
 
-async def test_work_that_was_taken_is_not_reported_again(book: tidebook.Book) -> None:
+async def test_claimed_work_is_not_reported_again(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported: list[float] = []
@@ -254,9 +254,9 @@ async def test_work_that_was_taken_is_not_reported_again(book: tidebook.Book) ->
                 reported.append(time.monotonic())
 
     hearing = asyncio.create_task(receive())
-    await until(lambda: len(reported) == 2)  # once, and once more because nobody came: the next time is set
+    await until(lambda: len(reported) == 2)  # once, and once more because no claim followed: the next time is set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()
-    await asyncio.sleep(1.0)  # that next time passes
+    await asyncio.sleep(1.0)  # the next time passes
     hearing.cancel()
     assert [moment for moment in reported if moment > taken_at] == []
