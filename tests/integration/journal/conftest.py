@@ -1,4 +1,4 @@
-"""Books on the real Kafka and Cassandra."""
+"""Fixtures: books on the real Kafka and Cassandra."""
 
 from __future__ import annotations
 
