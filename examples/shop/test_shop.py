@@ -1,4 +1,4 @@
-"""The shop: its orders without a book, all parts together, and `tidebook up --demo` as a process."""
+"""Tests of the shop: its orders without a book, all parts together, and `tidebook up --demo` as a process."""
 
 import ast
 import json
