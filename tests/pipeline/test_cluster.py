@@ -243,7 +243,7 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
         try:
             await_replicated(book, portal, topic, within_s=PATIENCE_S * len(rounds))  # an executor starts after each
             assert [*kills.iterdir()]
-            until(cluster.is_served_by_all, "an executor did not come back", PATIENCE_S)
+            until(cluster.is_served_by_all, "an executor was not replaced", PATIENCE_S)
             cluster.suspend_machine()
             portal.run(write_history(book, topic, steps=40, seed=2))
             await_replicated(book, portal, topic, within_s=PATIENCE_S)

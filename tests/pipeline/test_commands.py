@@ -108,7 +108,7 @@ def test_status_reports_the_lag_in_records_and_seconds_and_the_parked_records(
     assert job["job"]["records"] >= 2
 
 
-def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
+def test_a_topic_that_was_never_written_is_exit_code_4(cli: Cli) -> None:
     """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
@@ -231,7 +231,7 @@ def test_flush_wal_writes_entries_and_removes_them_from_the_log(
     assert left.meta.held_bytes == 0
 
 
-def test_inline_replication_beside_the_job_changes_nothing(
+def test_inline_replication_alongside_the_job_changes_nothing(
     cli: Cli, spark: SparkSession, embedded: Book, portal: BlockingPortal, open_book: OpenBook
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a failed query restart after half a second, however often it has failed: these tests kill it many times."""
     from tidebook.pipeline.jobs import replicate
 

@@ -42,7 +42,7 @@ BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a failed query restart after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 

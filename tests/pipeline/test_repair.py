@@ -96,7 +96,7 @@ async def write_journals(book: Book, topic: str) -> None:
     await replicate_here(book, book.store, topic)
 
 
-async def spoil_journals(book: Book, topic: str) -> dict[str, str]:
+async def damage_journals(book: Book, topic: str) -> dict[str, str]:
     """Damage rows of the five journals; return the kind of damage by journal."""
     spoiler = Spoiler(book)
     tag_rows = {row.id: row for row in await tagged(book, topic)}
@@ -115,7 +115,7 @@ def test_damaged_rows_are_differences_and_are_repaired(
 ) -> None:
     portal.run(write_journals(book, topic))
     before = portal.run(tagged(book, topic))
-    done_to = portal.run(spoil_journals(book, topic))
+    done_to = portal.run(damage_journals(book, topic))
     with pytest.raises(Corrupt):
         portal.run(book.store.head(Key(topic, "head")))
     found = verify_here(book, portal, topic)

@@ -98,7 +98,7 @@ def test_a_damaged_record_is_parked_and_stalls_nothing(
     assert rows == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_record_of_an_unknown_version_stops_its_partition_alone(
+def test_a_record_of_an_unknown_version_stops_only_its_partition(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=50))

@@ -51,13 +51,13 @@ class Held:
         self._held_at = held_at
         self._count = 0
         self.reached = asyncio.Event()
-        self.let_go = asyncio.Event()
+        self.resumed = asyncio.Event()
 
     async def __call__(self, batch: Batch) -> None:
         self._count += 1
         if self._count == self._held_at:
             self.reached.set()
-            await self.let_go.wait()
+            await self.resumed.wait()
         await self._pass_on(batch)
 
 
@@ -98,7 +98,7 @@ class Stage(NamedTuple):
         reaching.cancel()
         for part in [records] if trial.whole else [[record] for record in records]:
             await replicate_slice(store, topic, partition, part, config)
-        held.let_go.set()
+        held.resumed.set()
         await applying
         return held.reached.is_set()
 

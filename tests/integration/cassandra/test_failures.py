@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
 
 
 @pytest.fixture(autouse=True)
-def standing(server: Cassandra) -> None:
+def serving(server: Cassandra) -> None:
     """Wait until the node serves requests, whatever state the previous test left it in."""
     if server.alive():
         server.resume()
@@ -292,7 +292,7 @@ async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
     assert time.monotonic() - began < 2
 
 
-async def test_a_closed_store_says_so(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
+async def test_a_closed_store_is_reported(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
     store = await opened()
     await store.close()
     await store.close()

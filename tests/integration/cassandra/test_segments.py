@@ -121,7 +121,7 @@ async def replicated(store: CassandraStore, numbers: Sequence[int]) -> tuple[Key
     return key, config, pointer, head
 
 
-def of_before(head: Head, numbers: Sequence[int]) -> Head:
+def old_head_of(head: Head, numbers: Sequence[int]) -> Head:
     """Return the head as an earlier version encoded it, with the jumps in the head itself."""
     return msgspec.structs.replace(head, run_start=0, jumps=tuple(Jump(last, next) for last, next in pairwise(numbers)))
 
@@ -132,7 +132,7 @@ async def test_a_repair_of_an_old_head_lists_the_segments_of_all_events(open_sto
     numbers = [1, 10**6, 10**9, 10**12]
     key, config, pointer, head = await replicated(store, numbers)
     assert await found(store, key, head) == numbers
-    earlier = of_before(head, numbers)
+    earlier = old_head_of(head, numbers)
     await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=earlier))
     unlist = [write_stamp(head.incarnation), key.id, key.topic, *head.incarnation]
     await store.write([CqlStatement(cql.CLEAR_ALL_SEGMENTS, unlist)])
@@ -149,7 +149,7 @@ async def test_the_next_jump_of_an_old_head_lists_the_segments_around_its_gaps(o
     store = await open_store()
     numbers = [1, 10**6, 10**9]
     key, config, pointer, head = await replicated(store, numbers)
-    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=of_before(head, numbers)))
+    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=old_head_of(head, numbers)))
     plan = await plan_slice(store, key.topic, 0, records_of([("a", append(at=10**12))], start=3), config)
     assert plan.writes is not None
     [of_key] = plan.writes.keys

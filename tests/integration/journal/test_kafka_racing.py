@@ -56,13 +56,13 @@ class Race:
                 racer.kill()
                 await racer.wait()
 
-    def those(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
+    def outcomes(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
         return [each for each in self.reported if what in each and id in (None, each[what])]
 
     async def until_won(self, count: int) -> None:
         """Wait for this many more wins."""
-        wanted = len(self.those("won")) + count
-        while len(self.those("won")) < wanted:
+        wanted = len(self.outcomes("won")) + count
+        while len(self.outcomes("won")) < wanted:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), PATIENCE_S)
 
@@ -80,12 +80,12 @@ async def check_history(journal: Journal, race: Race) -> None:
         events = [(event.seq_nr, event.payload) async for event in journal.read(id)]
         assert [number for number, _ in events] == list(range(1, len(events) + 1))
         # These are lists, not sets, so that a second winner of a number is visible.
-        won = sorted((each["seq_nr"], each["payload"]) for each in race.those("won", id))
-        unknown = {each["payload"] for each in race.those("unknown", id)}
+        won = sorted((each["seq_nr"], each["payload"]) for each in race.outcomes("won", id))
+        unknown = {each["payload"] for each in race.outcomes("unknown", id)}
         assert won == [event for event in events if event[1] not in unknown]
         there = [payload for _, payload in events]
         assert len(set(there)) == len(there)
-        lost = race.those("lost", id)
+        lost = race.outcomes("lost", id)
         assert not {each["payload"] for each in lost} & set(there)
         assert len(lost) + len(unknown) >= RACERS - 1  # initially all of them expect 0
         assert all(each["found"] > each["expected"] for each in lost)
@@ -101,8 +101,8 @@ async def test_exactly_one_process_wins_each_number_and_the_losers_get_the_last_
         await book.journal(topic).create()
         race = Race(write_book(tmp_path, kafka_bootstrap, cassandra_address), topic, wins_wanted)
         await race.run()
-        assert len(race.those("won")) >= RACERS * wins_wanted
-        assert race.those("unknown") == []
+        assert len(race.outcomes("won")) >= RACERS * wins_wanted
+        assert race.outcomes("unknown") == []
         await check_history(book.journal(topic), race)
 
 
@@ -127,7 +127,7 @@ async def test_a_broker_killed_during_the_race_assigns_no_number_twice_and_appli
             await asyncio.to_thread(own_kafka.kill9)
             await asyncio.to_thread(own_kafka.start)
         await running
-        assert any(each["attempts"] > 1 for each in race.those("won"))  # the kills had an effect
+        assert any(each["attempts"] > 1 for each in race.outcomes("won"))  # the kills had an effect
         await check_history(book.journal(topic), race)
 
 

@@ -123,7 +123,7 @@ def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
         yield server
 
 
-async def test_cassandra_down_stops_only_what_needs_it(
+async def test_cassandra_down_stops_only_operations_that_need_it(
     own_cassandra: Cassandra, kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     """The server is frozen first, and then killed."""

@@ -97,7 +97,7 @@ async def test_any_slice_by_any_reader_has_the_records_of_the_log(
         await log.delete_topic(topic)
 
 
-async def test_a_wait_for_a_topic_that_somebody_deletes_is_not_found(
+async def test_a_wait_for_a_topic_that_is_deleted_raises_not_found(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     url = f"kafka://{kafka_bootstrap}"

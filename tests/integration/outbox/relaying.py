@@ -73,7 +73,7 @@ class Cluster:
         self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
         until(lambda: self._led(name, partitions), "the topic has leaders")
 
-    def make_again(self, name: str, partitions: int) -> None:
+    def recreate(self, name: str, partitions: int) -> None:
         """Delete the topic and create another one with the same name."""
         self.admin.delete_topics([name])[name].result(30)
         until(lambda: name not in self.admin.list_topics(timeout=10).topics, "the topic is deleted")

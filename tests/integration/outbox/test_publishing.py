@@ -69,7 +69,7 @@ def test_a_sqlalchemy_connection_publishes(database: Database) -> None:
 
 @every_database
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
+def test_a_long_list_is_published_in_order(database: Database, ordered: bool) -> None:
     messages = [Message(f"t{n % 3}", str(n).encode(), key=str(n % 7).encode()) for n in range(2500)]
     with database.engine() as engine, Session(engine) as session, session.begin():
         outbox.publish_list(session, messages, ordered=ordered)

@@ -80,7 +80,7 @@ def test_rule_30_a_message_carries_its_session_and_its_outbox(database: Database
 
 
 @every_database
-def test_a_running_relay_sends_what_is_published_later(database: Database, cluster: Cluster) -> None:
+def test_a_running_relay_sends_later_messages(database: Database, cluster: Cluster) -> None:
     topics = [cluster.topic(partitions=1) for _ in range(3)]
     with running(cluster.relay(database, OutboxSettings(threads=2))) as relay:
         for n in range(5):

@@ -52,7 +52,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     assert values(cluster, topic) == [value for _, value in ten()]
 
 
-def test_rule_29_without_a_fence_it_leaks_and_the_relay_says_so(
+def test_rule_29_without_a_fence_a_late_send_leaks_and_the_relay_reports_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -69,7 +69,7 @@ def test_rule_29_without_a_fence_it_leaks_and_the_relay_says_so(
     assert "fence = 'none'" in (status.notice or "")
 
 
-def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_and_says_why(
+def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_with_a_reason(
     postgres: Database, cluster: Cluster
 ) -> None:
     topic, stamped = cluster.topic(), cluster.topic(message_timestamp_type="LogAppendTime")
@@ -83,7 +83,7 @@ def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_and_says_wh
     assert len(values(cluster, topic)) == len(values(cluster, stamped)) == 1
 
 
-def test_rule_30_another_outboxs_message_of_the_same_id_is_not_taken_for_ones_own(
+def test_rule_30_another_outboxs_message_with_the_same_id_is_not_taken_for_its_own(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -132,7 +132,7 @@ def test_rule_31_an_open_session_is_scanned_for_only_when_it_can_no_longer_arriv
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_topic_created_again_is_at_least_once_and_says_so(
+def test_rule_31_a_recreated_topic_is_at_least_once_and_reported(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -152,7 +152,7 @@ def test_rule_31_a_topic_created_again_is_at_least_once_and_says_so(
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_log_that_begins_after_the_session_is_at_least_once_and_says_so(
+def test_rule_31_a_log_that_begins_after_the_session_is_at_least_once_and_reported(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -221,7 +221,7 @@ def test_rule_32_a_topic_that_failed_rests_and_is_taken_again(postgres: Database
 
 
 @pytest.mark.parametrize("off_s", [60, -60])
-def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
+def test_rule_32_database_time_decides_and_not_a_relays_clock(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, off_s: int
 ) -> None:
     """A relay whose clock is a minute off neither takes a lock early nor stamps messages with its own time."""
@@ -297,13 +297,13 @@ def test_rule_33_an_unknown_topic_rests_and_never_parks(postgres: Database, clus
     topic = f"outbox-{uuid.uuid4().hex[:12]}"
     publish(postgres, topic, (b"k", b"x"))
     with running(cluster.relay(postgres, SHORT)) as relay:
-        until(lambda: relay.metrics.counted("outbox_rests") >= 2, "it was tried twice")
+        until(lambda: relay.metrics.counted("outbox_rests") >= 2, "the topic was tried twice")
         with opened_store(postgres) as store:
             [status] = store.status(count_max=10)
             assert "does not exist" in (status.reason or "")
             assert store.parked(None, limit=10) == []
         cluster.make(topic)
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it is sent")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the message is sent")
 
 
 def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database, cluster: Cluster) -> None:

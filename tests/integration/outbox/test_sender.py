@@ -35,7 +35,7 @@ def test_sending_at_once_follows_a_topic_recreated_with_fewer_partitions(cluster
     assert choose_partition(chosen, 8) >= 2
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
     assert placed(cluster, topic) == [(choose_partition(chosen, 8), b"1")]
-    cluster.make_again(topic, partitions=2)
+    cluster.recreate(topic, partitions=2)
 
     def sent() -> bool:
         try:

@@ -322,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(each.data.decode() for each in letters) == sorted(each.data for each in self.model.dead)
 
     @invariant()
-    def is_ready_when_a_claim_would_bring_something(self) -> None:
+    def is_ready_when_a_claim_would_return_something(self) -> None:
         if not hasattr(self, "model"):
             return
         (due,) = self.do(self.desk.store.due([self.desk.ref]))

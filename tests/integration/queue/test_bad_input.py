@@ -164,7 +164,7 @@ async def test_a_job_that_is_named_twice_is_done_once(book: tidebook.Book) -> No
         await queue.done(first)
 
 
-async def test_a_job_that_is_named_twice_does_not_stand_for_another(book: tidebook.Book) -> None:
+async def test_a_job_that_is_named_twice_does_not_count_for_another(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put_many([1, 2])
     first, second = await queue.claim(20)
@@ -182,9 +182,9 @@ async def test_a_closed_book_ends_its_listeners_and_accepts_nothing(where: Path)
 
     async with tidebook.open(where) as book:
         queue = await book.queue("mail").open()
-        hearing = asyncio.create_task(receive(queue))
+        listening = asyncio.create_task(receive(queue))
         await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(hearing, 30) == "the end"
+    assert await asyncio.wait_for(listening, 30) == "the end"
     with pytest.raises(InvalidInput, match="closed"):
         await queue.put(1)
     with pytest.raises(InvalidInput, match="closed"):

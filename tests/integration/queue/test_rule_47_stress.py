@@ -41,7 +41,7 @@ class Ledger:
         ]
         self._holds[job.key][id(job)] = job
 
-    def let_go(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Record that a job is about to be finished or returned."""
         assert job.key is not None
         del self._holds[job.key][id(job)]
@@ -74,7 +74,7 @@ async def handle(queue: Queue, job: Job, ledger: Ledger, chance: random.Random) 
         return
     if fate < 0.10:  # the worker pauses past its lease
         await asyncio.sleep(LEASE_S * 1.3)
-    ledger.let_go(job)
+    ledger.release(job)
     try:
         if fate < 0.2:
             await queue.fail(job)

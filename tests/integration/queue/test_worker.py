@@ -84,7 +84,7 @@ async def test_after_a_burst_a_put_elsewhere_is_claimed_at_once(where: Path) -> 
                 await there.queue("mail").put(name)
                 await until(lambda name=name: name in seen)  # type: ignore[misc]
                 late_s.append(seen[name] - began)
-        assert max(late_s) < 2, "it was a poll that found it"
+        assert max(late_s) < 2, "only a poll found it"
 
 
 async def test_a_later_put_is_claimed_at_once(book: tidebook.Book) -> None:
@@ -98,7 +98,7 @@ async def test_a_later_put_is_claimed_at_once(book: tidebook.Book) -> None:
         began = time.monotonic()
         await queue.put("x")
         await asyncio.wait_for(seen.wait(), 30)
-        assert time.monotonic() - began < 4, "it was the slow poll that found it"
+        assert time.monotonic() - began < 4, "only the slow poll found it"
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -241,7 +241,7 @@ async def test_a_failed_entry_waits_as_its_policy_says(book: tidebook.Book) -> N
     assert 400 < (entry.process_at - entry.inserted_at).total_seconds() < 600
 
 
-async def test_a_handler_that_raises_what_no_future_can_hold_only_fails_its_job(book: tidebook.Book) -> None:
+async def test_a_handler_error_that_no_future_can_hold_only_fails_its_job(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     def handle(job: Job) -> None:

@@ -144,7 +144,7 @@ async def test_when_the_active_process_is_killed_another_takes_over_and_nothing_
             assert numbers == list(range(id, count, 7))
 
 
-async def test_a_stopped_holder_is_reported_and_replaced_and_does_no_harm_when_it_continues(
+async def test_a_stopped_holder_is_reported_replaced_and_harmless_when_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "SILENT_S", 0.5)
@@ -216,7 +216,7 @@ async def test_up_replicates_without_spark_and_shows_it(tmp_path: Path) -> None:
         assert time.monotonic() - began_s < 5  # including the interpreter's shutdown
 
 
-def test_replicate_once_inline_prints_what_it_did(tmp_path: Path) -> None:
+def test_replicate_once_inline_prints_its_result(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book") as book:
         book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     command = [sys.executable, "-m", "tidebook.cli", "pipeline", "replicate", "--engine", "inline", "--once", "--json"]

@@ -37,7 +37,7 @@ async def serve_some_changes(folder: Path, token: str | None = None) -> tuple[st
         return ids[-1], [event.payload async for event in audit.read(ids[-1])]
 
 
-async def test_changes_are_recorded_with_who_and_what(tmp_path: Path, create_token: CreateToken) -> None:
+async def test_changes_are_recorded_with_principal_and_action(tmp_path: Path, create_token: CreateToken) -> None:
     made = await create_token("admin")
     _, entries = await serve_some_changes(tmp_path / "book", made.token)
     assert [each["action"] for each in entries] == [

@@ -540,7 +540,7 @@ async def test_a_tag_shows_its_stream_page_by_page_and_its_consumer_groups(
         assert first["horizon"]["topic"] == TOPIC
 
 
-async def test_settings_show_their_effective_values_and_where_each_came_from(tmp_path: Path) -> None:
+async def test_settings_show_their_effective_values_and_sources(tmp_path: Path) -> None:
     (tmp_path / "tidebook.toml").write_text('folder = "book"\n[journal]\npage_events = 7\n')
     async with served(tmp_path / "tidebook.toml") as (url, _), client(url) as http:
         sections = {each["name"]: each for each in (await http.get("/settings.json")).json()["sections"]}

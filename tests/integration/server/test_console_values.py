@@ -125,7 +125,7 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
         assert "user ada" in " ".join(event.text.split())
 
 
-async def test_tags_show_the_horizon_what_holds_it_back_progress_and_groups(tmp_path: Path) -> None:
+async def test_tags_show_the_horizon_and_what_holds_it_back_progress_and_groups(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         await book.settle()

@@ -116,9 +116,7 @@ async def test_members_join_leave_and_are_killed_and_every_event_is_committed(bo
     assert sorted(done) == list(range(220)), "no member was paused, so no event was processed twice"
 
 
-async def test_a_group_that_keeps_its_own_offsets_counts_once_over_cassandra(
-    book: Book, topic: str, tmp_path: Path
-) -> None:
+async def test_a_group_with_external_offsets_counts_once_on_cassandra(book: Book, topic: str, tmp_path: Path) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "app.db")
 

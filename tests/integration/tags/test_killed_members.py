@@ -111,7 +111,7 @@ class Group:
         return rows
 
 
-async def says(process: asyncio.subprocess.Process, wanted: Callable[[str], bool]) -> None:
+async def read_until(process: asyncio.subprocess.Process, wanted: Callable[[str], bool]) -> None:
     assert process.stdout is not None
     while not wanted(line := (await process.stdout.readline()).decode().strip()):
         assert line, "the member has ended"
@@ -144,13 +144,13 @@ async def test_the_journals_of_a_process_that_was_killed_are_taken_over_and_each
         await book.journal(group.topic).append("begin", [Event(0)])
         async with group.member("one") as one, group.member("two") as two, group.member("dies", hold=BATCH) as dies:
             for each in (one, two, dies):
-                await says(each, lambda line: 0 < int(line) <= SHARES // 2)
+                await read_until(each, lambda line: 0 < int(line) <= SHARES // 2)
             await group.append(book, range(BATCH))
             rows = await group.all_done(connection, BATCH)
             assert {member for member, _, _ in rows} == {"one", "two", "dies"}
             had = {id for member, id, _ in rows if member == "dies"}
             await group.append(book, range(BATCH, 2 * BATCH))
-            await says(dies, lambda line: line == "holds")
+            await read_until(dies, lambda line: line == "holds")
             dies.kill()
             assert await dies.wait() == -9
             await group.all_done(connection, 2 * BATCH)

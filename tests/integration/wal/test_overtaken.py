@@ -40,7 +40,7 @@ async def two_in_flight(log: FaultyLog) -> tuple[Region, asyncio.Future[Written]
     return region, first, second
 
 
-async def answered_as(flushed: asyncio.Future[Written], reported: bool) -> None:
+async def check_outcome(flushed: asyncio.Future[Written], reported: bool) -> None:
     """Check that acknowledged writes are resolved although truncated, and that the others are unknown."""
     if reported:
         assert (await flushed).first == 2
@@ -87,7 +87,7 @@ async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log.fault = lambda _: None
     log.release(reported)
     assert (await kept).offset == reader.meta.tables[2].mapping[1]
-    await answered_as(flushed, reported[0])
+    await check_outcome(flushed, reported[0])
     written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
     assert [w.first for w in written] == [3, 2]
     assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
@@ -108,7 +108,7 @@ async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log.fault = lambda _: None
     log.release(reported)
     assert (await kept).offset == second.meta.tables[2].mapping[1]
-    await answered_as(flushed, reported[0])
+    await check_outcome(flushed, reported[0])
     with pytest.raises(Fenced):
         await late
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
