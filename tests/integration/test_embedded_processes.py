@@ -11,7 +11,7 @@ import pytest
 
 from tidebook.log.port import Outgoing, read_all
 from tidebook.log.sqlite import SqliteLog
-from tidebook.sqlite import wakeups as ping
+from tidebook.sqlite import wakeups
 
 WRITER = """
 import asyncio, sys
@@ -102,14 +102,14 @@ async def test_two_processes_write_and_a_third_reads_all_in_order(tmp_path: Path
 
 
 async def test_processes_wake_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ping, "POLL_S", 1000.0)
+    monkeypatch.setattr(wakeups, "POLL_S", 1000.0)
     count = 50
     echo = await start(ECHO, tmp_path, count)
     log = SqliteLog(tmp_path)
     # The first wait may not be registered as a listener yet, and nothing polls here: repeat until it answers.
     sent = 0
     while not await log.wait("t", 1, offset=0, timeout_s=0.05):
-        sent = (await log.append(Outgoing("t", 0, None, b"knock"))).offset + 1
+        sent = (await log.append(Outgoing("t", 0, None, b"first"))).offset + 1
     for n in range(sent, count):
         await log.append(Outgoing("t", 0, None, b"%d" % n))
         assert await log.wait("t", 1, offset=n, timeout_s=60)

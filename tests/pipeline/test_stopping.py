@@ -52,10 +52,10 @@ def test_a_stop_under_load_lets_the_current_batch_finish_and_begins_no_other(
 ) -> None:
     portal.run(write_many(small, topic))
     job: Any = None
-    asked: list[float] = []
+    stopped_at: list[float] = []
 
     def on_batch(number: int, done: Any) -> None:
-        asked.append(time.monotonic())
+        stopped_at.append(time.monotonic())
         job.stop()
 
     job = replication(spark, small, portal, topic, on_batch=on_batch)
@@ -63,8 +63,8 @@ def test_a_stop_under_load_lets_the_current_batch_finish_and_begins_no_other(
     thread.start()
     thread.join(120)
     assert not thread.is_alive()
-    assert time.monotonic() - asked[0] < 20
-    assert len(asked) < 10
+    assert time.monotonic() - stopped_at[0] < 20
+    assert len(stopped_at) < 10
     assert job.progress().lag > RECORDS / 2
 
 

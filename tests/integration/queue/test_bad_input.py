@@ -231,7 +231,7 @@ async def test_entries_of_a_cancelled_claim_are_returned(book: tidebook.Book, li
     going_on.set()
     store.claim = claim  # type: ignore[method-assign]
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 
@@ -253,7 +253,7 @@ async def test_entries_of_a_claim_that_is_cancelled_as_it_ends_are_returned(book
         await claiming
     queue._claim = claim
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 

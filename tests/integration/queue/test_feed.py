@@ -154,7 +154,7 @@ async def test_a_feed_follows_new_events(paid: tidebook.Book) -> None:
     await paid.journal("orders").append("o-1", [Event({"total": 60}, tags={"paid"})])
     await replicated(paid)
     async with asyncio.timeout(60):
-        while feed.put < 61:  # noqa: ASYNC110  nothing else reports it
+        while feed.put < 61:  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -35,7 +35,7 @@ class Ledger:
         assert job.key is not None
         others = self._holds[job.key].values()
         self.overlaps += [
-            f"{job!r} beside {other!r}"
+            f"{job!r} overlaps {other!r}"
             for other in others
             if job.started_at < other.lease_until and other.started_at < job.lease_until
         ]

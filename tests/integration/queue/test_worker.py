@@ -40,7 +40,7 @@ async def working(queue: Queue, handler: Handler, **settings: object) -> AsyncIt
 async def empty(queue: Queue) -> None:
     """Wait until the queue has neither waiting nor processing entries."""
     async with asyncio.timeout(60):
-        while (status := await queue.status()).waiting or status.processing:  # noqa: ASYNC110  nothing else reports it
+        while (status := await queue.status()).waiting or status.processing:  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
 
 
