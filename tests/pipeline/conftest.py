@@ -71,7 +71,7 @@ def opened(portal: BlockingPortal, where: Path) -> Iterator[Book]:
 
 @pytest.fixture
 def open_book(tmp_path: Path, portal: BlockingPortal) -> Iterator[OpenBook]:
-    """Opens an embedded book by name, on the portal's loop."""
+    """Return a function that opens an embedded book by name, on the portal's loop."""
     with ExitStack() as stack:
         yield lambda name: stack.enter_context(opened(portal, tmp_path / name))
 

@@ -36,7 +36,7 @@ BACK_S = 60.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
-    """A separate node, because these tests kill and pause it."""
+    """Start a separate node, because these tests kill and pause it."""
     with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").for_now() as server:
         yield server
 

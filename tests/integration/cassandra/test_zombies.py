@@ -139,7 +139,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_the_result
 async def interleave(
     stores: list[CassandraStore], topic: str, config: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
-    """Several replicators advance by single writes in a random order; some never finish."""
+    """Advance several replicators by single writes in a random order; abandon some of them."""
     steps = steps_of(history, id)
     partition, records = partition_of(id, PARTITIONS), records_of(steps)
     running: list[Stepwise] = []

@@ -59,7 +59,7 @@ def postgres(postgres_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def cluster(kafka_bootstrap: str) -> Cluster:
-    """The real Kafka."""
+    """Return the real Kafka."""
     return Cluster(kafka_bootstrap)
 
 
@@ -78,14 +78,14 @@ def owners(postgres: Database, cluster: Cluster) -> Iterator[Any]:
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[SyncBook]:
-    """An embedded book."""
+    """Open an embedded book."""
     with tidebook.open_sync(tmp_path / "book") as opened:
         yield opened
 
 
 @pytest.fixture
 def engine(book: SyncBook) -> Iterator[Engine]:
-    """The database of the book's outbox."""
+    """Return an engine for the database of the book's outbox."""
     made = create_engine(book.outbox.url)
     yield made
     made.dispose()

@@ -36,7 +36,7 @@ def test_every_fault_is_reported_by_name(found: dict[bytes, list[int]], wrong: s
 
 @pytest.fixture
 def topic(postgres: Database, cluster: Cluster) -> str:
-    """A topic with ten waiting messages."""
+    """Create a topic with ten waiting messages."""
     made = cluster.topic()
     publish(postgres, made, *((b"k", f"k:{n}".encode()) for n in COMMITTED[b"k"]))
     return made

@@ -15,7 +15,7 @@ from tidebook import Book, Event
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.page import Act, LiveView, Page
 
-#: Encoded as in an address: out of range, not a number, empty, invalid UTF-8, and text that a page must not run.
+#: Encoded as in an address: out of range, not finite, a NUL, invalid UTF-8, and text that a page must not run.
 HOSTILE = (
     "9" * 30,
     "1e999",
@@ -92,7 +92,7 @@ async def _first(stream: httpx.Response, count: int) -> Any:
             return
 
 
-#: Pages whose content for a viewer must not depend on the value of a masked field.
+#: Filters that would reveal a masked field if their results for a viewer depended on its value.
 ORACLES = (
     'payload.card = "{}"',
     'payload.card begins "{}"',
