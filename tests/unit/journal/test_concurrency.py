@@ -25,7 +25,7 @@ Seen = list[tuple[int, Any]]
 
 
 class Truth:
-    """The whole log, folded: each journal after every offset, and the outcome of every append."""
+    """The fold of the whole log: each journal after every offset, and the outcome of every append."""
 
     def __init__(self, records: list[Record], config: Any) -> None:
         self.outcomes: dict[int, Any] = {}
@@ -132,7 +132,7 @@ class Day:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_every_answer_is_what_the_folded_log_says(open_rig: OpenRig, seed: int) -> None:
+async def test_every_result_agrees_with_the_folded_log(open_rig: OpenRig, seed: int) -> None:
     dice = random.Random(seed)
     rigs = [open_rig(tail_bytes_max=60, cached_heads_max=1 + seed % 2, cached_offsets_max=20) for _ in range(2)]
     for rig in rigs:

@@ -21,7 +21,7 @@ OpenRig = Callable[..., Rig]
 
 @pytest.fixture(autouse=True)
 async def nothing_is_reported() -> AsyncIterator[None]:
-    """The event loop reports an exception that nobody retrieved when its task is collected."""
+    """Fail if the event loop reports an exception that was never retrieved, which it does when a task is collected."""
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     yield
@@ -81,7 +81,7 @@ async def test_a_barrier_that_failed_before_its_reader_left(rig: Rig) -> None:
     asked.release()
 
 
-async def test_a_head_that_cannot_be_learned_after_its_appender_left(rig: Rig) -> None:
+async def test_a_head_that_cannot_be_read_after_its_appender_left(rig: Rig) -> None:
     await rig.append("a", 1)
     held = hold_then_fail(rig.store_faults, "head")
     appending = asyncio.create_task(rig.append("b", 1))

@@ -1,4 +1,4 @@
-"""Rows that are requested in advance."""
+"""Rows that are prefetched."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_after_a_gap_each_response_says_where_the_next_request_starts() ->
     assert store.asked[3:] == [(3, TO, 20)]
 
 
-async def test_where_the_first_numbers_are_gone_the_rest_is_found_with_one_more_request() -> None:
+async def test_if_the_first_numbers_are_deleted_the_rest_is_found_with_one_more_request() -> None:
     store = Counted(range(41, TO + 1))
     store.may_answer.set()
     rows = opened(store)
@@ -135,7 +135,7 @@ async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_
         assert all(task.cancelled() for task in tasks)
 
 
-async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
+async def test_rows_that_reappear_during_a_read_are_not_returned_twice() -> None:
     """The rows are missing in the first response and present in the next, as during a concurrent repair."""
     store = Counted(())
     store.may_answer.set()
@@ -146,7 +146,7 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
     assert await read(rows) == store.numbers
 
 
-async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
+async def test_ranges_prefetched_after_an_empty_one_are_discarded_when_it_is_read_again() -> None:
     """Only the first response for the first range is empty; the second one has the rows of the others."""
 
     class Late(Counted):
@@ -167,7 +167,7 @@ async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_
     early=st.booleans(),
     answers_first=st.booleans(),
 )
-async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
+async def test_every_row_is_returned_once_and_in_order_whatever_the_gaps_and_sizes(
     numbers: set[int], rows_max: int, early: bool, answers_first: bool
 ) -> None:
     store = Counted(sorted(numbers), rows_max=rows_max)
@@ -221,12 +221,12 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     assert store.asked == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
     store.may_answer.set()
     assert [row.seq_nr for row in await rows.take(0)] == [1]
-    assert rows.dense, "the ranges after it stay requested"
+    assert rows.dense, "the ranges after it are still prefetched"
     rows.close()
 
 
-async def test_ranges_requested_in_advance_are_discarded_where_one_came_in_part() -> None:
-    """The events are too large for one answer: the next range would begin after the rest of this one."""
+async def test_prefetched_ranges_are_discarded_after_one_that_came_in_part() -> None:
+    """The events are too large for one response, so the next range would begin after the rest of this one."""
     store = Counted(rows_max=7)
     store.may_answer.set()
     rows = opened(store)
