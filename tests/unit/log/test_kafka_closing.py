@@ -1,4 +1,4 @@
-"""Closing the log on Kafka while something is in flight, by a caller that is cancelled too."""
+"""Closing the log on Kafka while requests are in flight, also by a caller that is cancelled."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_la
     producer = KafkaProducer(SETTINGS, Metrics(), batch_bytes=1000)
     closing = asyncio.create_task(producer.close())
     await asyncio.sleep(0)
-    await asyncio.sleep(0)  # nothing is in flight, so that it joins the thread now
+    await asyncio.sleep(0)  # nothing is in flight, so closing joins the thread now
     closing.cancel()
     await asyncio.wait([closing])
     assert producer._stopped is not None
@@ -88,7 +88,7 @@ async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_la
     assert not producer._thread.is_alive()
 
 
-async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_waits_no_longer_for_metadata_than_for_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producing, "connect", lambda *_, **__: Silent())
     settings = KafkaSettings(servers=("h:1",), request_timeout_ms=50, send_timeout_ms=30_000)
     producer = KafkaProducer(settings, Metrics(), batch_bytes=1000)
@@ -100,7 +100,7 @@ async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(m
 
 
 class Gate:
-    """Topics that are found only after the gate has been opened."""
+    """A lookup of topics that returns only after the gate has been opened."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -151,7 +151,7 @@ async def test_a_close_that_is_cancelled_while_a_topic_is_looked_up_fails_its_re
             await appending
 
 
-async def test_one_part_that_fails_to_close_does_not_keep_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_part_that_fails_to_close_does_not_keep_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> None:
         raise SystemError("from within the client")
 
@@ -204,7 +204,7 @@ async def test_a_cancelled_close_of_the_pool_closes_a_consumer_when_its_read_end
 
 
 class SlowConsumer:
-    """Answers after a moment."""
+    """A consumer that answers after a moment."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()

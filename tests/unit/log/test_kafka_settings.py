@@ -111,7 +111,7 @@ def test_producers_are_idempotent_and_acknowledged_by_all() -> None:
     assert config["allow.auto.create.topics"] is False
 
 
-def test_consumers_commit_nothing_and_never_reset() -> None:
+def test_consumers_commit_no_offsets_and_never_reset_them() -> None:
     config = consumer_config(read("kafka://h"), fetch_wait_ms=5)
     assert (config["enable.auto.commit"], config["auto.offset.reset"]) == (False, "error")
 

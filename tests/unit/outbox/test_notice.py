@@ -1,4 +1,4 @@
-"""A topic's notice carries its cause as a field: what happens to it never depends on its text."""
+"""A topic's notice has its cause as a field, so its handling never depends on its text."""
 
 from __future__ import annotations
 

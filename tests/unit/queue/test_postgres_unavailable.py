@@ -1,4 +1,4 @@
-"""An unreachable PostgreSQL is reported soon, in one line."""
+"""An unreachable PostgreSQL is reported quickly and in one line."""
 
 from __future__ import annotations
 

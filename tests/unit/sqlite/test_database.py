@@ -75,7 +75,7 @@ def test_a_reader_cannot_write(path: Path) -> None:
     database.close()
 
 
-def test_no_incomplete_file_is_left(path: Path) -> None:
+def test_a_failed_creation_leaves_no_incomplete_file(path: Path) -> None:
     broken = Schema(name="numbers", application_id=77, steps=(*ONE.steps, "CREATE TABLE number (again)"))
     with pytest.raises(Unavailable):
         Database(path, broken)

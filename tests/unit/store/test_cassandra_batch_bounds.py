@@ -1,4 +1,4 @@
-"""The bounds of batches and queries, exactly: a statement more would exceed one."""
+"""The exact bounds of batches and queries: one more statement would exceed a bound."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def head_of(seq_nr: int, size: int) -> Head:
 
 
 def put(count: int, *, segment_size: int, encoded: bytes = b"x", first: int = 1) -> PutEvents:
-    """The events of this many records of one event."""
+    """Return the rows of this many records of one event each."""
     rows = tuple(EventRow(first + n, encoded, 5, Position(1, n), 0) for n in range(count))
     return PutEvents(KEY, head_of(first + count, segment_size), rows)
 
@@ -52,13 +52,13 @@ def test_the_rows_of_a_segment_share_a_batch(first: int) -> None:
     assert [{each.values[2] for each in batch} for batch in batches] == [{(batch[0] - 1) // 5} for batch in numbers]
 
 
-def test_a_batch_has_as_many_rows_as_it_may() -> None:
+def test_a_batch_has_up_to_its_maximum_of_rows() -> None:
     sizes = [len(batch) for batch in event_batches(put(2 * BATCH_ROWS_MAX + 1, segment_size=1000))]
     assert sizes == [BATCH_ROWS_MAX, BATCH_ROWS_MAX, 1]
 
 
 @pytest.mark.parametrize("size", [900, 3_000, 13_000, *range(3_860, 3_900, 4)])
-def test_a_batch_has_as_many_bytes_as_it_may(size: int) -> None:
+def test_a_batch_has_up_to_its_maximum_of_bytes(size: int) -> None:
     batches = list(event_batches(put(40, segment_size=1000, encoded=b"x" * size)))
     [row_bytes] = {len(each.values[4]) + len(KEY.id) + 100 for batch in batches for each in batch}
     fits = min(BATCH_BYTES_MAX // row_bytes, BATCH_ROWS_MAX)
@@ -124,7 +124,7 @@ def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
     return found
 
 
-def test_heads_are_read_by_segment_or_over_segments_that_have_few_of_them() -> None:
+def test_heads_are_read_one_segment_at_a_time_or_over_several_with_few_heads_each() -> None:
     few = HEADS_TOGETHER_MAX // 2
 
     def asked(*counts: int, together_max: int = 10) -> list[tuple[str, object, int]]:

@@ -1,4 +1,4 @@
-"""Pages of events: sized by the journal's earlier events, and smaller after a timeout."""
+"""Pages of events are sized by the journal's earlier events, and smaller after a timeout."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rows(list[Row]):
 
 
 class Node:
-    """A session whose node returns at most this many bytes in time."""
+    """A session whose node times out if a page has more than this many bytes."""
 
     def __init__(self, in_time_bytes: float = 20_000_000) -> None:
         self.in_time_bytes = in_time_bytes
@@ -132,7 +132,7 @@ async def test_a_journal_of_large_events_does_not_shrink_the_pages_of_others() -
     assert len(await page(pages, SMALL)) == 1000
 
 
-async def test_a_node_that_sends_nothing_is_queried_twice_and_no_more() -> None:
+async def test_a_node_that_does_not_respond_is_queried_only_twice() -> None:
     pages = EventPages(node := Node(in_time_bytes=0))  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
         await page(pages, SMALL)
@@ -148,7 +148,7 @@ async def test_a_node_that_sends_nothing_is_queried_twice_and_no_more() -> None:
     st.integers(1, 60),
     st.data(),
 )
-async def test_pages_over_packed_rows_hold_every_event_once(
+async def test_pages_of_packed_rows_hold_every_event_once(
     counts: list[int], gaps: list[int], limit: int, data: st.DataObject
 ) -> None:
     rows = appended(counts, gaps=gaps)
@@ -223,7 +223,7 @@ async def test_empty_listed_segments_are_skipped() -> None:
 
 @pytest.mark.parametrize("live", [True, False], ids=["delete", "purge"])
 async def test_a_clear_finds_the_listed_segments_it_reaches(live: bool) -> None:
-    """A purge finds all of them, whatever was deleted: the delete may never have been applied."""
+    """A purge finds all of them, even deleted ones, because the delete may never have been applied."""
     head, _, table = replicated([(0, 1), (99, 1), (99, 1), (99, 1)])
     head = msgspec.structs.replace(head, live=live, delete_to=150)
     clear = ClearEvents(SMALL, head, 15) if live else ClearJournal(SMALL, head)

@@ -120,7 +120,7 @@ async def inspected_tags(store: SqliteStore) -> list[Any]:
     return list(await store.inspect_tag("paid", after=None, from_ms=0, until_ms=10**9, limit=100))
 
 
-async def test_what_is_not_damaged_is_returned_as_it_is(store: SqliteStore) -> None:
+async def test_undamaged_rows_are_returned_unchanged(store: SqliteStore) -> None:
     assert [type(row).__name__ for row in await inspected(store)] == ["Head", "EventRow", "EventRow"]
     assert [type(row).__name__ for row in await inspected_tags(store)] == ["TagRow", "TagRow"]
 
