@@ -61,7 +61,7 @@ def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succee
         async with replicating(memory) as replication:
             await memory.put()
             await asyncio.sleep(10.0)
-            assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "it waits for the next record"
+            assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "the partition waits for the next record"
             assert memory.applied == [(0.875, 0, 0)]
             assert (replication.status().failures, replication.status().stopped) == (3, {})
             tries.at_s.clear()
@@ -119,7 +119,7 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
         async with replicating(memory) as replication:
             await asyncio.sleep(12.0)
             assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-            # Reads at other times are those of the status.
+            # The reads at other times are made for the status.
             retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}
             assert retried_s == {0.0, 5.0, 10.0}
             memory.records[0] = [Record(0, 0, None, MARK)]
@@ -135,7 +135,7 @@ def test_topics_are_listed_again_after_a_pause_and_a_wait_for_a_change(run: Run)
         memory.faults.fail("topics", AWAY, times=None, where=looks)
         async with replicating(memory):
             await asyncio.sleep(10.0)
-            assert len(looks.at_s) <= 30  # ten of the loop, and some of the ticker and of the status
+            assert len(looks.at_s) <= 30  # ten calls of the loop, and some of the ticker and the status
 
     run(program())
 
@@ -180,7 +180,7 @@ def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run)
         async with replicating(memory):
             await asyncio.sleep(10.0)
             assert memory.replicated == {0: Pointer(Position(2, 3), 50), 1: Pointer(Position(2, 0), 50)}
-            assert [offset for *_, offset in memory.applied] == [3, 0], "what comes before the marks is void"
+            assert [offset for *_, offset in memory.applied] == [3, 0], "records before the marks are void"
 
     run(program())
 
@@ -221,7 +221,7 @@ def test_a_deleted_topic_is_no_longer_followed_and_a_new_one_is(run: Run) -> Non
 
 
 def test_the_partitions_of_a_deleted_last_topic_are_no_longer_reported_as_stopped(run: Run) -> None:
-    """The last topic was deleted, and the replication has noticed it by an error first."""
+    """The last topic was deleted, and the replication first noticed it by an error."""
 
     async def program() -> None:
         memory = Memory()
@@ -238,13 +238,13 @@ def test_the_partitions_of_a_deleted_last_topic_are_no_longer_reported_as_stoppe
 
 
 class LostLock(NoLock):
-    """A lock that another process has for a while."""
+    """A lock that another process holds for a while."""
 
     def take(self) -> bool:
         return not 3.0 <= now_s() < 8.0
 
 
-def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_again(run: Run) -> None:
+def test_a_process_that_has_lost_its_lock_does_not_replicate_until_it_holds_it_again(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         async with replicating(memory, lock=LostLock()) as replication:
@@ -286,7 +286,7 @@ class HeldLock:
         self.released += 1
 
 
-def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
+def test_a_holder_that_does_not_respond_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
     async def program() -> None:
         lock = HeldLock(responds_until_s=5.0)
         async with replicating(Memory(), lock=lock) as replication:
