@@ -1,4 +1,4 @@
-"""The scheduling of leases without Spark: when the next one is submitted, and how overdue ones are handled."""
+"""Lease scheduling without Spark: when the next lease is submitted, and how overdue ones are handled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = {"orders": TopicConfig(topic_id="a", partitions=4)}
 
 
 class PaperScheduler(LeaseScheduler):
-    """Submits leases to a list instead of Spark; a test ends them, and moves the clock."""
+    """A scheduler that submits leases to a list instead of Spark; a test ends them and moves the clock."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -62,7 +62,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The scheduler's clock; its threads run at once, in the caller's."""
+    """Replace the scheduler's clock, and run its threads synchronously."""
     clock = Clock()
 
     def thread(target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
@@ -91,7 +91,7 @@ def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock)
     clock.now_s += OVERLAP_S
     scheduler.end(first)
     scheduler.step(0)
-    clock.now_s += LEASE_S - OVERLAP_S - 0.01  # the time of the second began when it got the slot
+    clock.now_s += LEASE_S - OVERLAP_S - 0.01  # the time of the second lease began when it got the slot
     scheduler.step(0)
     assert len(scheduler.jobs) == 2
     clock.now_s += 0.02
@@ -124,7 +124,7 @@ def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partit
     assert scheduler.cancelled == [hung]
     assert served(*scheduler.jobs[2:4]) == served(hung, other)
     scheduler.end(hung, records=3, error=Unavailable("its task was killed"))
-    scheduler.step(0)  # its end, or its error, is no event for the lane any more
+    scheduler.step(0)  # the lane ignores its later end or error
     assert scheduler.records == 3
 
 
@@ -142,14 +142,14 @@ def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked
     assert scheduler.records == 5
 
 
-def test_a_topic_that_was_adopted_with_more_partitions_is_leased_again(clock: Clock) -> None:
+def test_a_topic_adopted_with_more_partitions_is_leased_again(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.assign({"orders": TopicConfig(topic_id="c", partitions=6, epoch=2)})
     assert served(*scheduler.jobs[2:]) == [("orders", number) for number in range(6)]
 
 
-def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: Clock) -> None:
+def test_the_partitions_of_a_lost_slot_are_leased_on_the_remaining_ones(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.slots = 1
@@ -167,7 +167,7 @@ def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
         scheduler.step(0)
 
 
-def test_a_close_revokes_all_leases_and_kills_those_that_go_on(clock: Clock) -> None:
+def test_a_close_revokes_all_leases_and_kills_those_that_continue(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
     ends, goes_on = scheduler.jobs

@@ -52,7 +52,7 @@ def test_a_job_that_is_stopped_while_it_waits_ends(portal: BlockingPortal) -> No
     assert len(book.errors) == 98
 
 
-def test_a_job_waits_no_longer_than_it_may_and_not_at_all_for_what_does_not_pass(portal: BlockingPortal) -> None:
+def test_a_job_waits_up_to_its_limit_and_not_at_all_for_a_permanent_error(portal: BlockingPortal) -> None:
     book: Any = ShyBook(Unavailable("away"))
     with pytest.raises(Unavailable):
         run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda *_: None, within_s=0.0)

@@ -130,7 +130,7 @@ async def test_inspecting_queues_creates_neither_the_file_nor_a_queue(missing: P
 
 
 @pytest.mark.parametrize(("lazy", "port"), [(LazyLog, Log), (LazyStore, StoreWriter)])
-def test_every_method_and_attribute_of_a_port_is_there_before_the_file_is(
+def test_every_method_and_attribute_of_a_port_exists_before_the_file(
     lazy: type[LazyLog | LazyStore], port: type, missing: Path
 ) -> None:
     created = lazy(missing / "file", lambda: None)
