@@ -111,6 +111,6 @@ def test_an_interrupt_while_it_waits_for_a_line_is_exit_code_130(book: Path) -> 
 
 
 def test_a_shell_gets_completions() -> None:
-    asked = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
-    done = subprocess.run(COMMAND, env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False)
+    completion = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
+    done = subprocess.run(COMMAND, env=os.environ | completion, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append"], "")

@@ -158,7 +158,7 @@ def test_a_conditional_purge_that_fails_writes_nothing() -> None:
     assert plan(head, positioned(Purge(1, Position(1, 0)), start=2)) == ()
 
 
-# ---- replays
+# ---- replays after a crash
 
 
 def test_records_that_the_head_contains_are_not_folded_twice() -> None:

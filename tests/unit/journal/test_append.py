@@ -180,7 +180,7 @@ async def test_while_the_store_is_unavailable_unconfirmed_appends_succeed(rig: R
     rig.store_faults.fail("head", Unavailable("the store is down"), times=None)
     rig.store_faults.fail("pointer", Unavailable("the store is down"), times=None)
     assert (await rig.append("b", 1, confirm=False)).offset >= 0
-    assert (await rig.append("a", 2, expected=1)).last == 2  # its head is known
+    assert (await rig.append("a", 2, expected=1)).last == 2  # its head is cached
     with pytest.raises(Unavailable):
         await rig.append("c", 1)
     rig.store_faults.heal()

@@ -123,11 +123,11 @@ async def test_the_store_is_read_while_the_mark_is_in_flight(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.store_faults.calls.clear()
     held = rig.log_faults.hold("send", where=is_mark)
-    asked = rig.store_faults.hold("head")
+    head_read = rig.store_faults.hold("head")
     reading = asyncio.create_task(rig.read("a"))
     await held.reached()
-    await asked.reached()
-    asked.release()
+    await head_read.reached()
+    head_read.release()
     held.release()
     assert await reading == [1]
 

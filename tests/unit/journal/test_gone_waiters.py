@@ -72,13 +72,13 @@ async def test_a_mark_that_was_gathering_and_fails_after_its_readers_left(rig: R
 
 async def test_a_barrier_that_failed_before_its_reader_left(rig: Rig) -> None:
     await rig.append("a", 1)
-    asked = rig.store_faults.hold("head")
+    head_read = rig.store_faults.hold("head")
     rig.log_faults.fail("send", Unavailable("it is gone"))
     reading = asyncio.create_task(rig.read("a"))
-    await asked.reached()
+    await head_read.reached()
     await turns()
     await cancel(reading)
-    asked.release()
+    head_read.release()
 
 
 async def test_a_head_that_cannot_be_read_after_its_appender_left(rig: Rig) -> None:
@@ -100,4 +100,4 @@ async def test_a_tail_that_cannot_be_read_after_its_reader_left(open_rig: OpenRi
     await cancel(reading)
     held.release()
     await turns()
-    assert await rig.read("a", barrier="offset") == [1]  # another task takes the place of the failed one
+    assert await rig.read("a", barrier="offset") == [1]  # a new task replaces the failed one

@@ -101,7 +101,7 @@ async def test_a_tail_that_begins_after_the_greatest_offset_seen_raises_it(open_
 
 @indexed_only
 @pytest.mark.parametrize(("missing", "reads"), [(3, 1), (4, 0)])
-async def test_a_tail_too_far_behind_an_indexed_log_is_restarted_instead_of_read(
+async def test_a_tail_far_before_the_end_of_an_indexed_log_is_restarted_instead_of_read(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch, missing: int, reads: int
 ) -> None:
     monkeypatch.setattr(head_cache, "CATCH_UP_RECORDS_MAX", 3)
@@ -324,7 +324,7 @@ async def test_the_last_replicated_record_is_dropped_too_and_nothing_after_it(op
     assert cache.tail_start == replicated + 2
 
 
-# ---- what is known of the store
+# ---- the cached pointer of the store
 
 
 @kafka_only
@@ -360,7 +360,7 @@ async def test_a_pointer_from_before_the_tail_is_read_again(open_rig: OpenRig, c
     assert rig.store_faults.calls["pointer"] == 1
 
 
-async def test_there_is_no_recent_pointer_where_nothing_is_replicated(rig: Rig) -> None:
+async def test_there_is_no_recent_pointer_if_nothing_is_replicated(rig: Rig) -> None:
     cache = await cache_of(rig)
     assert await cache.recent_pointer() is None
     assert await cache.replicated() == -1
@@ -467,7 +467,7 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
         assert cache.known_pointer is None or cache.known_pointer.position.epoch == 1
 
 
-async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
+async def test_a_tail_that_was_never_used_begins_after_the_pointer(open_rig: OpenRig) -> None:
     """Replicated records are not read from the log again."""
     rig = open_rig()
     for number in range(3):
@@ -520,7 +520,7 @@ async def test_a_cached_head_of_a_recreated_log_is_not_returned(rig: Rig) -> Non
         await cache.head("a")
 
 
-async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: OpenRig) -> None:
+async def test_a_tail_is_read_up_to_the_requested_offset(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 0)
     cache = await cache_of(rig)

@@ -47,7 +47,7 @@ async def test_a_head_has_the_last_number_and_a_purged_journal_has_none(rig: Rig
         await rig.journal.head("a", barrier="none")  # type: ignore[arg-type]
 
 
-async def test_nothing_is_purged_where_there_is_no_topic(open_rig: OpenRig) -> None:
+async def test_nothing_is_purged_in_a_missing_topic(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     head = await rig.journal.head("a")

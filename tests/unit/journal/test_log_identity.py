@@ -127,13 +127,13 @@ async def test_a_recreated_log_that_outgrew_the_old_one_is_detected_by_its_id(
     for _ in range(10):
         await rig.write_raw(b"b", b"of the next log")
 
-    async def go_on() -> None:
+    async def keep_calling() -> None:
         for _ in range(100):
             await {**WRITES, **READS}[act](rig)
             await asyncio.sleep(0)
 
     with pytest.raises(Corrupt, match="another incarnation"):
-        await go_on()
+        await keep_calling()
 
 
 async def test_a_tail_that_read_its_own_record_before_the_acknowledgement_proves_nothing(open_rig: OpenRig) -> None:

@@ -106,8 +106,8 @@ async def test_a_purge_whose_outcome_cannot_be_read_is_unknown(open_rig: OpenRig
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
     await other.append("a", "fresh")
-    rig.log_faults.fail("read", OutcomeUnknown("stands for any failure"), times=None)
-    rig.log_faults.fail("end", OutcomeUnknown("stands for any failure"), times=None)
+    rig.log_faults.fail("read", OutcomeUnknown("any failure"), times=None)
+    rig.log_faults.fail("end", OutcomeUnknown("any failure"), times=None)
     held.release()
     with pytest.raises(OutcomeUnknown):
         await purging

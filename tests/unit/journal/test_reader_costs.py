@@ -180,7 +180,7 @@ async def test_other_tasks_run_between_the_pages_of_a_read(open_rig: OpenRig) ->
 
 
 @kafka_only
-async def test_without_the_store_a_read_may_take_what_came_after_its_barrier(open_rig: OpenRig) -> None:
+async def test_without_the_store_a_read_may_include_records_after_its_barrier(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     for call in ("pointer", "head"):

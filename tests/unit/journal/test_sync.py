@@ -83,7 +83,7 @@ def test_a_sync_tail_is_woken_and_can_be_stopped(tmp_path: Path) -> None:
         assert got == ["first", "last"]
 
 
-def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
+def test_a_call_of_a_closed_sync_book_reports_it(tmp_path: Path) -> None:
     book = tidebook.open_sync(tmp_path)
     with book:
         pass
@@ -91,7 +91,7 @@ def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
         book.journal("orders")
 
 
-def test_journals_of_a_closed_sync_book_say_so(tmp_path: Path) -> None:
+def test_a_call_of_a_journal_of_a_closed_sync_book_reports_it(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         orders = book.journal("orders")
         orders.append("o-1", [tidebook.Event(1)])
@@ -101,7 +101,7 @@ def test_journals_of_a_closed_sync_book_say_so(tmp_path: Path) -> None:
         list(orders.read("o-1"))
 
 
-def test_a_sync_book_that_was_never_opened_says_so_and_starts_no_thread(tmp_path: Path) -> None:
+def test_a_call_of_a_sync_book_that_was_never_opened_reports_it_and_starts_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(tidebook.InvalidInput, match="open_sync"):
         tidebook.open_sync(tmp_path).journal("orders")

@@ -190,12 +190,12 @@ async def test_an_unconfirmed_appender_is_fenced_within_seconds_of_a_new_epoch(
         for number in range(3):  # past the offsets seen in the old log, which would prove a recreated log
             await fresh.append("b", number)
 
-        async def go_on(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
+        async def keep_calling(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
             for _ in range(1000):
                 await act(old)
 
         with pytest.raises(Fenced, match="open the book again"):
-            await go_on()
+            await keep_calling()
         await old.journal.close()
         await act(old)
 

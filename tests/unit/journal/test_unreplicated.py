@@ -113,7 +113,7 @@ def test_keys_with_the_same_hash_are_distinguished() -> None:
         assert [each.offset for each in found] == list(range(number, 60, 3))
 
 
-def test_offsets_whose_records_are_gone_are_dropped_a_block_at_a_time_too() -> None:
+def test_offsets_without_records_are_dropped_a_block_at_a_time_too() -> None:
     held = Unreplicated(offsets_max=80, bytes_max=1)
     for offset in range(30):
         held.add("a", record("a", offset))

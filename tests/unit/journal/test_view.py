@@ -95,9 +95,9 @@ def test_a_page_is_valid_while_its_journal_is_live() -> None:
     assert page_is_valid(head(), head(12), 4)
 
 
-@pytest.mark.parametrize(("delete_to", "stands"), [(3, True), (4, True), (5, False)])
-def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, stands: bool) -> None:
-    assert page_is_valid(head(), head(9, delete_to), 4) is stands
+@pytest.mark.parametrize(("delete_to", "valid"), [(3, True), (4, True), (5, False)])
+def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, valid: bool) -> None:
+    assert page_is_valid(head(), head(9, delete_to), 4) is valid
 
 
 @pytest.mark.parametrize(

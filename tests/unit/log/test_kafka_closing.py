@@ -127,11 +127,11 @@ async def test_a_topic_that_is_found_after_closing_opens_no_producer(
     log = KafkaLog(SETTINGS, metrics=Metrics())
     monkeypatch.setattr(log, "_topics", Gate())
     before = threading.enumerate()
-    asked = asyncio.create_task(log.create_topic("t", 1) if call == "create_topic" else log.topic("t"))
+    requested = asyncio.create_task(log.create_topic("t", 1) if call == "create_topic" else log.topic("t"))
     await asyncio.sleep(0)
     await log.close()
     with pytest.raises(Unavailable, match="closed"):
-        await asked
+        await requested
     assert "tidebook-kafka-producer" not in [each.name for each in threading.enumerate() if each not in before]
 
 
@@ -184,10 +184,10 @@ async def test_a_request_in_flight_fails_at_once_when_the_client_is_closed(monke
 async def test_a_cancelled_close_of_the_pool_closes_a_consumer_when_its_read_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on, closed = threading.Event(), threading.Event()
+    proceed, closed = threading.Event(), threading.Event()
 
     def read(_: SliceReader, wanted: LogSlice) -> RecordPage:
-        go_on.wait(10)
+        proceed.wait(10)
         return RecordPage((), wanted.start)
 
     monkeypatch.setattr(SliceReader, "read", read)
@@ -198,7 +198,7 @@ async def test_a_cancelled_close_of_the_pool_closes_a_consumer_when_its_read_end
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await pool.close()
-    go_on.set()
+    proceed.set()
     await reading
     assert await asyncio.to_thread(closed.wait, 10)
 

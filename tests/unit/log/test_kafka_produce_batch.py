@@ -136,35 +136,35 @@ def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_o
 def test_a_resolved_batch_is_freed_at_once() -> None:
     """Reference counting frees the batch, not the garbage collector, because a batch may hold thousands of results."""
 
-    class Heard:
+    class Receiver:
         def take(self, _: Sequence[int], __: Sequence[Acknowledged | TidebookError]) -> None: ...
 
-    heard = Heard()
-    gone = weakref.ref(heard)
-    each = batch(sender := Sender(), [b"a"], heard.take)
+    received = Receiver()
+    gone = weakref.ref(received)
+    each = batch(sender := Sender(), [b"a"], received.take)
     gc.disable()
     try:
         each.report(None, Report(b"a", 4))
         sender.resolve_done()
-        del each, heard
+        del each, received
         assert gone() is None
     finally:
         gc.enable()
 
 
 def test_a_failing_callback_does_not_affect_the_results_of_other_senders() -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
     def take(indexes: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:
         if 0 in indexes:
             raise RuntimeError("mine")
-        heard.extend(indexes)
+        received.extend(indexes)
 
     each = batch(sender := Sender(), [b"a", b"b"], take)
     each.report(FAILED, Report(b"a", -1, FAILED))
     each.report(None, Report(b"b", 4))
     sender.resolve_done()
-    assert heard == [1]
+    assert received == [1]
     assert [str(error) for error in sender.failures] == ["mine"]
 
 

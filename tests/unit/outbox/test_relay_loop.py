@@ -63,15 +63,15 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_run_once_polls_again_if_a_worker_ended_during_the_last_poll() -> None:
     """The rows that the worker left were not visible when that poll began."""
-    looks: list[None] = []
+    polls: list[None] = []
     second = threading.Event()
 
     def topics() -> list[str]:
-        looks.append(None)
-        if len(looks) == 2:
+        polls.append(None)
+        if len(polls) == 2:
             second.set()
             until(lambda: not relay._busy)
-        return ["orders"] if len(looks) in {1, 3} else []
+        return ["orders"] if len(polls) in {1, 3} else []
 
     class Slow(Store):
         def try_lock(self, topic: str, **options: Any) -> TopicLock | None:

@@ -56,8 +56,8 @@ class Table(NamedTuple):
         return {*self.visible, *(id for _, rows in self.running for id in rows)}
 
 
-class Looked(NamedTuple):
-    """A relay between two statements: each has its own snapshot, and other transactions run in between."""
+class RelaySelect(NamedTuple):
+    """The relay's state between the statements of a select; each has its own snapshot, and others run in between."""
 
     xmin: int
     xid: int | None = None
@@ -71,7 +71,7 @@ class State(NamedTuple):
     writers: int = 0
     floor: tuple[Any, ...] = (0, (), None, 0)
     selects: int = 0
-    looked: Looked | None = None
+    select: RelaySelect | None = None
 
 
 MakeFloor = Callable[[], Any]
@@ -83,8 +83,8 @@ Reported = Literal[
 
 def steps(state: State, make: MakeFloor, reported: Reported, writers: int) -> Iterator[tuple[str, State]]:
     """Yield every possible next step."""
-    table, looked = state.table, state.looked
-    relay = looked.xid if looked is not None else None
+    table, select = state.table, state.select
+    relay = select.xid if select is not None else None
     if state.writers < writers:
         yield "begin", state._replace(table=table.begin(), writers=state.writers + 1)
     for which, (xid, _) in enumerate(table.running):
@@ -94,37 +94,37 @@ def steps(state: State, make: MakeFloor, reported: Reported, writers: int) -> It
             yield f"insert {xid}", state._replace(table=table.insert(which))
         yield f"commit {xid}", state._replace(table=table.end(which, commit=True))
         yield f"roll back {xid}", state._replace(table=table.end(which, commit=False))
-    if looked is None:
+    if select is None:
         if state.selects < SELECTS:
-            yield "guard", state._replace(looked=Looked(table.xmin()), selects=state.selects + 1)
-    elif looked.xid is None:
-        yield f"xid {table.next_xid}", state._replace(table=table.begin(), looked=looked._replace(xid=table.next_xid))
-    elif looked.rows is None:
+            yield "guard", state._replace(select=RelaySelect(table.xmin()), selects=state.selects + 1)
+    elif select.xid is None:
+        yield f"xid {table.next_xid}", state._replace(table=table.begin(), select=select._replace(xid=table.next_xid))
+    elif select.rows is None:
         rows = tuple(sorted(id for id in table.visible if id > state.floor[0])[:LIMIT])
-        yield "select", state._replace(looked=looked._replace(rows=rows))
+        yield "select", state._replace(select=select._replace(rows=rows))
     else:
-        saw = _saw(state, make, looked.rows, reported)
+        saw = _saw(state, make, select.rows, reported)
         yield "open, and fail", saw
-        if looked.rows:
-            yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(looked.rows)))
+        if select.rows:
+            yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(select.rows)))
 
 
 def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], reported: Reported) -> State:
-    looked, table = state.looked, state.table
-    assert looked is not None
-    assert looked.xid is not None
+    select, table = state.select, state.table
+    assert select is not None
+    assert select.xid is not None
     floor = make()
     floor.at, seen, floor._newest, floor._xid = state.floor
     floor._seen.extend(seen)
-    xmin, full = looked.xmin, len(rows) == LIMIT
+    xmin, full = select.xmin, len(rows) == LIMIT
     if reported == "xmin from after the select":
-        xmin = table.end_xid(looked.xid).xmin()
-    floor.advance(rows, full=full, xmin=xmin, xid=looked.xid)
+        xmin = table.end_xid(select.xid).xmin()
+    floor.advance(rows, full=full, xmin=xmin, xid=select.xid)
     if floor._newest is not None and reported in _BOUND_AT_ONCE:
-        floor._seen.append((floor._newest, looked.xid if reported == "the xid of the select itself" else table.xmax()))
+        floor._seen.append((floor._newest, select.xid if reported == "the xid of the select itself" else table.xmax()))
         floor._newest = None
     after = (floor.at, tuple(floor._seen), floor._newest, floor._xid)
-    return state._replace(floor=after, looked=None, table=table.end_xid(looked.xid))
+    return state._replace(floor=after, select=None, table=table.end_xid(select.xid))
 
 
 _BOUND_AT_ONCE = {"the xid of the select itself", "the xmax after the select"}

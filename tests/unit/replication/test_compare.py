@@ -173,7 +173,7 @@ async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compare
     assert whats(found) == [("event missing", 1, False)]
 
 
-class BehindStore:
+class OldPointerStore:
     """A store whose pointer is older than its heads, as after a crash between the two."""
 
     def __init__(self, store: Any, pointer: Pointer) -> None:
@@ -190,9 +190,9 @@ async def test_a_head_past_the_pointer_is_compared_with_the_log_up_to_the_head(b
     comparing = await Comparing.of(book)
     await book.journal(TOPIC).append("a", [Event(7)])
     await replicate(book.log, book.store, TOPIC)
-    behind = LogAndStore(book.log, cast(Any, BehindStore(book.store, comparing.pointer)))
-    assert await (await Comparing.of(book, parts=behind)).reported() == []
-    assert await (await Comparing.of(book, parts=behind, bound=comparing.pointer)).reported() == []
+    old_pointer = LogAndStore(book.log, cast(Any, OldPointerStore(book.store, comparing.pointer)))
+    assert await (await Comparing.of(book, parts=old_pointer)).reported() == []
+    assert await (await Comparing.of(book, parts=old_pointer, bound=comparing.pointer)).reported() == []
 
 
 async def test_wrong_log_times_of_rows_are_reported_if_the_log_is_complete(book: Book) -> None:

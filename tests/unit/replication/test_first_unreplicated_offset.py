@@ -35,7 +35,7 @@ def test_a_pointer_of_a_newer_epoch_fences_a_process_with_an_outdated_configurat
 
 
 class OneTopic:
-    """A log of 100 records and a store that is one epoch ahead of the caller."""
+    """A log of 100 records and a store whose epoch is one above the caller's."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer:
         return NEWER

@@ -219,7 +219,7 @@ async def test_a_stopped_partition_continues_once_another_replicator_has_passed_
     async def is_stopped() -> bool:
         return at in replication.status().stopped
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         return not await is_stopped()
 
     await eventually(is_stopped)
@@ -228,7 +228,7 @@ async def test_a_stopped_partition_continues_once_another_replicator_has_passed_
     assert pointer.position.offset == offset - 1
     moved = Pointer(Position(pointer.position.epoch, offset), pointer.time_ms)
     await book.store.apply(SliceWrites(TOPIC, done.partition, pointer, moved, ()))
-    await eventually(goes_on)
+    await eventually(continues)
     await replication.close()
 
 

@@ -51,13 +51,13 @@ class Times:
         return len(self.at_s) <= self._until
 
 
-AWAY = Unavailable("it is down")
+IS_DOWN = Unavailable("it is down")
 
 
 def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succeeds(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(0, until=3)
-        memory.faults.fail("wait", AWAY, times=None, where=tries)
+        memory.faults.fail("wait", IS_DOWN, times=None, where=tries)
         async with replicating(memory) as replication:
             await memory.put()
             await asyncio.sleep(10.0)
@@ -73,7 +73,7 @@ def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succee
 
 
 @pytest.mark.parametrize(
-    ("error", "stopped"), [(AWAY, {}), (Corrupt("lost"), {f"{TOPIC}/0": "lost", f"{TOPIC}/1": "lost"})]
+    ("error", "stopped"), [(IS_DOWN, {}), (Corrupt("lost"), {f"{TOPIC}/0": "lost", f"{TOPIC}/1": "lost"})]
 )
 def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     run: Run, error: TidebookError, stopped: dict[str, str]
@@ -97,10 +97,13 @@ def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
 def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_restart_after_a_success(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
-        memory.faults.fail("topics", AWAY, times=None, where=tries)
+        memory.faults.fail("topics", IS_DOWN, times=None, where=tries)
         async with replicating(memory) as replication:
             await asyncio.sleep(0.5)
-            assert (replication.status().state, replication.status().last_error) == ("waiting", f"replication: {AWAY}")
+            assert (replication.status().state, replication.status().last_error) == (
+                "waiting",
+                f"replication: {IS_DOWN}",
+            )
             await asyncio.sleep(0.5)
             assert tries.at_s[:4] == [0.0, 0.125, 0.375, 0.875]
             assert replication.status().state == "active"
@@ -131,11 +134,11 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
 
 def test_topics_are_listed_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
     async def program() -> None:
-        memory, looks = Memory(), Times(until=0)
-        memory.faults.fail("topics", AWAY, times=None, where=looks)
+        memory, listings = Memory(), Times(until=0)
+        memory.faults.fail("topics", IS_DOWN, times=None, where=listings)
         async with replicating(memory):
             await asyncio.sleep(10.0)
-            assert len(looks.at_s) <= 30  # ten calls of the loop, and some of the ticker and the status
+            assert len(listings.at_s) <= 30  # ten calls of the loop, and some of the ticker and the status
 
     run(program())
 
@@ -143,7 +146,7 @@ def test_topics_are_listed_again_after_a_pause_and_a_wait_for_a_change(run: Run)
 def test_the_status_is_stored_at_the_start_and_every_five_seconds(run: Run) -> None:
     async def program() -> None:
         memory, writes = Memory(), Times(until=0)
-        memory.faults.fail("set_setting", AWAY, times=None, where=writes)
+        memory.faults.fail("set_setting", IS_DOWN, times=None, where=writes)
         async with replicating(memory):
             await asyncio.sleep(16.5)
             assert writes.at_s[0] == 0.0
@@ -188,7 +191,7 @@ def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run)
 def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
-        memory.faults.fail("set_setting", AWAY, times=None)
+        memory.faults.fail("set_setting", IS_DOWN, times=None)
         async with replicating(memory) as replication:
             await asyncio.sleep(20.0)
             await memory.put()
@@ -230,7 +233,7 @@ def test_the_partitions_of_a_deleted_last_topic_are_no_longer_reported_as_stoppe
             await asyncio.sleep(0.5)
             assert list(replication.status().stopped) == [f"{TOPIC}/0"]
             memory.configs.clear()
-            memory.faults.fail("topics", AWAY)
+            memory.faults.fail("topics", IS_DOWN)
             await asyncio.sleep(5.0)
             assert (replication.status().state, replication.status().stopped) == ("waiting", {})
 

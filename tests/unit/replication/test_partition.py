@@ -167,7 +167,9 @@ async def test_a_partition_catches_up_with_the_log_page_by_page(
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
 
-@pytest.mark.parametrize("error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("away")])
+@pytest.mark.parametrize(
+    "error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("it is down")]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
     bench: Bench, config: TopicConfig, error: TidebookError, when: str

@@ -1,4 +1,4 @@
-"""A tail replicates new records of the log from the pointers on, until it is asked to stop."""
+"""A tail replicates new records of the log from the pointers on, until it is stopped."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_records_that_the_log_lost_end_the_tail(book: Book) -> None:
     assert (caught.value.partition, caught.value.last) == (0, end - 2)
 
 
-class AwayStore:
+class UnavailableStore:
     """A store whose first `times` calls fail."""
 
     def __init__(self, store: Any, times: int) -> None:
@@ -168,13 +168,13 @@ class AwayStore:
 
 async def test_a_store_that_is_down_for_a_while_is_waited_for(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
-    away = AwayStore(book.store, 6)
-    async with running(await tail_of(book, away, wait_s=30.0)):
+    unavailable = UnavailableStore(book.store, 6)
+    async with running(await tail_of(book, unavailable, wait_s=30.0)):
         await replicated(book)
-    assert away.times < 0
+    assert unavailable.times < 0
 
 
 async def test_a_store_that_stays_unavailable_ends_the_tail(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
     with pytest.raises(Unavailable):
-        await (await tail_of(book, AwayStore(book.store, 10**6), wait_s=0.2)).run()
+        await (await tail_of(book, UnavailableStore(book.store, 10**6), wait_s=0.2)).run()

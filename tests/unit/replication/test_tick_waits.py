@@ -73,7 +73,9 @@ def test_a_woken_ticker_rests_until_the_next_tick_is_allowed_and_then_waits_for_
 def test_a_woken_ticker_continues_a_second_after_an_error(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def program() -> None:
         metrics = Metrics()
-        ticker = ScriptedTicker(WaitedStore(), Unavailable("away"), ZeroDivisionError("a bug"), intervals=INTERVALS)
+        ticker = ScriptedTicker(
+            WaitedStore(), Unavailable("it is down"), ZeroDivisionError("a bug"), intervals=INTERVALS
+        )
         await for_a_while(ticker.run_woken(metrics), 2.0625)
         assert ticker.steps_s == [0.0, 1.0, 2.0]
         assert metrics.counted("tags_tick_failures") == 2
@@ -95,7 +97,7 @@ def test_a_ticker_replicates_its_ticks_and_rests_while_a_stream_is_followed(
 
     async def program() -> None:
         store, metrics = WaitedStore(), Metrics()
-        ticker = ScriptedTicker(store, 2.0, 0.5, 0.5, Unavailable("away"), intervals=INTERVALS)
+        ticker = ScriptedTicker(store, 2.0, 0.5, 0.5, Unavailable("it is down"), intervals=INTERVALS)
         ticker.alone = {(TOPIC, 0): 7}
         await for_a_while(ticker.run(metrics), 5.5)
         assert ticker.steps_s == [1.0, 3.0, 3.5, 4.0, 5.0]

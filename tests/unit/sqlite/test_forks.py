@@ -94,11 +94,11 @@ def test_a_fork_waits_for_a_transaction_of_another_thread(file: SharedFile) -> N
             assert finish.wait(SECONDS_MAX)
             connection.execute("COMMIT")
 
-    def go_on() -> None:
+    def finish_after_fork() -> None:
         assert forking.wait(SECONDS_MAX)
         finish.set()
 
-    threads = [threading.Thread(target=each) for each in (commit, go_on)]
+    threads = [threading.Thread(target=each) for each in (commit, finish_after_fork)]
     for thread in threads:
         thread.start()
     assert begun.wait(SECONDS_MAX)

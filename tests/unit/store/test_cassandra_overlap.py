@@ -32,12 +32,12 @@ def answering(level: str, replicas: Mapping[str, int], dc: str) -> Iterator[froz
         for parts in product(*of_each):
             yield frozenset(each for part in parts for each in part)
         return
-    asked = [each for each in everywhere if each[0] == dc] if level.startswith("LOCAL_") else everywhere
+    requested = [each for each in everywhere if each[0] == dc] if level.startswith("LOCAL_") else everywhere
     if level.endswith("QUORUM"):
-        needed = len(asked) // 2 + 1
+        needed = len(requested) // 2 + 1
     else:
-        needed = len(asked) if level == "ALL" else min(COUNTS[level], len(asked))
-    yield from map(frozenset, combinations(asked, needed))
+        needed = len(requested) if level == "ALL" else min(COUNTS[level], len(requested))
+    yield from map(frozenset, combinations(requested, needed))
 
 
 def always_meet(read: str, write: str, replicas: Mapping[str, int], local_dc: str | None) -> bool:

@@ -62,8 +62,8 @@ async def test_a_page_of_the_fewest_rows_is_not_retried_after_a_timeout() -> Non
     for requests in (2, 3, 4):
         with pytest.raises(Unavailable):
             await pages.read(SMALL, HEAD, after=0, to=5000, limit=1000)
-        assert len(node.asked) == requests
-    assert node.asked == [("small", 16), *[("small", PAGE_ROWS_MIN)] * 3]
+        assert len(node.requested) == requests
+    assert node.requested == [("small", 16), *[("small", PAGE_ROWS_MIN)] * 3]
 
 
 async def test_a_page_that_fails_for_another_reason_is_not_retried() -> None:
@@ -189,12 +189,12 @@ class Segments:
     """Segments of heads, each with a given number of pages; `gate` holds all reads."""
 
     def __init__(self, pages: int = 1) -> None:
-        self.pages, self.asked = pages, list[tuple[int, Any]]()
+        self.pages, self.requested = pages, list[tuple[int, Any]]()
         self.in_flight = self.most = 0
         self.gate: asyncio.Event | None = None
 
     async def read(self, query: str, values: Sequence[Any], *, page_size: int, page_state: Any = None) -> Any:
-        self.asked.append((values[1], page_state))
+        self.requested.append((values[1], page_state))
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
@@ -230,7 +230,7 @@ async def test_every_segment_is_read_once_in_order_and_a_few_are_prefetched(segm
     session = Segments()
     pages = scan_segments(session, "IDS", "t", segments, page_size=5)  # type: ignore[arg-type]
     assert [page async for page in pages] == [[(segment, 1)] for segment in range(segments)]
-    assert sorted(session.asked) == [(segment, None) for segment in range(segments)]
+    assert sorted(session.requested) == [(segment, None) for segment in range(segments)]
     assert session.most == min(segments, SCANS_AT_ONCE)
 
 
@@ -289,7 +289,7 @@ def test_a_reader_beyond_the_fixed_part_reads_the_history_again_every_few_second
         return reads
 
     assert run(program) == [1, 1, 2, 2]
-    assert session.asked == 4
+    assert session.requested == 4
 
 
 def test_a_reader_at_the_end_of_the_fixed_part_queries_the_bucket() -> None:
@@ -301,7 +301,7 @@ def test_a_reader_at_the_end_of_the_fixed_part_queries_the_bucket() -> None:
         return await buckets.bucket_start("paid", NOW_MS), await buckets.bucket_start("paid", NOW_MS - 1)
 
     assert run(program) == (NOW_MS - 9, Buckets().start(NOW_MS - 1))
-    assert session.asked == 1
+    assert session.requested == 1
 
 
 class CountedServer(Server):

@@ -118,7 +118,7 @@ def tag_row(row: EventRow) -> TagRow:
     )
 
 
-def test_a_repair_replaces_packed_rows_last_and_removes_what_is_not_in_the_log_under_its_revision() -> None:
+def test_a_repair_replaces_packed_rows_last_and_removes_extra_rows_with_its_revision() -> None:
     rows = appended([4, 4])
     repair = repair_of(
         8, [rows[5], rows[7]], extra_rows=(9, 10), extra_tags=(place("gone"),), tags=(tag_row(rows[5]),), segments=()

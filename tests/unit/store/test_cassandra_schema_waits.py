@@ -199,7 +199,7 @@ def test_a_new_keyspace_has_one_replica_for_each_node_up_to_three(peers: int, re
 
 
 def test_an_existing_keyspace_is_not_created_and_one_that_is_dropped_meanwhile_is_unavailable() -> None:
-    class There(Keyspace):
+    class Existing(Keyspace):
         vanished = False
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
@@ -207,10 +207,10 @@ def test_an_existing_keyspace_is_not_created_and_one_that_is_dropped_meanwhile_i
                 return [] if self.vanished else [({"class": "SimpleStrategy", "replication_factor": "3"},)]
             return await super().query(text)
 
-    keyspace = There(*BOTH_TABLES)
+    keyspace = Existing(*BOTH_TABLES)
     run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
     assert keyspace.done == ["use books"]
-    keyspace = There(*BOTH_TABLES)
+    keyspace = Existing(*BOTH_TABLES)
     keyspace.vanished = True
     with pytest.raises(Unavailable, match="dropped by another process"):
         run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
@@ -218,14 +218,14 @@ def test_an_existing_keyspace_is_not_created_and_one_that_is_dropped_meanwhile_i
 
 def test_a_new_keyspace_is_read_when_the_nodes_agree_on_it() -> None:
     class Slow(Keyspace):
-        looks = 0
+        checks = 0
 
         async def query(self, text: str) -> list[tuple[str, ...]]:
             rows = await super().query(text)
             if "system_schema.keyspaces" in text and self.done:
-                assert self.looks > 0
+                assert self.checks > 0
             if "schema_version" in text and text.endswith("system.peers") and self.done:
-                self.looks += 1
+                self.checks += 1
             return rows
 
     keyspace = Slow(*BOTH_TABLES)
@@ -321,30 +321,30 @@ def test_nodes_are_queried_for_their_identity_only_until_all_are_known(nodes: in
     """Each query may reach another node; here one node answers all, so the first answer completes the list."""
 
     class One(Keyspace):
-        asked = 0
+        requested = 0
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
             rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in range(nodes)]
             if text.endswith("system.local"):
-                self.asked += 1
+                self.requested += 1
                 return rows[:1]
             return rows[1:]
 
     keyspace = One()
     found = run(lambda: migrations._nodes(keyspace))  # type: ignore[arg-type]
     assert [node.host_id for node in found] == [f"host-{number}" for number in range(nodes)]
-    assert keyspace.asked == 1
+    assert keyspace.requested == 1
 
 
 def test_the_query_for_a_nodes_identity_is_repeated_twice_per_node() -> None:
     class Others(Keyspace):
-        asked = 0
+        requested = 0
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
-            self.asked += text.endswith("system.local")
+            self.requested += text.endswith("system.local")
             rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in (1, 2)]
             return rows[:1] if text.endswith("system.local") else rows
 
     keyspace = Others()
     assert len(run(lambda: migrations._nodes(keyspace))) == 2  # type: ignore[arg-type]
-    assert keyspace.asked == 6
+    assert keyspace.requested == 6

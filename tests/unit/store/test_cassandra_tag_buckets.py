@@ -53,10 +53,10 @@ class Listed:
 
     def __init__(self, *buckets: int) -> None:
         self.buckets = buckets
-        self.asked = 0
+        self.requested = 0
 
     async def read(self, query: str, values: list[Any]) -> list[Row]:
-        self.asked += 1
+        self.requested += 1
         return [Row(each) for each in sorted(self.buckets, reverse=True) if each <= values[1]][:1]
 
 
@@ -133,4 +133,4 @@ async def test_a_reader_within_the_fixed_part_queries_no_buckets() -> None:
     reader = buckets_of(setting, session)
     assert await reader.bucket_start("paid", NOW_MS) == Buckets().start(NOW_MS)
     assert await reader.bucket_start("paid", NOW_MS + 1) == Buckets().start(NOW_MS)
-    assert (session.asked, setting.reads) == (0, 2), "one read is the writer's"
+    assert (session.requested, setting.reads) == (0, 2), "one read is the writer's"

@@ -168,7 +168,7 @@ async def test_a_horizon_that_moves_again_ends_the_stall_and_the_next_one_is_rep
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_a_feed_names_what_it_waits_for_until_it_is_replicated(
+async def test_a_feed_reports_what_it_waits_for_until_it_is_replicated(
     book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])

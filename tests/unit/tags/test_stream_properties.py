@@ -66,7 +66,7 @@ HASTY = TagSettings(consistency="delay", delay_s=0, back_track_interval_s=0, bac
 
 
 class AheadClock(SystemClock):
-    """The machine's clock, or the log's time if that is ahead: a delayed stream shows nothing newer."""
+    """The machine's clock, or the log time if that is later, because a delayed stream shows nothing newer."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0

@@ -98,9 +98,9 @@ def test_a_damaged_or_torn_snapshot_is_skipped(history: list[Held], data: st.Dat
     if data.draw(st.booleans()):
         bad.pop(at)
     else:
-        bent = bytearray(bad[at])
-        bent[data.draw(st.integers(0, len(bent) - 1))] ^= 0x40
-        bad[at] = bytes(bent)
+        damaged = bytearray(bad[at])
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 0x40
+        bad[at] = bytes(damaged)
     found = collect_snapshots(enumerate(good + bad))
     assert [(each.snapshot.data_offset, each.first_offset) for each in found] == [(0, 0)]
 
