@@ -31,11 +31,11 @@ CHANGED = Buckets(
         (0, (0, HOUR)),
         (HOUR - 1, (0, HOUR)),
         (HOUR, (HOUR, 2 * HOUR)),
-        (3 * HOUR, (3 * HOUR, 3 * HOUR + HOUR // 2)),  # the change ends it
+        (3 * HOUR, (3 * HOUR, 3 * HOUR + HOUR // 2)),  # it ends at the change
         (3 * HOUR + HOUR // 2 - 1, (3 * HOUR, 3 * HOUR + HOUR // 2)),
         (3 * HOUR + HOUR // 2, (3 * HOUR + HOUR // 2, 3 * HOUR + HOUR // 2 + MINUTE)),
         (5 * HOUR, (5 * HOUR, 5 * HOUR + 30_000)),
-        (5 * HOUR + 30_000, (5 * HOUR + 30_000, DAY)),  # the change begins it
+        (5 * HOUR + 30_000, (5 * HOUR + 30_000, DAY)),  # it begins at the change
         (DAY, (DAY, 2 * DAY)),
     ],
 )

@@ -47,7 +47,9 @@ DAMAGED = [
     b"\xff",
     bytes.fromhex(HEAD_BYTES)[:-1] + b"\x81\xa1\xff\x01",  # a tag that is not UTF-8
     b"\x9d" + bytes.fromhex(HEAD_BYTES)[1:] + b"\x91" * 5_000 + b"\x90",  # an unknown field, nested too deep
-    bytes.fromhex(GRAVE_BYTES.replace("92010a", "920100ffffffff"[:4] + "01cfffffffffffffffff")),  # no such offset
+    bytes.fromhex(
+        GRAVE_BYTES.replace("92010a", "920100ffffffff"[:4] + "01cfffffffffffffffff")
+    ),  # an offset beyond the range
 ]
 
 

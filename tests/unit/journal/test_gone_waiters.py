@@ -57,7 +57,7 @@ async def test_a_mark_that_fails_after_its_readers_left(rig: Rig) -> None:
     held.release()
 
 
-async def test_a_mark_that_was_gathering_and_fails_after_its_readers_left(rig: Rig) -> None:
+async def test_a_mark_that_waits_to_be_sent_and_fails_after_its_readers_left(rig: Rig) -> None:
     await rig.append("a", 1)
     first, second = hold_then_fail(rig.log_faults, "send"), hold_then_fail(rig.log_faults, "send")
     early = asyncio.create_task(rig.read("a"))

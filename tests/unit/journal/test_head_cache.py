@@ -220,7 +220,7 @@ async def test_a_tail_truncated_during_its_second_pass_continues_from_the_store(
     assert [event.payload async for event in reading][:6] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_heads_stay_exact_when_far_more_was_written_by_others(open_rig: OpenRig) -> None:
+async def test_heads_stay_exact_after_many_writes_of_others(open_rig: OpenRig) -> None:
     one, other = open_rig(), open_rig()
     await one.append("a", 1)
     for _ in range(3):

@@ -243,7 +243,7 @@ async def test_a_read_starts_a_follower_which_reads_what_others_write(open_rig: 
 
 
 @kafka_only
-async def test_what_this_process_wrote_is_not_read_again_by_its_follower(open_rig: OpenRig) -> None:
+async def test_records_of_this_process_are_not_read_again_by_its_follower(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await other.append("a", 1)
     assert await rig.read("a") == [1]

@@ -56,7 +56,7 @@ async def test_a_read_that_ends_within_the_rows_of_the_store_does_not_read_a_tai
 
 
 @kafka_only
-async def test_where_a_view_comes_from_is_counted(open_rig: OpenRig) -> None:
+async def test_the_sources_of_views_are_counted(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()

@@ -242,7 +242,7 @@ def test_events_are_read_with_their_tags_metadata_and_place() -> None:
 
 
 @pytest.mark.parametrize(("evicted", "left"), [(None, None), (2, 2), (3, None), (9, None)])
-def test_without_the_store_a_view_starts_with_what_was_evicted_before_its_incarnation(
+def test_without_the_store_a_view_starts_with_the_appends_evicted_before_its_incarnation(
     evicted: int | None, left: int | None
 ) -> None:
     given = None if evicted is None else Position(1, evicted)

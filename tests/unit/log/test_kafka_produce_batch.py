@@ -81,7 +81,7 @@ def test_offsets_grow_in_the_order_of_sending_whatever_the_order_of_reports(orde
 
 @pytest.mark.parametrize("failed", [{0}, {1}, {2}, {0, 2}, {0, 1, 2}])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_errors_go_to_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
+def test_errors_are_reported_for_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
     values = [b"a", b"b", b"c"]
     reports = [Report(values[n], -1, FAILED) if n in failed else Report(values[n], 7 + n) for n in order]
     reported = Reported(values).report(*reports)

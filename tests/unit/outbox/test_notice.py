@@ -90,7 +90,7 @@ def test_a_notice_of_a_missing_fence_is_cleared_whatever_its_text(
     assert stored(store) is None
 
 
-def test_a_notice_of_a_lost_session_stays_whatever_its_text(
+def test_a_notice_of_a_lost_session_is_kept_whatever_its_text(
     store: SqliteOutboxStore, relay: Callable[[str | None], None]
 ) -> None:
     relay(None)

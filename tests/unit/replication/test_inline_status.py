@@ -157,7 +157,7 @@ async def test_a_failure_is_not_retried_without_a_pause(book: Book, call: str) -
 @pytest.mark.parametrize(
     ("error", "is_stopped"),
     [(Unavailable("it is down"), False), (Corrupt("it is damaged"), True), (ZeroDivisionError("a payload"), True)],
-    ids=["it may pass", "one of ours", "unexpected"],
+    ids=["transient", "permanent", "unexpected"],
 )
 async def test_a_partition_is_stopped_only_by_an_error_that_is_not_transient(
     book: Book, caplog: pytest.LogCaptureFixture, error: Any, is_stopped: bool

@@ -230,7 +230,7 @@ async def test_the_next_tick_brings_events_just_before_a_tick_below_the_horizon(
     assert await records(book) == before
 
 
-async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book: Book) -> None:
+async def test_a_stuck_topic_does_not_prevent_ticks_of_others(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("stuck").append("s", [Event(0)])

@@ -129,7 +129,7 @@ async def test_rows_of_a_query_are_tuples_and_a_keyspace_is_chosen() -> None:
     assert driver.calls == [("query", "SELECT x", SETTINGS.read_timeout_s), ("use", "books")]
 
 
-async def test_all_pages_come_in_order_with_the_state_of_the_one_before() -> None:
+async def test_all_pages_are_returned_in_order_each_with_the_state_of_the_previous_one() -> None:
     pages = [Page([Row(1)], b"one"), Page([Row(2)], b"two"), Page([Row(3)])]
     driver = Driver(*pages)
     found = [page async for page in session_of(driver).pages("SELECT", ["v"], page_size=7)]

@@ -35,7 +35,9 @@ def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassExcep
         ("once", Unavailable),
     ],
 )
-def test_no_node_left_for_a_write(wrote: WriteAttempts, meaning: type[TidebookError]) -> None:
+def test_a_write_without_a_node_left_is_unknown_only_if_it_may_have_been_executed(
+    wrote: WriteAttempts, meaning: type[TidebookError]
+) -> None:
     assert type(translate(errors.CassErrorLibNoHostsAvailable("reported"), "a write", wrote=wrote)) is meaning
 
 
