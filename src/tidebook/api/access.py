@@ -12,7 +12,7 @@ RoleName = Literal["viewer", "operator", "admin"]
 
 
 class Role(IntEnum):
-    """What a token allows: each role includes those before it."""
+    """The rights of a token: each role includes those before it."""
 
     #: Anybody, also without a token.
     PUBLIC = 0

@@ -187,7 +187,7 @@ class WorkersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker reports about itself."""
+    """A worker's report about itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     concurrency: Annotated[int, Meta(ge=0, lt=2**31)] = 1

@@ -59,7 +59,7 @@ class Shop:
         await self._measurements.write(MAILS, order=job.data["id"])
 
     def parts(self) -> list[object]:
-        """Return what runs for as long as the shop is open."""
+        """Return the parts that run while the shop is open."""
         return [
             self.serve_customers, self.feed, self.mails, self.sales, self.relay, self._measurements.flush_periodically,
         ]  # fmt: skip

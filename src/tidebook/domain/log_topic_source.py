@@ -64,7 +64,7 @@ class LogTopicSource:
             yield SourcePage((), SourcePosition((scan.until_ms,), offsets), jumps=True)
             return
         if not is_complete:
-            # All that the log has lost must be below the end of the scan, which waits for the horizon if necessary.
+            # Everything the log has lost must be below the end of the scan, which waits for the horizon if necessary.
             lost_ms = [await self._time_of_first(each) or await self._pointer_ms(each) for each in starts]
             scan = self._scan_of(after.at, max(horizon.time_ms, 1 + max(lost_ms)))
             offsets = {each.name: [each.config.epoch, each.first, UNKNOWN_MS] for each in starts}
@@ -95,9 +95,9 @@ class LogTopicSource:
         return self._scan
 
     async def _after_scan(self, start: _Start, until_ms: int) -> list[int]:
-        """Return where the log is read from after a scan.
+        """Return the position from which the log is read after a scan.
 
-        What it has lost since the scan began must be below the end of the scan too; otherwise another scan follows.
+        Events lost since the scan began must be below the end of the scan too; otherwise another scan follows.
         """
         lost_since = start.first > start.offset
         time_ms = await self._time_of_first(start) if lost_since else None
@@ -114,7 +114,7 @@ class LogTopicSource:
         return -1 if pointer is None else pointer.time_ms
 
     async def _starts(self, saved: Mapping[str, Any]) -> tuple[list[_Start], bool]:
-        """Return where each partition is read from, and whether the log has all that is after that."""
+        """Return the start of reading each partition, and whether the log has everything after it."""
         starts, is_complete = [], True
         for topic in self._names:
             config = await self._store.topic_config(topic)
@@ -124,7 +124,7 @@ class LogTopicSource:
                 epoch, offset, time_ms = saved.get(f"{topic}/{partition}") or (FIRST_EPOCH, 0, 0)
                 first = await self._log.start(topic, partition)
                 starts.append(_Start(topic, partition, config, first, offset, time_ms))
-                # What an earlier epoch had is only in the store.
+                # The events of an earlier epoch are only in the store.
                 is_complete = is_complete and epoch == config.epoch and first <= offset
         return starts, is_complete
 

@@ -49,7 +49,7 @@ TypesOf = Callable[[str], EventTypes | None]
 
 
 class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a projection does in this process."""
+    """The state of a projection in this process."""
 
     name: str
     running: bool
@@ -238,7 +238,7 @@ class Projection:
         return found
 
     def _take_slices(self, state: BuildState, source: str | None) -> None:
-        """Use the number of slices that is stored, whatever was declared."""
+        """Use the stored number of slices instead of the declared one."""
         self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
         self._knows_slices = source in (None, self._followed)
 
@@ -256,7 +256,7 @@ class Projection:
     # Looking
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         progress = self._progress
         return ProjectionStatus(
             name=self.name,
@@ -272,7 +272,7 @@ class Projection:
 
     @property
     def problem(self) -> str | None:
-        """What keeps the projection from applying all events in this process; None if nothing does."""
+        """Why the projection cannot apply all events in this process; None if it can."""
         stopped = self._progress.stopped
         if stopped:
             number, reason = next(iter(stopped.items()))
@@ -399,7 +399,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def settle(self) -> None:
-        """Return once everything below the horizon of now is applied, by whatever process owns each slice."""
+        """Return once everything below the current horizon is applied, whichever processes own the slices."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
@@ -456,7 +456,7 @@ class Projection:
     # Rebuild
 
     async def rebuild(self) -> int:
-        """Build the read model again beside the live one, then swap the tables; return the number of the new build.
+        """Rebuild the read model beside the live one, then swap the tables; return the number of the new build.
 
         The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
         `tables`. At the swap the live build waits until the new one has reached it.
@@ -497,7 +497,7 @@ class SyncProjection(BlockingFacade[Projection]):
         return self._target.on(*events)
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         return self._target.status()
 
     run = blocking(Projection.run)

@@ -70,7 +70,7 @@ class Rebuild:
         return build.number
 
     async def _remove_abandoned(self, state: BuildState) -> None:
-        """Remove what rebuilds have left whose processes were killed: the tables first, which the rows lead to."""
+        """Remove the builds of rebuilds whose processes were killed: the tables first, since the rows name them."""
 
         def remove(connection: Connection) -> None:
             for number in self._rows.abandoned_builds(connection, state):
@@ -128,12 +128,12 @@ class Rebuild:
             for table in build.tables.values():
                 table.drop(connection, checkfirst=True)
 
-        with suppress(Exception):  # the error that brought us here matters more
+        with suppress(Exception):  # the original error matters more
             await asyncio.shield(self._engine.run(undo))
 
 
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
-    """Return how far a new build must come; places of another source compare by their time only."""
+    """Return the places that a new build must reach; places of another source compare by their time only."""
     places = {each.slice: decode_position(each.position).at for each in live}
     # A scan of another build has other places: it must have ended where this one will.
     places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}

@@ -73,7 +73,7 @@ class ProjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What a runner writes to: the live tables, or their copies during a rebuild."""
+    """The target of a runner: the live tables, or their copies during a rebuild."""
 
     number: int
     tables: Mapping[str, Table]
@@ -91,13 +91,13 @@ Prepare = Callable[[SourceRow], tuple[Handler, TypedEvent[Any]] | None]
 
 
 class RunnerProgress(msgspec.Struct):
-    """What a runner has done, for `status` and `wait_for`."""
+    """The progress of a runner, for `status` and `wait_for`."""
 
     events: int = 0
     batches: int = 0
     batch_max: int = BATCH_FIRST
     error: str | None = None
-    #: How far each slice of this process is; a slice is here while this process owns it.
+    #: The place that each slice has reached, for the slices that this process owns.
     reached: dict[int, At] = {}
     stopped: dict[int, str] = {}
 
@@ -297,7 +297,7 @@ class SliceRunner:
     # Batches
 
     async def _apply(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
-        """Apply rows and move the slices, in one transaction; what fails is applied slice by slice, event by event."""
+        """Apply rows and move the slices, in one transaction; if it fails, go slice by slice, event by event."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:

@@ -191,14 +191,14 @@ class ProjectionTables:
         return found
 
     def source(self, connection: Connection) -> str | None:
-        """Return what the live build follows, None if that was not stored."""
+        """Return the description of the source that the live build follows; None if it was not stored."""
         if not self._has_source(connection):
             return None
         query = select(PROJECTION.c.source).where(PROJECTION.c.name == self.name)
         return connection.execute(query).scalar_one_or_none()
 
     def set_source(self, connection: Connection, source: str) -> None:
-        """Store what the live build follows."""
+        """Store the description of the source that the live build follows."""
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(source=source))
 
     def state(self, connection: Connection, *, lock: bool = False) -> BuildState | None:
@@ -485,5 +485,5 @@ def create_tables(connection: Connection, tables: Iterable[Table]) -> None:
         table.create(connection, checkfirst=True)
 
 
-#: What two processes that create the same tables or rows at once may raise: the loser looks again.
+#: Errors that may occur if two processes create the same tables or rows at once: the loser reads again.
 RACES: Final = (IntegrityError, OperationalError, ProgrammingError)

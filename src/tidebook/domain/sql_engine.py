@@ -171,7 +171,7 @@ def raise_own_cancellation(error: BaseException) -> None:
 
 
 def check_handler(handler: Any) -> None:
-    """Raise InvalidInput for what cannot be a handler."""
+    """Raise InvalidInput for an object that cannot be a handler."""
     if not callable(handler):
         raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
     for form in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004

@@ -33,7 +33,7 @@ RETRY_MAX_S = 5.0
 
 
 class ImportState(StrEnum):
-    """What an import has done with a journal."""
+    """The result of an import for one journal."""
 
     #: Events were copied, or would be in a dry run.
     IMPORTED = "imported"

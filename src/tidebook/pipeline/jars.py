@@ -1,4 +1,4 @@
-"""Java for Spark: find it, and resolve the jars that PySpark does not ship with the Ivy that it does ship."""
+"""Find Java for Spark, and resolve the jars that PySpark lacks with the Ivy that it ships."""
 
 from __future__ import annotations
 

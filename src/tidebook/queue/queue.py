@@ -235,7 +235,7 @@ class Queue(Generic[D]):
                 _trace_claim(self.name, jobs, start_ns)
             return jobs
         except asyncio.CancelledError:
-            if not claiming.cancelled() and claiming.exception() is None:  # it ended just before
+            if not claiming.cancelled() and claiming.exception() is None:  # it ended before the cancellation
                 self._release(claiming.result())
             raise
 
@@ -313,7 +313,7 @@ class Queue(Generic[D]):
         return [WorkerView.of(self.name, row) for row in rows]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
-        """Record that a worker lives; a `Worker` does it every few seconds."""
+        """Record that a worker is alive; a `Worker` does this every few seconds."""
         await (await self._runtime.store()).report_worker(await self._ref(), check_worker(report))
 
     async def remove_worker(self, id: bytes) -> None:
@@ -321,15 +321,16 @@ class Queue(Generic[D]):
         await (await self._runtime.store()).remove_worker(await self._ref(), id)
 
     async def pause(self) -> None:
-        """Give out no claim, to any process, until `resume`; the pause outlives restarts.
+        """Let no process claim entries until `resume`; the pause survives restarts.
 
-        Jobs that run go on, and so do puts. Raise NotFound if there is no such queue. A second pause changes nothing.
+        Running jobs continue, and entries can still be put. Raise NotFound if there is no such queue. A second pause
+        changes nothing.
         """
         ref = await self._existing()
         await (await self._runtime.store()).pause(ref)
 
     async def resume(self) -> None:
-        """Give out claims again, and wake the workers; nothing happens if the queue is not paused."""
+        """Allow claims again, and wake the workers; do nothing if the queue is not paused."""
         ref = await self._existing()
         if await (await self._runtime.store()).resume(ref):
             self._runtime.wake_listeners(ref)
@@ -437,7 +438,7 @@ class Queue(Generic[D]):
                     else:
                         claimed = await store.claim(ref, limits, lease_ms=lease_ms, together=together)
                 except TidebookError as error:
-                    # If a later call fails, what the first one has finished stays so: an error would deny it.
+                    # If a later call fails, jobs finished by the first one stay finished: report no error for them.
                     errors.update({i: error for i in unserved if finishes or not calls[i].finished})
                     break
                 finishes = False
@@ -452,7 +453,7 @@ class Queue(Generic[D]):
         return [errors.get(index, share) for index, share in enumerate(shares)]
 
     def _new_token(self, holder: bytes) -> bytes:
-        """Return a token that begins with what names its holder, if there is one."""
+        """Return a new token; it begins with the bytes that identify its holder, if there is one."""
         return holder + os.urandom(16 - len(holder)) if holder else self._runtime.ids.new()
 
     async def _finish_group(

@@ -75,7 +75,7 @@ class Connection:
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
-        #: Whether the server has answered: one that never did is not waited for.
+        #: Whether the server has ever answered; otherwise requests do not wait for it.
         self._answered = False
         self._generation = generation()
 

@@ -39,11 +39,11 @@ LOGGER = logging.getLogger("tidebook.replication")
 
 
 class TickIntervals(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a ticker ticks where that is useful."""
+    """The intervals at which a ticker sends ticks, where they are useful."""
 
-    #: With live streams.
+    #: The interval while there are live streams.
     followed_s: float = FOLLOWED_EVERY_S
-    #: Without.
+    #: The interval without live streams.
     idle_s: float = IDLE_EVERY_S
     #: The pause of a ticker with live streams after a step that found nothing to tick.
     pause_s: float = NO_TICK_PAUSE_S

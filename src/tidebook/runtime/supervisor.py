@@ -2,7 +2,7 @@
 
 A part is anything with `async def run()`, or a coroutine function without arguments. Four more names are optional:
 
-- `name`: how the status calls it.
+- `name`: its name in the status.
 - `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
 - `async def settle()`: returns once everything that the part could process when it was called has been processed.
 - `problem`: why the part cannot do all of its work although it runs, such as a stopped slice; None if it can.
@@ -69,8 +69,8 @@ class Settles(Protocol):
         ...
 
 
-#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: by what is no
-#: `Exception`, such as SystemExit, after which it is not started again. `stopped`: by a drain.
+#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: it raised
+#: something other than an `Exception`, such as SystemExit, and is not started again. `stopped`: by a drain.
 RunState = Literal["starting", "running", "restarting", "ended", "failed", "stopped"]
 
 
@@ -155,7 +155,7 @@ class Supervisor:
 
     async def _supervise(self, part: _Part) -> None:
         try:
-            await self._run_again_and_again(part)
+            await self._run_with_restarts(part)
             part.enter("stopped" if self._stopping else "ended")
         except asyncio.CancelledError:
             part.enter("stopped")
@@ -166,8 +166,8 @@ class Supervisor:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):  # it ends the event loop
                 raise
 
-    async def _run_again_and_again(self, part: _Part) -> None:
-        """Run a part until its `run` returns; an error starts it again."""
+    async def _run_with_restarts(self, part: _Part) -> None:
+        """Run a part until its `run` returns; restart it after an error."""
         backoff = Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
         while True:
             began_s = time.monotonic()

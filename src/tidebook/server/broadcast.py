@@ -16,7 +16,7 @@ from tidebook.runtime.futures import cancel_quietly
 from tidebook.server.answers import Chunk
 
 E = TypeVar("E")
-#: A place in the stream that grows from event to event.
+#: A place in the stream; it grows from event to event.
 Place = tuple[Any, ...]
 
 RING_EVENTS_MAX: Final = 1_000
@@ -99,7 +99,7 @@ class Broadcast(Generic[E]):
     async def _news(self) -> None:
         task = self._task
         if task is not None and task.done():
-            task.result()  # raises what ended the stream
+            task.result()  # raises the error that ended the stream
             raise RuntimeError("a live stream ended")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -110,7 +110,7 @@ class Broadcast(Generic[E]):
                 try:
                     self._waiters.remove(waiter)
                 except ValueError:
-                    pass  # it was taken to be woken
+                    pass  # `_wake` has already removed it
 
     async def _run(self) -> None:
         try:

@@ -92,7 +92,7 @@ class Gate:
         return None if cookie is None else self._sessions.find(cookie)
 
     def is_current(self, token_id: str, session: BrowserSession | None) -> bool:
-        """Return whether what a token, or a session of it, has opened may stay open.
+        """Return whether a stream that a token, or one of its sessions, has opened may stay open.
 
         The id is empty for an open server.
         """

@@ -21,7 +21,7 @@ from tidebook.core.errors import InvalidInput
 
 MaskKind = Literal["hide", "last4"]
 HIDDEN: Final = "***"
-#: Values shorter than this are hidden as a whole: of them, four characters would be too much.
+#: Values shorter than this are hidden as a whole, because four characters would reveal too much of them.
 LAST4_CHARS_MIN: Final = 8
 ANY: Final = "*"
 Path = tuple[str, ...]

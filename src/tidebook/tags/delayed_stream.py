@@ -159,7 +159,7 @@ class DelayedStream:
         yield row
 
     async def _fill(self, gap: Gap) -> Sequence[TagRow]:
-        """Return the rows of a gap; after the timeout, take a journal not seen before as it is, or raise."""
+        """Return the rows of a gap; after the timeout, accept the gap of a journal not seen before, else raise."""
         known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000

@@ -193,7 +193,7 @@ def position_before(tag: str, time_ms: int) -> TagPosition:
 
 
 def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPosition | None, int]:
-    """Return what `after` means: the position after which, and the time from which, the stream starts."""
+    """Return the position after which, and the time from which, a stream with this `after` starts."""
     if after is None:
         return None, first_ms
     if isinstance(after, str):

@@ -214,7 +214,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     #: For how long the horizon has not moved while a stream waited; 0 if no stream was waiting.
     stalled_s: float = 0.0
-    #: What to do about it; None if nothing is waiting.
+    #: The remedy, as a sentence; None if nothing is waiting.
     remedy: str | None = None
 
     def describe(self) -> str:

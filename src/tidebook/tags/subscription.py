@@ -193,7 +193,7 @@ class Subscription(Generic[E]):
 
     @property
     def waiting(self) -> HorizonStatus | None:
-        """What the stream waits for while replication makes no progress; None otherwise."""
+        """The horizon, while the stream waits for replication that makes no progress; None otherwise."""
         return self._horizon_wait.waiting
 
     async def __aenter__(self) -> Subscription[E]:

@@ -169,7 +169,7 @@ class OutcomeScan:
 
 
 def _identity(write: Write) -> tuple[int, int, int]:
-    """Return what identifies a record of a writer: under one claim, a sequence number is assigned once."""
+    """Return a key that identifies a record of a writer: under one claim, a sequence number is assigned once."""
     return write.term, write.parts[0].table, write.parts[0].first
 
 

@@ -425,7 +425,7 @@ class Region:
         return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, held_bytes)
 
     async def _call_on_pinned(self) -> None:
-        """Call the flush callback for each table that retains too much or was asked for, oldest first."""
+        """Call the flush callback for each table that retains too much or has a requested flush, oldest first."""
         if self._on_pinned is None or self._in_callback:
             return
         limit_bytes = self._settings.force_flush_bytes or sys.maxsize

@@ -365,7 +365,7 @@ class Book:
         """Return once everything appended so far is visible everywhere: for tests.
 
         The log is replicated, the horizon of streams by tag has passed all of it, and the parts of `running` have
-        processed what came of it. Raise `Unavailable` if that takes longer than `timeout_s`.
+        processed the results. Raise `Unavailable` if that takes longer than `timeout_s`.
         """
         from tidebook.wiring.spark import clears_tags
 

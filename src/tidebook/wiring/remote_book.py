@@ -28,7 +28,7 @@ from tidebook.wiring.topics import TopicDescription
 
 
 class RemoteBook(Book):
-    """A book that a server has open. What needs the log, the store or the database itself raises `InvalidInput`.
+    """A book that a server has open. Methods that need its log, store or database raise `InvalidInput`.
 
     A request without an answer is repeated for half a minute, so that a restart of the server is not noticed.
     """

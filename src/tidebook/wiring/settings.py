@@ -98,7 +98,7 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
 
 
 def _check_url(section: Section, name: str) -> None:
-    """Raise `InvalidInput` for options of a server that is not named: the part would be embedded without a word."""
+    """Raise `InvalidInput` for options of a server that is not named: the part would silently be embedded."""
     for option in section.options:
         place = f"{section.place(name, option)} {option}"
         if section.url is None:

@@ -178,11 +178,11 @@ class ProduceBatch:
         self._values: Sequence[bytes] = take(columns.values)[1:]
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
-        #: Of the first reports, as long as they are the successes of these records in order. They are read at once,
-        #: because thousands of reports that are kept make the garbage collector run.
+        #: The offsets of the first reports, as long as these are successes of the records in order. They are read at
+        #: once, because keeping thousands of reports makes the garbage collector run.
         self._offsets: list[int] = []
         self._timestamps_ms: list[int] = []
-        #: All reports from the first other one on.
+        #: All reports from the first one that is not such a success.
         self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}

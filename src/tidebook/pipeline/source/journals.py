@@ -59,7 +59,7 @@ PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
 #: A log that is unavailable must not delay a read that needs only the store.
 LOOK_S = 5.0
-#: How to read without the log.
+#: The advice in errors: how to read without the log.
 STORE_ONLY = 'read what is replicated, with .option("freshness", "store")'
 
 
@@ -88,7 +88,7 @@ class JournalsPlan(msgspec.Struct, frozen=True):
 
 
 class JournalsPart(InputPartition):
-    """What one task reads: a split of the store, some journals, a tag, or shares of the tail."""
+    """The part of a read that one task performs: a split of the store, some journals, a tag, or shares of the tail."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ def browse(
 def _ranges(
     connection: apsw.Connection, queue: QueueRef, now_ms: int, wanted: EntryFilter, after: EntryPlace | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the bindings of `_RANGE` for each priority: only there is a range of dates one of the index."""
+    """Yield the bindings of `_RANGE` for each priority: dates are a range of the index only within one."""
     low, high = wanted.dates(now_ms)
     first = 0 if after is None else after.priority
     priority: int | None = wanted.priority

@@ -233,7 +233,7 @@ class Console:
             audit.record(view.principal, view.client, route.name, target, status)
 
     def _record_failure(self, act: Act, view: View, status: int) -> None:
-        """Record an act that failed; this does not wait, because what failed is often what the audit needs too."""
+        """Record an act that failed; this does not wait: the audit may need the component that failed."""
         self.state.audit.record(view.principal, view.client, act.route.name, _target(act, view), status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:

@@ -291,7 +291,7 @@ def shown_data(view: View, kind: int, data: bytes) -> Any:
 
 
 def _holder(id: bytes) -> str:
-    """Return what the id of a worker and the tokens of its claims have in common."""
+    """Return the prefix, as hex, that the id of a worker and the tokens of its claims share."""
     return id[:HOLDER_BYTES].hex()
 
 

@@ -72,7 +72,7 @@ def moment(value: float | datetime | None) -> str:
 
 
 def iso(time_ms: int) -> str:
-    """Return a time as a parameter of an address; empty if no date has it."""
+    """Return a time as a parameter of an address; empty if it is outside the range of dates."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     except (OverflowError, OSError, ValueError):

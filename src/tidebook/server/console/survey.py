@@ -1,4 +1,4 @@
-"""A survey of the whole book: how far every topic is, which queues, outbox topics and regions there are, what is wrong.
+"""A survey of the whole book: the progress of every topic, its queues, outbox topics and regions, and its problems.
 
 A book may have ten thousand topics, so no page waits for a new survey: it shows the last one with its age, and starts
 the next one in the background.
@@ -27,7 +27,7 @@ from tidebook.wiring.book import Book
 
 R = TypeVar("R")
 
-#: A survey that is younger is shown as it is.
+#: A survey younger than this is shown without starting a new one.
 FRESH_S: Final = 2.0
 #: A survey may take this share of the time, so that a large book is not surveyed all the time.
 SHARE: Final = 0.1
@@ -159,7 +159,7 @@ class Surveyor:
                 if last is not None and elapsed_s > 0 and last.epoch == each.epoch:
                     each = msgspec.structs.replace(each, rate=max(0.0, each.end - last.end) / elapsed_s)
                 found.append(each)
-            await asyncio.sleep(0)  # an embedded book answers without a pause
+            await asyncio.sleep(0)  # an embedded book never suspends
         lagging = sorted((each for each in found if each.lag), key=lambda each: -each.lag)[:LAGGING_MAX]
         ages = {each.topic: await self._lag_s(each, at_ms) for each in lagging}
         return [msgspec.structs.replace(each, lag_s=ages[each.topic]) if each.topic in ages else each for each in found]

@@ -39,7 +39,7 @@ class TagsPageQuery(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group: its members, and how far the slowest share is."""
+    """A consumer group: its members, and the progress of the slowest share."""
 
     group: str
     tag: str
@@ -101,7 +101,7 @@ class TaggedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the page is in one journal: the last number with the tag that it shows, of how many there are."""
+    """The page's progress in one journal: the last tag number that it shows, and how many there are."""
 
     topic: str
     id: str

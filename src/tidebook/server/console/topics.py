@@ -41,7 +41,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     page: int
     pages: int
-    #: When the survey was made from which the order and the rates are taken.
+    #: The time of the survey from which the order and the rates are taken.
     as_of_ms: int
 
 
