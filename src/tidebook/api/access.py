@@ -14,7 +14,7 @@ RoleName = Literal["viewer", "operator", "admin"]
 class Role(IntEnum):
     """The rights of a token: each role includes those before it."""
 
-    #: Anybody, also without a token.
+    #: Anyone, even without a token.
     PUBLIC = 0
     #: Read.
     VIEWER = 1

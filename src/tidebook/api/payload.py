@@ -52,7 +52,7 @@ def payload_to(payload: Any) -> tuple[Any, bytes | UnsetType]:
 
 
 def encoded_payload_to(kind: int, data: bytes) -> tuple[Any, bytes | UnsetType]:
-    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on as it is."""
+    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on unchanged."""
     if kind == BYTES:
         return UNSET, data
     return (Raw(data) if kind == JSON else data.decode()), UNSET

@@ -112,7 +112,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldJob:
-    """A job as its lease describes it: what a queue needs to extend, finish or fail it."""
+    """A job as its lease describes it: the fields that a queue needs to extend, finish or fail it."""
 
     __slots__ = ("held", "id", "key", "lease_until_ms", "queue")
 

@@ -116,7 +116,7 @@ def _open_job(
 def _open_with(
     book: str | None, new: Callable[[Settings], T], enter: Callable[[Book, BlockingPortal], None] = _enter
 ) -> Iterator[tuple[T, Book, BlockingPortal]]:
-    """Open an existing book and what a job needs of Spark; the job runs in threads and calls the book by the portal.
+    """Open an existing book and the Spark that a job needs; the job runs in threads and calls the book by the portal.
 
     `enter` opens the book; it may wait for the book's servers.
     """

@@ -80,7 +80,7 @@ class EventSource(Protocol):
     tags: frozenset[str]
 
     def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         ...
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
@@ -110,7 +110,7 @@ class TagSource:
         self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
 
         def request(tag: str, at: At) -> Any:
@@ -149,7 +149,7 @@ class TopicSource:
         self._partitions: dict[str, int] = {}
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
         await self._read_partitions()
 

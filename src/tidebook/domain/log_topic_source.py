@@ -1,7 +1,7 @@
 """All events of topics, read from the log: for stores that do not order the events of a topic.
 
-Only replicated records are read, and their numbers are looked up in the store. What the log no longer has, because of
-its retention or of an earlier epoch, comes from a scan of the store, up to the horizon at which the scan began.
+Only replicated records are read, and their numbers are looked up in the store. Events that the log no longer
+has, because of its retention or an earlier epoch, come from a scan of the store up to the horizon at which it began.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LogTopicSource:
         self._scan: TopicScan | None = None
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon.
+        """Yield the events below the horizon, then a page without rows at the horizon.
 
         A scan of the store begins and ends with a page that jumps.
         """

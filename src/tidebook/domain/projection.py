@@ -39,7 +39,7 @@ from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
-#: How often a wait looks at slices that another process owns.
+#: How often a wait reads slices that another process owns.
 LOOK_FIRST_S: Final = 0.005
 LOOK_MAX_S: Final = 0.1
 START_TRIES: Final = 5

@@ -232,7 +232,7 @@ class SliceRunner:
         await asyncio.sleep(pause_s)
 
     async def _round(self) -> bool:
-        """Process what is below the horizon for the slices that are furthest behind; return whether there was any.
+        """Process the events below the horizon for the slices that are furthest behind; return whether any were found.
 
         Slices with the same position are read together, up to the position of those further on, which they then join.
         """
@@ -277,7 +277,7 @@ class SliceRunner:
             chunk = rows[begin : begin + self.progress.batch_max]
             begin += len(chunk)
             is_last = begin >= len(rows)
-            # Within a page, the log's offsets stay those before it: what is read again is at or before `at`.
+            # Within a page, the log's offsets stay those before it: events that are read again are at or before `at`.
             position = end if is_last else SourcePosition(chunk[-1].at, decode_position(text).log)
             after = encode_position(position)
             selected = [row for row in chunk if slice_of(row.topic, row.id, count) in mine]

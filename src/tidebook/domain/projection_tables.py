@@ -242,7 +242,7 @@ class ProjectionTables:
         return and_(SLICE.c.projection == self.name, SLICE.c.build == build, *conditions)
 
     def _in_force(self, lease_until: Any) -> Any:
-        """Return the condition that a lease has not ended. It decides who works; what they write is fenced anyway."""
+        """Return the condition that a lease has not ended. It decides who works; all writes are fenced anyway."""
         return lease_until.between(self._now, self._now + LEASE_S_MAX)
 
     def slices(self, connection: Connection, build: int) -> list[SliceState]:

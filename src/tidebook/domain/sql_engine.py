@@ -259,7 +259,7 @@ def _run_awaitable(_: Handler, result: Awaitable[Any]) -> None:
 
 
 def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
-    """Raise InvalidInput: the handler was given a sync transaction, which what it returned cannot await."""
+    """Raise InvalidInput: the handler got a sync transaction, so the awaitable that it returned cannot use it."""
     if inspect.iscoroutine(result):
         result.close()
     raise InvalidInput(

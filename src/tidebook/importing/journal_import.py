@@ -41,7 +41,7 @@ class ImportState(StrEnum):
     COMPLETE = "complete"
     #: kafka-journal would purge it: it is not copied.
     EXPIRED = "expired"
-    #: It cannot be copied as it is; `reason` says why.
+    #: It cannot be copied; `reason` says why.
     REFUSED = "refused"
 
 

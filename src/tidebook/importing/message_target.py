@@ -36,7 +36,7 @@ class MessageTarget(Protocol):
         """Add messages and move the mark, both or neither; raise Fenced if another import has moved it."""
 
     async def close(self) -> None:
-        """Release what the target has opened."""
+        """Release the resources that the target has opened."""
 
 
 class OutboxTarget:

@@ -1,7 +1,7 @@
 """The head cache of one partition: exact heads as of the tail, and the unreplicated records of each journal.
 
 Invariant: the tail is contiguous. Every record below `next_offset` was taken, in order, so a cached head is exact as of
-`next_offset - 1`. There are three tiers, each bounded: heads, offsets by journal, and records. What a tier has evicted
+`next_offset - 1`. There are three tiers, each bounded: heads, offsets by journal, and records. An evicted entry
 is read again from the store or the log; the cache never holds the only copy.
 """
 
@@ -94,7 +94,7 @@ def _memory_growth(before: Head | None, after: Head | None) -> int:
 #: If the log is indexed by key and more records than this are missing, the tail is restarted instead of read.
 CATCH_UP_RECORDS_MAX = 2_000
 
-#: How often a followed partition drops what was replicated since.
+#: How often a followed partition drops the records that were replicated since.
 DROP_INTERVAL_S = 5.0
 #: The age up to which a read may start from a known pointer: the older it is, the longer the tail that is folded.
 RECENT_S_MAX = 1.0
@@ -225,7 +225,7 @@ class HeadCache:
             try:
                 batch = await read_page(self._log, self.topic, self.partition, start=start, stop=offset + 1)
             except LogLost:
-                # The log may have been truncated after replication: only what the store does not have is lost.
+                # The log may have been truncated after replication: only records that the store lacks are lost.
                 replicated = await self.replicated()
                 if replicated < await self._log.start(self.topic, self.partition) - 1:
                     raise

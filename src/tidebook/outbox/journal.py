@@ -85,7 +85,7 @@ class JournalTarget(port.RelayTarget):
         return JournalChannel(self._journals, self._loop, topic, self._outbox, attempt)
 
     def release(self, topic: str) -> None:
-        """Forget the attempt: the next lock starts with what the database stores."""
+        """Forget the attempt: the next lock starts with the one that the database stores."""
         self._attempts().pop(topic, None)
 
     def scan(

@@ -157,7 +157,7 @@ def job_context(name: str, settings: Settings) -> SparkContext:
 
     context = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list(wanted.items())))
     context.setLogLevel("ERROR")
-    if _reads_archive(wanted):  # there is none yet
+    if _reads_archive(wanted):  # no context is running yet
         write_later(wanted.get(CLASS_PATH, ""))
     return context
 

@@ -516,7 +516,7 @@ def _add(a: port.Put, b: port.Put) -> port.Put:
 
 
 def _clean_reason(text: object) -> str:
-    """Return the text of an error without what a database column rejects: NUL and lone surrogates."""
+    """Return the text of an error without the characters that a database rejects: NUL and lone surrogates."""
     return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()
 
 

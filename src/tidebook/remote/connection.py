@@ -139,7 +139,7 @@ class Connection:
         return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
 
     async def ask(self, name: str) -> Any:
-        """Send a request without parameters once, and return its answer whatever its status. Raise as `call` does."""
+        """Send a request without parameters once; return its answer regardless of the status. Raise as `call` does."""
         route = BY_NAME[name]
         try:
             response = await self._opened().send(self._request(route, route.path, None, None, 0.0))

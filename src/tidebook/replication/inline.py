@@ -175,7 +175,7 @@ class InlineReplication:
         self._task = asyncio.create_task(self.run(), name="tidebook-replication")
 
     async def close(self) -> None:
-        """Replicate what was appended, for at most a second, then stop and let another process take over."""
+        """Replicate the appended records, for at most a second, then stop and let another process take over."""
         if self._generation != generation():
             return
         if self._task is not None:
@@ -189,7 +189,7 @@ class InlineReplication:
         self._state = "closed"
 
     async def _drain(self) -> None:
-        """Replicate what the log has, and ticks if they are useful: a script's events are visible when it ends."""
+        """Replicate the log's records, and ticks if they are useful: a script's events are visible when it ends."""
         configs = await topic_configs(self._store, self._topics)
         ends = {
             (topic, number): await self._log.end(topic, number)
@@ -303,7 +303,7 @@ class InlineReplication:
                 group.create_task(self._follow_partition(topic, number, config))
 
     async def _follow_partition(self, topic: str, partition: int, config: TopicConfig) -> None:
-        """Replicate a partition whenever it has new records; retry what fails, with a growing pause."""
+        """Replicate a partition whenever it has new records; retry failures, with a growing pause."""
         at, backoff = f"{topic}/{partition}", Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             replicator = PartitionReplicator(self._parts, topic, partition, config, clear_tags=self._clear_tags)

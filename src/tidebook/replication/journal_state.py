@@ -1,4 +1,4 @@
-"""Fold one journal from the log, and compare the result with what the store holds. Everything here is pure."""
+"""Fold one journal from the log, and compare the result with the state in the store. Everything here is pure."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class Ticker:
     async def run_woken(self, metrics: Metrics) -> None:
         """Tick until this is cancelled, whenever the store has changed; another task replicates the ticks.
 
-        For a store that wakes its waiters: an idle one is looked at once a second.
+        For a store that wakes its waiters: an idle one is polled once a second.
         """
         since = -1
         while True:

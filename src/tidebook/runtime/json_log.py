@@ -26,7 +26,7 @@ TEXT_CHARS_MAX: Final = 2_000
 #: How many of the innermost calls of a traceback are written.
 FRAMES_MAX: Final = 30
 
-#: The attributes of every record; what a record has beside them was given as `extra`, and is a field.
+#: The attributes of every record; any others of a record were given as `extra`, and are fields.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SECRET_NAMES: Final = re.compile(r"(?i)passw|secret|token|authorization|cookie|credential|payload|^data$|^body$|_key$")
 _SECRET_TEXT: Final = re.compile(

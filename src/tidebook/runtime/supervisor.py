@@ -1,4 +1,4 @@
-"""Run several long-running parts of a program side by side: restart what fails, report it, and drain at the end.
+"""Run several long-running parts of a program side by side: restart and report those that fail, drain at the end.
 
 A part is anything with `async def run()`, or a coroutine function without arguments. Four more names are optional:
 
@@ -36,7 +36,7 @@ LOGGER = logging.getLogger("tidebook.running")
 #: with the first one again.
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 30.0
-#: How long a drain waits for what was begun.
+#: How long a drain waits for work in progress.
 GRACE_S: Final = 30.0
 ERROR_CHARS_MAX: Final = 500
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -132,7 +132,7 @@ class Supervisor:
     async def settle(self) -> None:
         """Wait until each part that can settle has done so, one after another, in the given order.
 
-        Raise Unavailable if a part has failed for good: its work is not done by anybody.
+        Raise Unavailable if a part has failed for good: nothing else does its work.
         """
         for part in self._parts:
             part.require_alive()

@@ -48,7 +48,7 @@ class ChainEnd(msgspec.Struct, frozen=True):
 
 
 async def check_audit(book: Book, database: ServerDatabase) -> AuditReport:
-    """Read all chains and return what is wrong with them."""
+    """Read all chains and return their deviations."""
     report = AuditReport(findings=[])
     journal = book.journal(AUDIT_TOPIC)
     ends = [ChainEnd(*row) for row in database.select("SELECT id, entries, hash FROM chain")]

@@ -95,7 +95,7 @@ class History:
         await self._database.change(write, synced=False)
 
     def read(self, since_ms: int) -> list[HistorySample]:
-        """Return the samples after a time, oldest first; what is older than the ring is left out."""
+        """Return the samples after a time, oldest first; samples older than the ring are left out."""
         now_ms = self._book.clock.now_ms()
         oldest_ms = max(since_ms, now_ms - int(SAMPLE_EVERY_S * 1000) * SAMPLES_MAX)
         rows: list[Any] = self._database.select("SELECT at, sample FROM history WHERE at > ? ORDER BY at", (oldest_ms,))

@@ -60,7 +60,7 @@ class IdempotencyKeys:
     ) -> EncodedAnswer:
         """Return the answer of the first request with this key, which `run` computes if there was none.
 
-        `request` identifies what was asked for: a key that comes with another request is refused.
+        `request` identifies the request: a key that comes with another one is refused.
         """
         hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
         async with self._alone(hashed):

@@ -246,7 +246,7 @@ async def _read_after(journal: Journal, id: str, start: int, after: Place | None
     while (head := await journal.head(id)) is not None:
         if after is not None:
             start = FIRST if head.incarnation.offset > after[0] else after[1] + 1
-        start = max(start, head.delete_to + 1)  # a read of one incarnation refuses to begin before what was deleted
+        start = max(start, head.delete_to + 1)  # a read of one incarnation refuses to begin before the deleted events
         try:
             read = journal.read_decoded(id, read_events, start=start, incarnation=head.incarnation)
             async with aclosing(read) as events:  # type: ignore[type-var]

@@ -41,7 +41,7 @@ from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
-#: How often a listener looks for a queue that does not exist yet.
+#: How often a listener checks for a queue that does not exist yet.
 MISSING_POLL_S = 0.5
 
 

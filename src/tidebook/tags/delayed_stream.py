@@ -237,7 +237,7 @@ class DelayedStream:
             after = page[-1].seq_nr
         now = await self._store.head(key)
         if now is None or (now.live, now.incarnation, now.delete_to) != (True, head.incarnation, head.delete_to):
-            # The head of a delete or purge is written before rows are cleared: what was read may have a hole, or
+            # The head of a delete or purge is written before rows are cleared: the rows read may have a hole, or
             # belong to another incarnation.
             return None
         numbered = enumerate(tagged, row.tag_seq_nr - len(tagged))

@@ -1,7 +1,7 @@
 """The horizon of streams by tag: the log time below which no more events can arrive (a low watermark).
 
 The pointer of each partition has the log time through which it is replicated, which never decreases. Everything
-strictly below the least of these times is complete and in its final order, whatever the clocks do.
+strictly below the least of these times is complete and in its final order, regardless of the clocks.
 """
 
 from __future__ import annotations

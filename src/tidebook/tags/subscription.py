@@ -77,7 +77,7 @@ def rebalanced(
     """Return the group with the member's lease renewed and its shares rebalanced.
 
     The shares are assigned to the members in turn, in the order of their names. The member releases shares of others,
-    and takes its own if no live member owns them. `alive` are members that count as live whatever their leases say.
+    and takes its own if no live member owns them. `alive` are members that count as live regardless of their leases.
     """
     members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
     members[member] = now_ms + lease_ms
@@ -356,7 +356,7 @@ class Subscription(Generic[E]):
         return True
 
     def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
-        """Return the members that count as live whatever their leases say, because clocks differ.
+        """Return the members that count as live regardless of their leases, because clocks differ.
 
         A member whose lease was seen to change is alive. A live stream watches others for a whole lease.
         """

@@ -237,7 +237,7 @@ class GroupCommit:
         """Fold all records that the data topic has now, including those of other processes, while writes continue."""
         end = await self._topics.end()
         if end < self.meta.next_offset and not self._in_flight:
-            await self.rescan()  # the log ends before what was folded: `rescan` raises if the topic was created again
+            await self.rescan()  # the log ends below the folded offset: `rescan` raises if the topic was created again
         while self.meta.next_offset < end:
             if self._in_flight or self._repairing is not None:
                 # An acknowledgement advances the meta, or shows that another writer's record is in between.

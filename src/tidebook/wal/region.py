@@ -301,7 +301,7 @@ class Region:
         """Ask the region's owner to flush a table, or all tables with entries; return the tables that were asked for.
 
         The request is a record of the log. The owner finds it in its next round of cleaning and passes the table to its
-        `on_pinned` callback, whatever the table retains; the mark that the flush sets fulfils the request, and the same
+        `on_pinned` callback, however little it retains; the mark that the flush sets fulfils the request, and the same
         round truncates the log. If no owner is there, the request stays until a flush marks the entries.
         """
         if table is not None:

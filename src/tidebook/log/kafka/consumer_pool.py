@@ -29,7 +29,7 @@ _PAUSE_AFTER_S = 1.0
 _FETCH_WAIT_MS = 1
 #: Larger batches are slower.
 _CONSUME_RECORDS_MAX = 1000
-#: A read by key returns what it has after scanning this many records.
+#: A read by key returns the records found so far after scanning this many.
 SCANNED_RECORDS_MAX = 50_000
 _POLL_S = 1.0
 

@@ -40,7 +40,7 @@ async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaL
 
 
 class ValidatedTopic(msgspec.Struct, frozen=True):
-    """The fast path to a topic that was sent to before: its producer, and what a record must satisfy."""
+    """The fast path to a topic that was sent to before: its producer, and the limits of a record."""
 
     partitions: int
     limit_bytes: int

@@ -107,7 +107,7 @@ class Delivery(msgspec.Struct, gc=False):
     on_sent: Any
     #: If the record still waits in this process at this time, it fails.
     deadline: float
-    #: What the client has reported, or the error of a record that was not passed to it.
+    #: The report of the client, or the error of a record that was not passed to it.
     report: tuple[KafkaError | None, Any] | TidebookError | None = None
 
     def reject(self, error: TidebookError) -> None:
@@ -365,7 +365,7 @@ class KafkaProducer:
                 self._poll_in_loop()
 
     def _produce_waiting(self) -> None:
-        """Produce the waiting records; flush later what the client does not accept now."""
+        """Produce the waiting records; flush those later that the client does not accept now."""
         is_full = False
         if not self._down:
             is_full = not self._produce(_ITERATION_RECORDS_MAX)

@@ -236,7 +236,7 @@ def as_of_positions(
     """Return the position of each partition in `ends` up to which `asOfOffsets` reads, inclusive.
 
     Raise `InvalidInput` if a partition is missing, or if the log or the store does not reach so far: the read would
-    not be as of what was asked for.
+    not be as of the requested position.
     """
     found = positions(given.get(topic, {}), config.epoch)
     for number, end in ends.items():
@@ -280,7 +280,7 @@ async def _find_tail(
     time_ms = 0 if pointer is None else pointer.time_ms
     start = first_unreplicated_offset(pointer, topic, partition, config)
     if config.began and (pointer is None or pointer.position.epoch < config.epoch):
-        start = config.began[partition][0]  # what is before the mark of the epoch is void, and may be gone
+        start = config.began[partition][0]  # records before the mark of the epoch are void, and may be gone
     if start >= end:
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)

@@ -62,7 +62,7 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
         connections_max: int = CONNECTIONS_MAX,
         now: str = statements.NOW,
     ) -> PostgresQueues:
-        """Connect, and install what is missing. `now` is the SQL for the database's time in milliseconds."""
+        """Connect, and install missing tables. `now` is the SQL for the database's time in milliseconds."""
         self = cls(url, schema=schema, connections_max=connections_max, now=now)
         try:
             async with await connect_first(url, application="tidebook queue", settings=_SESSION_OPTIONS) as connection:

@@ -17,7 +17,7 @@ from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
 CHAINS_MAX: Final = 100
-#: How many ids of the store are looked at for chains of other servers.
+#: How many ids of the store are searched for chains of other servers.
 SCAN_MAX: Final = 1_000
 
 

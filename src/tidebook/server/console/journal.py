@@ -29,7 +29,7 @@ from tidebook.server.journals import after_event_id, follow_journal, resumed
 from tidebook.server.masking import Mask
 
 EVENTS_MAX: Final = 50
-#: How many events one request may look at for a filter, and for how long; the next one continues.
+#: How many events one request may examine for a filter, and for how long; the next one continues.
 SCAN_EVENTS_MAX: Final = 20_000
 SCAN_S_MAX: Final = 0.25
 #: After this many matches a filter continues only on request.
@@ -87,7 +87,7 @@ class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a filter through the events."""
 
     scanned: int
-    #: The number up to which everything was looked at, and the last number of the journal.
+    #: The number up to which everything was examined, and the last number of the journal.
     to: int
     last: int
     done: bool

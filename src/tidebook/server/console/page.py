@@ -52,7 +52,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a dry run: what an act would do."""
+    """The result of a dry run: the effect that an act would have."""
 
     #: A sentence with the exact number of what would be affected.
     text: str

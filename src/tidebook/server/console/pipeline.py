@@ -160,7 +160,7 @@ async def _find_parked(view: View) -> Parked:
 
 
 async def preview_replay(view: View) -> Preview:
-    """Say what a replay would append."""
+    """Describe what a replay would append."""
     form, parked = view.fields, await _find_parked(view)
     id = form.id or parked.id
     if id is None:
@@ -239,7 +239,7 @@ class JobForm(msgspec.Struct, frozen=True):
 
 
 async def preview_start(view: View) -> Preview:
-    """Say what a job would do."""
+    """Describe what a job would do."""
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together

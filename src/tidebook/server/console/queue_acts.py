@@ -304,7 +304,7 @@ async def bulk(view: View) -> BulkAnswer:
 
 
 async def cancel_bulk(view: View) -> ActResult:
-    """Cancel an act; what it has done stays done."""
+    """Cancel an act; changes already made remain."""
     act = view.parts.bulk.find(view.fields.act, view.fields.queue)
     await act.cancel()
     to = link("/queue-act", queue=act.queue, act=act.id)

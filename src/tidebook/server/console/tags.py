@@ -61,7 +61,7 @@ class TagsData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tags(view: View) -> TagsData:
-    """List tags, within a bound of those that are looked at."""
+    """List tags; a bounded number of them is examined."""
     found, more, scanned = list[str](), False, 0
     async with aclosing(view.book.tags.list()) as listed:  # type: ignore[type-var]
         async for tag in listed:
@@ -302,7 +302,7 @@ class TagForm(msgspec.Struct, frozen=True):
 
 
 async def preview_rebuild(view: View) -> Preview:
-    """Say what a rebuild does: it changes no event."""
+    """Describe a rebuild, which changes no event."""
     text = f"This writes the rows of tag {view.fields.tag} again from all journals, and removes rows without an event."
     return Preview(text=text, count=1)
 

@@ -44,7 +44,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 async def read_timeline(store: StoreWriter, key: Key, head: Head) -> Timeline | None:
-    """Return the timeline of what is replicated of a journal; None if it has no two events of different times."""
+    """Return the timeline of the replicated events of a journal; None if no two of them have different times."""
     stored = await store.head(key)
     if stored is None or stored.incarnation != head.incarnation:
         return None

@@ -18,7 +18,7 @@ from tidebook.wiring.book import Book
 
 
 class View:
-    """The request of a page: its user, its parameters, and what may be shown."""
+    """The request of a page: its user, its parameters, and the rights to see data."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class View:
 
     @property
     def may_sign_out(self) -> bool:
-        """Whether somebody is signed in."""
+        """Whether a user is signed in."""
         return bool(self.principal.id)
 
     def may(self, name: str) -> bool:

@@ -126,7 +126,7 @@ async def snapshot(view: View) -> ActResult:
 
 
 async def clean(view: View) -> ActResult:
-    """Remove what no table needs."""
+    """Remove the records that no table needs."""
     done = msgspec.structs.asdict(await (await _open(view)).clean())
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
     return ActResult(message=f"Cleaned: {text}.", to=_here(view))
