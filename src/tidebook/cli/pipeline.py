@@ -136,7 +136,7 @@ def _open_with(
 
 @contextmanager
 def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Future[T]]:
-    """Start Spark in a thread, beside the opening of the book; translate its failures and the job's."""
+    """Start Spark in a thread, while the book is opened; translate its failures and the job's."""
     master = pipeline_settings(settings).master
     if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
         raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")

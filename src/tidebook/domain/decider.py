@@ -77,7 +77,7 @@ class DeciderOptions(TypedDict, total=False):
 class Done(msgspec.Struct, Generic[S], frozen=True):
     """The result of a command: the state after it, its events, and their place in the journal.
 
-    A command that produced no events has `first` and `last` None, and so has a repeated one whose events are gone.
+    A command that produced no events has `first` and `last` None, and so has a repetition whose events were deleted.
     """
 
     state: S

@@ -185,9 +185,9 @@ def _topic_position(topic: str, at: At) -> TopicPosition | None:
     """Return the position in one topic after which its events come after `at` in the merged stream."""
     if not at:
         return None
-    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time are yet to come
+    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time come after it
         return TopicPosition(at[0], -1, -1, "", -1)
-    if at[1] > topic:  # they have been delivered
+    if at[1] > topic:  # they were already delivered
         return TopicPosition(at[0] + 1, -1, -1, "", -1)
     return TopicPosition(at[0], *at[2:])
 

@@ -28,7 +28,7 @@ from tidebook.tags.horizon import Horizons
 PAGE_RECORDS: Final = 1_000
 #: How many records are numbered at once to find the log time of one.
 NUMBERED: Final = 50
-#: The log time before the first record that the log has, where earlier ones are gone.
+#: The log time before the first record of the log, if it has lost earlier ones.
 UNKNOWN_MS: Final = -1
 
 
@@ -210,8 +210,8 @@ class _Cursor:
     async def _find_time(self, records: Sequence[Record]) -> tuple[Sequence[Record], int]:
         """Return the records from the first with an event on, and its log time, which only the store has.
 
-        The log time before the log's first record is gone with the records that made it. Without an event there is no
-        record to deliver, and the time is still unknown.
+        The log time before the log's first record is lost with the records that determined it. Without an event there
+        is no record to deliver, and the time is still unknown.
         """
         for begin in range(0, len(records), NUMBERED):
             some = records[begin : begin + NUMBERED]

@@ -311,7 +311,7 @@ class Projection:
         """Return once the events of a command are applied: to read one's own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
-        of them was passed over, and Unavailable after `timeout_s`.
+        of them was skipped, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
@@ -349,7 +349,7 @@ class Projection:
             await self._store.wait_any(timeout_s=0.1)
 
     async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
-        """Raise EventParked if one of the events of the append at this place was passed over."""
+        """Raise EventParked if one of the events of the append at this place was skipped."""
         events = [f"{topic}/{id}/{number}" for number in numbers]
 
         def read(connection: Connection) -> list[tuple[str, str, str]]:
@@ -375,13 +375,13 @@ class Projection:
             if progress.reached.keys() >= left.keys():
                 await news.wait()
                 continue
-            if await self._stored_reach(left):
+            if await self._have_stored_reached(left):
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
 
-    async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
+    async def _have_stored_reached(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:
             if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
                 return False
@@ -456,7 +456,7 @@ class Projection:
     # Rebuild
 
     async def rebuild(self) -> int:
-        """Rebuild the read model beside the live one, then swap the tables; return the number of the new build.
+        """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
         The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
         `tables`. At the swap the live build waits until the new one has reached it.

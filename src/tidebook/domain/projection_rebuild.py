@@ -1,4 +1,4 @@
-"""The rebuild of a projection: a new build beside the live one, which replaces it by a swap of tables."""
+"""The rebuild of a projection: a new build next to the live one, which it then replaces by a swap of tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Rebuild:
         await self._remove_abandoned(state)
         parked = await self._engine.run(lambda connection: self._rows.parked(connection, state.build))
         build = self._copy_of(state.last_build, frozenset(each.event for each in parked))
-        runner = self._make_runner(build, member, _check_asked)
+        runner = self._make_runner(build, member, _refuse_live_table)
         try:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
@@ -140,7 +140,7 @@ def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
     return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
 
-def _check_asked(tx: ProjectionTx) -> None:
+def _refuse_live_table(tx: ProjectionTx) -> None:
     if tx.used and not tx.asked:
         raise LiveTableWritten()
 

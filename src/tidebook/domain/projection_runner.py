@@ -78,7 +78,7 @@ class Build(msgspec.Struct, frozen=True):
     number: int
     tables: Mapping[str, Table]
     suffix: str = ""
-    #: The events that the live build has passed over: a rebuild passes over those that fail again.
+    #: The events that the live build has skipped: a rebuild skips those that fail again.
     passed_over: frozenset[str] = frozenset()
 
     def make_tx(self, connection: Any) -> ProjectionTx:
@@ -170,7 +170,7 @@ class SliceRunner:
         return self._clock.monotonic_ms() >= self._rebalance_at_ms
 
     async def _renew(self) -> bool:
-        """Renew the lease and take slices, if due; return False once the build is gone."""
+        """Renew the lease and take slices, if due; return False once the build was removed."""
         if not self._is_renewal_due():
             return True
 

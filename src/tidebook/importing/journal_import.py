@@ -37,7 +37,7 @@ class ImportState(StrEnum):
 
     #: Events were copied, or would be in a dry run.
     IMPORTED = "imported"
-    #: The book has all of it already.
+    #: The book has the whole journal already.
     COMPLETE = "complete"
     #: kafka-journal would purge it: it is not copied.
     EXPIRED = "expired"

@@ -456,7 +456,7 @@ class HeadCache:
                 while view.as_of < self.next_offset - 1:  # the tail may advance while records are read
                     await self.fold_tail(key, view, self.next_offset - 1, note_outcomes=True)
                 break
-            except LogLost as error:  # the records are gone: harmless if they were replicated since
+            except LogLost as error:  # the log lost the records: harmless if they were replicated since
                 base = await self.stored_after(key, base.as_of, error)
         self._metrics.count("head_cache_resolved")
         self.heads.keep(id, view.head)

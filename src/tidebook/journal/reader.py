@@ -184,7 +184,7 @@ class Reader:
                         self._count_source(base, barrier, stored, down)
                         return view
             except LogLost as error:
-                # The records are gone: harmless if they were replicated since.
+                # The log lost the records: harmless if they were replicated since.
                 if stored is not None:
                     stored = await cache.stored_after(key, stored.as_of, error)
                     continue

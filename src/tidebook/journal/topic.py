@@ -276,7 +276,7 @@ async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicCo
 
 
 async def begin_epoch(store: StoreWriter, topic: str, config: TopicConfig) -> None:
-    """Move the pointers to the marks of the epoch: records before them are void, and may be gone from the log.
+    """Move the pointers to the marks of the epoch: records before them are void, and the log may have lost them.
 
     This is idempotent, and any process may do it: the one that set the configuration may have crashed before this.
     """

@@ -36,7 +36,7 @@ class ParkedState(IntEnum):
     HELD = 0
     #: It was refused and is retried at `retry_at`.
     RETRYING = 1
-    #: It was refused for good: an operator has to retry or drop it.
+    #: It was refused permanently: an operator has to retry or drop it.
     PARKED = 2
 
 

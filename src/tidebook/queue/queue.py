@@ -446,9 +446,9 @@ class Queue(Generic[D]):
                 jobs: dict[bytes, list[Job[D]]] = {token: [] for token in limits}
                 for each in claimed:
                     jobs[each.token].append(Job(self.name, each, decode))
-                dealt = {token: iter(found) for token, found in jobs.items()}
+                undelivered = {token: iter(found) for token, found in jobs.items()}
                 for index in unserved:
-                    shares[index] = list(islice(dealt[tokens[index]], calls[index].limit))
+                    shares[index] = list(islice(undelivered[tokens[index]], calls[index].limit))
                 unserved = [index for index in unserved if not shares[index]] if claimed else []
         return [errors.get(index, share) for index, share in enumerate(shares)]
 

@@ -132,7 +132,7 @@ class Supervisor:
     async def settle(self) -> None:
         """Wait until each part that can settle has done so, one after another, in the given order.
 
-        Raise Unavailable if a part has failed for good: nothing else does its work.
+        Raise Unavailable if a part has failed permanently: nothing else does its work.
         """
         for part in self._parts:
             part.require_alive()
@@ -208,12 +208,12 @@ class _Part:
     def failed(self, error: BaseException, state: RunState = "restarting") -> None:
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        then = "is started again" if state == "restarting" else "is not started again"
-        LOGGER.warning("%s failed, and %s", self.name, then, exc_info=error)
+        consequence = "is started again" if state == "restarting" else "is not started again"
+        LOGGER.warning("%s failed, and %s", self.name, consequence, exc_info=error)
         self.enter(state)
 
     def require_alive(self) -> None:
-        """Raise Unavailable if the part has failed for good."""
+        """Raise Unavailable if the part has failed permanently."""
         if self._state == "failed":
             raise Unavailable(f"{self.name} failed and is not started again: {self._last_error}")
 

@@ -80,7 +80,7 @@ class Broadcast(Generic[E]):
                 yield chunk
             while index >= self._next - len(self._ring):
                 if index == self._next:
-                    await self._news()
+                    await self._wait_for_event()
                     continue
                 chunk = []
                 ring, first = self._ring, self._next - len(self._ring)
@@ -96,7 +96,7 @@ class Broadcast(Generic[E]):
                 if chunk:
                     yield chunk
 
-    async def _news(self) -> None:
+    async def _wait_for_event(self) -> None:
         task = self._task
         if task is not None and task.done():
             task.result()  # raises the error that ended the stream

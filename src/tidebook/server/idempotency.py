@@ -63,7 +63,7 @@ class IdempotencyKeys:
         `request` identifies the request: a key that comes with another one is refused.
         """
         hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
-        async with self._alone(hashed):
+        async with self._exclusively(hashed):
             if (kept := self._kept(hashed, digest)) is not None:
                 return kept
             if await self._begin(hashed, digest):
@@ -80,7 +80,7 @@ class IdempotencyKeys:
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
         hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
-        async with self._alone(hashed):
+        async with self._exclusively(hashed):
             if (kept := self._kept(hashed, digest)) is not None:
                 return kept
             answer, is_complete = await run()
@@ -89,7 +89,7 @@ class IdempotencyKeys:
             return answer
 
     @asynccontextmanager
-    async def _alone(self, hashed: bytes) -> AsyncIterator[None]:
+    async def _exclusively(self, hashed: bytes) -> AsyncIterator[None]:
         """Wait until no other request of this process uses the key."""
         while (running := self._running.get(hashed)) is not None:
             await asyncio.wait((running,))

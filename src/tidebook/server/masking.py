@@ -4,7 +4,7 @@
     "orders.*.card" = "last4"        # in topic, queue or namespace `orders`: the field `card`, however deep
     "*.password" = "hide"            # in every one of them: the field `password` at the top
 
-A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path stands for any
+A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path matches any
 number of names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and
 bytes too.
 """

@@ -214,7 +214,7 @@ def check_tag(tag: object) -> None:
 
 
 def check_topics(topics: Iterable[str] | None) -> frozenset[str] | None:
-    """Return the topics as a set, None for all; reject a bare text, which would be a list of letters."""
+    """Return the topics as a set, None for all; reject a plain text, which would be a list of letters."""
     if topics is None:
         return None
     if isinstance(topics, str | bytes):

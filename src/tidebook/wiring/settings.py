@@ -123,9 +123,9 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
     sections = {}
     for name, value in tree.items():
         if name not in SECTIONS:
-            there = f"there are {', '.join(SECTIONS)}"
+            hint = f"there are {', '.join(SECTIONS)}"
             close = _suggestion(name, (*SECTIONS, "folder"))
-            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is not a section{close}; {there}")
+            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is not a section{close}; {hint}")
         if not isinstance(value, dict):
             raise InvalidInput(f"{_place(path, lines, name)}: {name} must be a section, [{name}]")
         options = dict(value)

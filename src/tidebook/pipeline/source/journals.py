@@ -154,7 +154,9 @@ class JournalsReader(DataSourceReader):
                 ends |= {each.partition: Position(config.epoch, each.stop) for each in tails}
             plan = self._plan(topic, config, pointers, ends, tails)
             if self._freshness == "store":
-                await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=self._asked(topic, config))
+                await warn_of_lag(
+                    worker, topic, config, pointers, partitions=homes, stops=self._requested_stops(topic, config)
+                )
             if self._selection.tag is not None:
                 parts.append(JournalsPart(plan, self._selection))
             elif ids is not None:
@@ -199,7 +201,7 @@ class JournalsReader(DataSourceReader):
         tails = tuple(each for each in tails if each.start < each.stop)
         return JournalsPlan(topic, config, since, until, stored_until, self._as_of_ms, tails)
 
-    def _asked(self, topic: str, config: TopicConfig) -> dict[int, int]:
+    def _requested_stops(self, topic: str, config: TopicConfig) -> dict[int, int]:
         """Return the offsets of this epoch before which the options end the read, by partition."""
         stops = positions(self._stops.get(topic, {}), config.epoch)
         stops |= {number: at.next for number, at in positions((self._as_of or {}).get(topic, {}), config.epoch).items()}
@@ -280,7 +282,9 @@ async def _find_tail(
     time_ms = 0 if pointer is None else pointer.time_ms
     start = first_unreplicated_offset(pointer, topic, partition, config)
     if config.began and (pointer is None or pointer.position.epoch < config.epoch):
-        start = config.began[partition][0]  # records before the mark of the epoch are void, and may be gone
+        start = config.began[partition][
+            0
+        ]  # records before the mark of the epoch are void, perhaps lost
     if start >= end:
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)

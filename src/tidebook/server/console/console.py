@@ -334,7 +334,7 @@ def _target(act: Act, view: View) -> str:
 
 
 def _earlier(given: str, now_ms: int) -> int:
-    """Return the time of a dry run, as its form has it; a time that has not come yet becomes the present."""
+    """Return the time of a dry run, as its form has it; a time in the future becomes the present."""
     return min(now_ms, int(given)) if given.isascii() and given.isdecimal() and len(given) < 20 else now_ms
 
 

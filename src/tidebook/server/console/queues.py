@@ -175,7 +175,7 @@ async def queue(view: View) -> QueueData:
         next=next_place,
         workers=[_worker_line(each, claims) for each in known],
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
-        soon=await _soon(view, browser),
+        soon=await _upcoming(view, browser),
         acts=view.parts.bulk.running(query.queue),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
@@ -190,7 +190,7 @@ async def find_queue(view: View, name: str) -> BoundBrowser:
     return browser
 
 
-async def _soon(view: View, browser: BoundBrowser) -> list[EntryRow]:
+async def _upcoming(view: View, browser: BoundBrowser) -> list[EntryRow]:
     return [_entry_row(view, each) for each in await browser.browse(EntryFilter(state="later"), limit=SAMPLE_MAX)]
 
 

@@ -112,7 +112,7 @@ class Renderer:
         )
         self._environment.filters.update(number=number, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso)
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
-        # The version in the address lets browsers keep a file for good.
+        # The version in the address lets browsers keep a file forever.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")
 
     def __call__(self, template: str, **context: Any) -> bytes:

@@ -62,7 +62,7 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float | None = None
     #: Appended records a second since the survey before; None in the first one.
     rate: float | None = None
-    #: The partition that is replicated to the earliest log time, and that time; -1 if nothing of it is replicated.
+    #: The partition that is replicated to the earliest log time, and that time; -1 if none of it is replicated.
     slowest: int = 0
     slowest_ms: int = NEVER_MS
     problem: str | None = None
