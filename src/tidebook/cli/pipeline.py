@@ -405,7 +405,7 @@ def _show_lost(found: Sequence[LostOffsets]) -> None:
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:
-    """Set `stop` at the end of standard input, which is when the parent process has ended or asks to stop."""
+    """Set `stop` at the end of standard input, when the parent process has ended or asks to stop."""
     sys.stdin.read()
     stop.set()
 

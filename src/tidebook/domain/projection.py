@@ -476,7 +476,7 @@ class Projection:
 
 
 def _time_ms(at: At) -> int | None:
-    """Return the time of a place; None before the first event, also if the horizon is before all time."""
+    """Return the time of a place; None before the first event, or if the horizon is before all time."""
     return at[0] if at and at[0] > 0 else None
 
 

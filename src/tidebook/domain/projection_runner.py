@@ -421,7 +421,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _uncancelled(future: asyncio.Future[T]) -> T:
-    """Wait for a future even if this task is cancelled meanwhile, and be cancelled after it."""
+    """Wait for a future even if this task is cancelled meanwhile; then raise the cancellation."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -231,7 +231,7 @@ class Queue(Generic[D]):
         claiming = (self._finish_and_claim if call.finished else self._claim)(call)
         try:
             jobs = await claiming
-            if start_ns is not None and jobs:  # an empty claim is no step of any trace
+            if start_ns is not None and jobs:  # an empty claim belongs to no trace
                 _trace_claim(self.name, jobs, start_ns)
             return jobs
         except asyncio.CancelledError:

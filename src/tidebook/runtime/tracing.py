@@ -58,7 +58,7 @@ def begin(
     """Begin a span below the current one, or below `parent`, a trace context.
 
     Return None if the program does not trace. It links to the trace contexts that `carried` holds, as text or bytes;
-    values that are no trace context are left out.
+    values that are not a trace context are left out.
     """
     if not is_on():
         return None

@@ -298,7 +298,7 @@ class HorizonWait:
         """Renew the hint to the pipeline that a stream is live, unless a stream of this book did so recently."""
         now_ms, horizons = self._clock.monotonic_ms(), self._horizons
         if now_ms >= horizons.renew_at_ms:
-            horizons.renew_at_ms = now_ms + RENEW_MS  # before the call, so that no other stream makes it, too
+            horizons.renew_at_ms = now_ms + RENEW_MS  # set before the call, so that no other stream repeats it
             if not await renew_followed(self._store, self._clock):
                 horizons.renew_at_ms = now_ms
 

@@ -282,9 +282,8 @@ async def _find_tail(
     time_ms = 0 if pointer is None else pointer.time_ms
     start = first_unreplicated_offset(pointer, topic, partition, config)
     if config.began and (pointer is None or pointer.position.epoch < config.epoch):
-        start = config.began[partition][
-            0
-        ]  # records before the mark of the epoch are void, perhaps lost
+        # Records before the mark of the epoch are void, and the log may have lost them.
+        start = config.began[partition][0]
     if start >= end:
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)

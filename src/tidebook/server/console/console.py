@@ -252,7 +252,7 @@ class Console:
         await send_rows(self.state, view.principal.id, session, rows, receive, send, SECURITY_HEADERS)
 
     def _row(self, live: LiveView, view: View, row: Any) -> bytes:
-        """Return a row as one line, which the data of a server-sent event is."""
+        """Return a row as one line, as the data of a server-sent event requires."""
         return b" ".join(self._render(live.template, view=view, row=row).splitlines())
 
     async def _record_unmask(self, view: View) -> None:

@@ -107,7 +107,7 @@ class Surveyor:
         self._task: asyncio.Task[None] | None = None
 
     async def read(self, *, wait_s: float = FIRST_WAIT_S) -> Survey:
-        """Return the last survey and start another one if it is old; wait for the first one a short time."""
+        """Return the last survey and start another one if it is old; wait briefly for the first one."""
         last = self._last
         due_s = FRESH_S if last is None else max(FRESH_S, last.took_s / SHARE)
         if (self._task is None or self._task.done()) and time.monotonic() - self._read_s >= due_s:

@@ -113,7 +113,7 @@ class View:
         return None if self.unmask else self.state.masks.of(name)
 
     def is_masked(self, name: str) -> bool:
-        """Return whether a rule hides something of a topic or queue, also if it is shown in this request."""
+        """Return whether a rule hides something of a topic or queue, even if this request shows it."""
         return self.state.masks.of(name) is not None
 
     def here(self, **changes: Any) -> str:
