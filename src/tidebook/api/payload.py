@@ -31,7 +31,7 @@ def needs_no_check(raw: bytes) -> bool:
 
 
 def checked_payload(value: Any) -> Any:
-    """Return a payload from a text that `needs_no_check`, so that it is not checked when it is appended."""
+    """Return a payload from JSON text that `needs_no_check`, so that it is not checked when it is appended."""
     return value if type(value) is str or type(value) is bytes else EncodedJson(_encode(value))
 
 

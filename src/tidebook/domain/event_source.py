@@ -40,12 +40,12 @@ _decode = msgspec.json.Decoder(SourcePosition).decode
 
 
 def encode_position(position: SourcePosition) -> str:
-    """Return the text of a position; equal positions have equal texts."""
+    """Encode a position as a string; equal positions have equal strings."""
     return _encode(position).decode()
 
 
 def decode_position(text: str) -> SourcePosition:
-    """Undo `encode_position`; raise Corrupt for any other text."""
+    """Undo `encode_position`; raise Corrupt for any other string."""
     try:
         return _decode(text)
     except msgspec.MsgspecError as error:
@@ -89,7 +89,7 @@ class EventSource(Protocol):
 
 
 def describe_source(source: EventSource) -> str:
-    """Return a text that describes what a source follows; a projection compares it with the stored one."""
+    """Return a description of the events that a source selects; a projection compares it with the stored one."""
     followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
     return _encode({name: value for name, value in followed.items() if value}).decode()
 

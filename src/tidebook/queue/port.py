@@ -428,7 +428,7 @@ class QueueStore(Protocol):
     async def retry(self, queue: QueueRef, id: int) -> bool:
         """Put a dead letter back as a new entry; return False if the queue has no dead letter of this id.
 
-        A newer entry of its key keeps its data: a waiting one absorbs the letter; beside one that is being processed,
+        A newer entry of its key keeps its data: a waiting one absorbs the letter; if one is being processed,
         the letter waits with the data of that entry.
         """
 

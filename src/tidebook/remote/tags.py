@@ -43,7 +43,7 @@ class RemoteTags(Tags):
         consistency: Consistency | None = None,
         on_waiting: OnWaiting | None = None,
     ) -> AsyncIterator[TaggedEvent]:
-        """Yield the events of a tag after `after`; with `follow`, continue live, also over restarts of the server.
+        """Yield the events of a tag after `after`; with `follow`, continue live, even across restarts of the server.
 
         See `Tags.read`. `on_waiting` is not called: the server logs what its streams wait for.
         """

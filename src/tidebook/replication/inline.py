@@ -242,7 +242,7 @@ class InlineReplication:
             self._lock.release()
 
     def _watch_holder(self) -> None:
-        """Report a holder of the lock that is silent, as a stopped process is; seize the lock in the end."""
+        """Report a holder of the lock that is silent, as a stopped process is; finally seize the lock."""
         beat, now_s = self._lock.last_beat(), time.monotonic()
         if beat is None or beat != self._beat[0]:
             self._beat = (beat, now_s)
@@ -321,7 +321,7 @@ class InlineReplication:
                         backoff.reset()
                 self._stopped[at] = replicator.stopped
                 await asyncio.sleep(RETRY_MAX_S)
-            except Exception as error:  # if this ended, the partition would hold the horizon back for ever
+            except Exception as error:  # if this ended, the partition would hold the horizon back forever
                 if isinstance(error, TRANSIENT):
                     self._failed(at, error)
                 else:

@@ -39,7 +39,7 @@ class TraceSpan:
         self.carried = _format(span.get_span_context()) if span.is_recording() else None
 
     def end(self, error: object = None) -> None:
-        """End the span; an error, or a failed outcome, marks it by its type: a text may hold a payload."""
+        """End the span; an error, or a failed outcome, marks it by its type, because a message may hold a payload."""
         if error is not None:
             api: Any = sys.modules[_API]
             self._span.set_attribute("error.type", type(error).__qualname__)

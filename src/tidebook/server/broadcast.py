@@ -57,7 +57,7 @@ class Broadcast(Generic[E]):
         catch_up: Callable[[Place | None], AsyncIterator[E]],
         wanted: Callable[[Line], bool],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the events that `catch_up` reads after a place, None for the beginning, then the live ones."""
+        """Yield the events that `catch_up` reads after a place (None: from the beginning), then the live ones."""
         last: Place | None = None
         if self._task is None:
             self._task = asyncio.create_task(self._run())

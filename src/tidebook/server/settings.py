@@ -14,7 +14,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bounds of the server."""
 
-    #: Names that the Host header may have beside the address of the server; without any, a server with TLS accepts all.
+    #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
     allowed_hosts: tuple[str, ...] = ()
     body_bytes_max: Positive = 16_000_000
     #: The time of a request, unless its Request-Timeout header asks for less.

@@ -106,7 +106,7 @@ def owned_shares(group: GroupAssignment, member: str) -> dict[int, Share]:
 
 
 def decode_group(text: str | None) -> GroupAssignment:
-    """Decode a group; without a text, return one without members. Raise `Corrupt` if it is damaged."""
+    """Decode a group; for None, return one without members. Raise `Corrupt` if it is damaged."""
     if text is None:
         return GroupAssignment()
     try:
@@ -261,7 +261,7 @@ class Subscription(Generic[E]):
         return await self._renew()
 
     async def _keep_alive(self) -> None:
-        """Renew the lease while an event is being handled; the shares stay as they are, so the event's is not lost."""
+        """Renew the lease while an event is being handled; the shares do not change, so the event's is not lost."""
 
         def change(group: GroupAssignment) -> GroupAssignment:
             return replace(group, members={**group.members, self._member: self._clock.now_ms() + self._lease_ms})

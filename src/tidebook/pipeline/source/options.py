@@ -46,7 +46,7 @@ def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_number(partition: str) -> bool:
-    """Return whether a text is a partition's number in canonical form: "01" next to "1" would name it twice."""
+    """Return whether a string is a partition's number in canonical form: "01" next to "1" would name it twice."""
     return partition.isascii() and partition.isdecimal() and len(partition) < 10 and str(int(partition)) == partition
 
 

@@ -47,7 +47,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClippedText(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of a text, and how many characters were left out."""
+    """The beginning of a string, and how many characters were left out."""
 
     text: str
     left_out: int = 0

@@ -243,7 +243,7 @@ def parse_place(text: str) -> EntryPlace:
 
 
 def parse_number(text: str) -> int:
-    """Return a number of a place; raise `InvalidInput` if the text is not one."""
+    """Return a number of a place; raise `InvalidInput` if the string is not one."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
         raise InvalidInput(f"{text[:60]!r} is not a place in a queue: follow the links of the page")
     return int(text)

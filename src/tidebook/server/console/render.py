@@ -56,7 +56,7 @@ def span(seconds: float | None) -> str:
 
 
 def span_ms(milliseconds: float | None) -> str:
-    """Return a duration of so many milliseconds in its largest unit."""
+    """Return a duration, given in milliseconds, in its largest unit."""
     return span(None if milliseconds is None else milliseconds / 1000)
 
 

@@ -240,7 +240,7 @@ class Surveyor:
 
 
 async def _answer(part: str, call: Awaitable[R], missing: R, problems: dict[str, str]) -> R:
-    """Return the answer of a part of the book; if it fails or takes too long, write down why."""
+    """Return the answer of a part of the book; if it fails or takes too long, record why."""
     try:
         async with asyncio.timeout(PART_S_MAX):
             return await call

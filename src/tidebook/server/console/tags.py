@@ -46,7 +46,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, int]
     shares: int
     owned: int
-    #: The time of the least advanced share; None if one has not begun.
+    #: The time of the slowest share; None if one has not begun.
     slowest_ms: int | None
     lag_s: float | None
 
