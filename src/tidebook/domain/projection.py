@@ -375,13 +375,13 @@ class Projection:
             if progress.reached.keys() >= left.keys():
                 await news.wait()
                 continue
-            if await self._have_stored_reached(left):
+            if await self._stored_slices_reached(left):
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
 
-    async def _have_stored_reached(self, goals: Mapping[int, At]) -> bool:
+    async def _stored_slices_reached(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:
             if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
                 return False

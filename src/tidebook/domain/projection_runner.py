@@ -32,7 +32,7 @@ from tidebook.domain.sql_engine import (
     ProjectionTx,
     RolledBack,
     SqlEngine,
-    is_passing,
+    is_transient,
 )
 from tidebook.domain.topic_scan import can_join
 from tidebook.domain.typed_event import TypedEvent
@@ -216,7 +216,7 @@ class SliceRunner:
             try:
                 result = await self._engine.run(work)
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 await self._outage(error, backoff)
                 continue
@@ -306,7 +306,7 @@ class SliceRunner:
             except Fenced:
                 raise
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     await self._outage(error, backoff)
                     continue
                 LOGGER.warning("projection %r: a batch failed: %s", self._tables.name, _reason(error))
@@ -328,7 +328,7 @@ class SliceRunner:
             try:
                 kept = self._tables.is_at(connection, self._build.number, self._member, slices, after)
             except DBAPIError as error:
-                if is_passing(error):
+                if is_transient(error):
                     raise
                 raise RolledBack() from error
             if not kept:
@@ -383,7 +383,7 @@ class SliceRunner:
             except Fenced:
                 raise
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     await self._outage(error, outage)
                     continue
                 failures += 1

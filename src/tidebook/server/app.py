@@ -319,15 +319,15 @@ class ServerApp:
         if headers.request_timeout is None:
             return settings.request_s
         try:
-            wanted = float(headers.request_timeout)
+            seconds = float(headers.request_timeout)
         except ValueError:
-            wanted = 0.0
-        if not 0 < wanted <= settings.request_s_max:  # also refuses NaN
+            seconds = 0.0
+        if not 0 < seconds <= settings.request_s_max:  # also refuses NaN
             raise InvalidInput(
                 f"Request-Timeout is a number of seconds up to {settings.request_s_max:g}, "
                 f"not {headers.request_timeout[:40]!r}"
             )
-        return wanted
+        return seconds
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self.state.settings.body_bytes_max
@@ -408,11 +408,11 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         if pairs:
             raise InvalidInput(f"{route.name} takes no query parameters: leave {pairs[0][0][:40]!r} out")
         return None
-    given = dict(pairs)
-    if len(given) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise InvalidInput("a query parameter was given twice: give it once")
     try:
-        return msgspec.convert(given, route.query, strict=False)
+        return msgspec.convert(fields, route.query, strict=False)
     except _DECODE_ERRORS as error:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
