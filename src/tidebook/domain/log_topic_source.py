@@ -182,7 +182,7 @@ class _Cursor:
             if time_ms == UNKNOWN_MS:
                 records, time_ms = await self._find_time(records)
             times, time_ms = _times(records, time_ms, self.config)
-            # Those before `after` need no numbers: after a scan that is most of the log.
+            # Records before `after` need no numbers; after a scan these are most of the log.
             new = [each for each in records if times.get(each.offset, 0) >= (self._after[0] if self._after else 0)]
             numbered = await number_events(self._store, self._topic, self._partition, new, self.config)
             rows = [self._row(id, row, times[row.position.offset]) for id, row in numbered]

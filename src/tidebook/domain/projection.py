@@ -253,7 +253,7 @@ class Projection:
         self._news.set()
         self._news = asyncio.Event()
 
-    # Looking
+    # Status
 
     def status(self) -> ProjectionStatus:
         """Return the state of the projection in this process."""

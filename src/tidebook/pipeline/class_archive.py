@@ -133,7 +133,7 @@ def _end_with_input() -> None:
 
 
 def main() -> None:
-    """`python -m tidebook.pipeline.class_archive CLASS_PATH`."""
+    """Run the command `python -m tidebook.pipeline.class_archive CLASS_PATH`."""
     os.nice(NICE_MOST)
     threading.Thread(target=_end_with_input, daemon=True).start()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -275,7 +275,7 @@ class DelayedStream:
         return position.time_ms < self._start_ms or (self._start is not None and position <= self._start)
 
     async def _evict_journals(self) -> None:
-        """Evict journals without an event in the last two buckets, and search no longer before these buckets."""
+        """Evict journals without an event in the last two buckets, and stop searching before these buckets."""
         if len(self._last) <= JOURNALS_MAX or self._position is None:
             return
         evict_before_ms = (await read_buckets(self._store)).before(self._position.time_ms)

@@ -60,7 +60,7 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     #: The age of the oldest unreplicated record; None if it was not read.
     lag_s: float | None = None
-    #: Appended records a second since the survey before; None in the first one.
+    #: Appended records per second since the previous survey; None in the first one.
     rate: float | None = None
     #: The partition that is replicated to the earliest log time, and that time; -1 if none of it is replicated.
     slowest: int = 0
