@@ -169,7 +169,7 @@ def waits_for_spark_to_stop(settings: Settings) -> bool:
     """Return whether a job's command stops Spark before it exits; otherwise Java ends itself when the command has.
 
     On a cluster the application would look failed. A local Java reads the end of its input, and its shutdown hooks stop
-    Spark and delete its files; that takes it a second, in which nobody must wait.
+    Spark and delete its files; that takes a second, for which no caller must wait.
     """
     return submitted() or not pipeline_settings(settings).master.startswith("local")
 

@@ -1,4 +1,4 @@
-"""Deciders: a command and the state of an entity give events, which are appended if nobody else wrote meanwhile."""
+"""Deciders turn commands and the state of an entity into events, which are appended if nobody else wrote meanwhile."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ class SliceRunner:
             self.progress.batch_max = min(BATCH_MAX, size * 2)
 
     async def _apply_singly(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
-        """Apply each slice on its own, one event a transaction, to find the event that fails and stop only there."""
+        """Apply each slice on its own, one event per transaction, to find the event that fails and stop only there."""
         log, count = decode_position(before).log, self._settings.slices
         for number in slices:
             text = before

@@ -207,7 +207,7 @@ def _page(
 
 
 class BoundBrowser:
-    """The bounded reads of one queue, which is not created by them."""
+    """The bounded reads of one queue; they do not create it."""
 
     def __init__(self, store: BrowsableStore, queue: QueueRef) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Logs as JSON: one object a line on standard error, without secrets and payloads.
+"""Logs as JSON: one object per line on standard error, without secrets and payloads.
 
 A log line must be safe to send to another system. Text of this package's errors names keys and numbers, and is kept;
 the text of any other error, and any argument that is not text or a number, may hold a payload, and only its type is

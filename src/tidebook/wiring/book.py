@@ -205,7 +205,7 @@ class Book:
         retries: int | None = None,
         on_failure: Literal["stop", "park"] = "stop",
     ) -> Projection:
-        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler a type with `on`.
+        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler per type with `on`.
 
         It follows the events of `tags`, or all events of `topics`; with both, the events of these tags in these topics.
         `into` is a SQLAlchemy engine, sync or async. `event.data` is decoded by `events`, by default the types that the

@@ -1,4 +1,4 @@
-"""Journals as a Spark table: the events of store and log as of one position a partition, read in parallel as Arrow.
+"""Journals as a Spark table: the events of store and log as of one position per partition, read in parallel as Arrow.
 
 The position is fixed when a query is planned. Rows up to the pointers of that moment are read from the store, later
 ones from the log: the tail (`tail.py`). With the option freshness="store" there is no tail.
