@@ -80,9 +80,9 @@ class Rebuild:
 
         await self._engine.run(remove)
 
-    def _copy_of(self, number: int, passed_over: frozenset[str] = frozenset()) -> Build:
+    def _copy_of(self, number: int, skipped: frozenset[str] = frozenset()) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, passed_over)
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, skipped)
 
     async def _swap(self, live: int, build: Build, swap: str) -> None:
         if has_transactional_ddl(self._engine.dialect):

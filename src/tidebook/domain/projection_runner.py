@@ -79,7 +79,7 @@ class Build(msgspec.Struct, frozen=True):
     tables: Mapping[str, Table]
     suffix: str = ""
     #: The events that the live build has skipped: a rebuild skips those that fail again.
-    passed_over: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
 
     def make_tx(self, connection: Any) -> ProjectionTx:
         """Return the transaction that handlers receive."""
@@ -405,7 +405,7 @@ class SliceRunner:
                 connection, build, member, number, before, error=reason, failed_position=after, failed_event=event
             )
 
-        parks = self._settings.on_failure == "park" or event in self._build.passed_over
+        parks = self._settings.on_failure == "park" or event in self._build.skipped
         if parks and not isinstance(error.__cause__, LiveTableWritten):
             await self._database(park)
             return True

@@ -305,7 +305,7 @@ class RelayTarget(ABC):
         return self
 
     def release(self, topic: str) -> None:  # noqa: B027 - most targets hold nothing for a topic
-        """Release the locks and caches that the calling thread holds for the topic."""
+        """Release the resources that the calling thread holds for the topic."""
 
     def maintain(self) -> None:  # noqa: B027 - most targets keep no connection open
         """Serve the connections that the calling thread keeps open; called about once a second, between topics."""

@@ -77,7 +77,7 @@ class Horizons:
     """Reads horizons repeatedly, for several streams at once. A topic's number of partitions is read once.
 
     It only changes if the topic is deleted and created again: then its pointers are missing or have moved backwards.
-    They also seem to move backwards if answers overtake each other; then the number is read again, which changes nothing.
+    They also seem to move backwards if answers overtake each other; then the number is read again, in vain.
     """
 
     def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
