@@ -25,7 +25,7 @@ from tests.unit.domain.projecting import (
 from tidebook.core.errors import InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
-from tidebook.domain.sql_engine import SqlEngine, is_passing
+from tidebook.domain.sql_engine import SqlEngine, is_transient
 
 
 @pytest.fixture(autouse=True)
@@ -224,7 +224,7 @@ async def test_a_database_that_is_starting_up_is_a_transient_error_of_every_driv
         engine = create_async_engine(f"postgresql+{driver}://u@127.0.0.1:{port}/d")
         with pytest.raises(DBAPIError, match="starting up") as raised:
             await SqlEngine(engine).run(lambda connection: None)
-        assert is_passing(raised.value)
+        assert is_transient(raised.value)
         await engine.dispose()
 
 

@@ -1,4 +1,4 @@
-// What the pages cannot do without a script: keys, theme, charts, live views.
+// Features of the pages that need a script: keys, theme, charts, live views.
 "use strict";
 (() => {
   const $ = (selector, from = document) => from.querySelector(selector);
