@@ -1,6 +1,6 @@
-"""Two replicators, step by step, breadth first: a shortest trace for rules that the lattice cannot break.
+"""Run two replicators step by step, breadth first, for a shortest trace of faults that the lattice cannot find.
 
-One that is never scheduled again has crashed; one that is scheduled late is a zombie.
+A replicator that is never scheduled again has crashed; one that is scheduled late is a zombie.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Move = tuple[int, Single] | int
 
 
 class Process(NamedTuple):
-    """A replicator: how many slices it still takes, the slice in hand, the head it has read, what it still writes."""
+    """A replicator: its remaining slices, its current slice, the heads that it has read, and its remaining writes."""
 
     left: int
     slice_: tuple[int, int] | None = None
     writes: tuple[Move, ...] | None = None
-    #: Heads that were read before the pointer, by a rule that is broken.
+    #: Heads that a broken rule reads before the pointer.
     early: tuple[int, ...] | None = None
 
 
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Concrete:
-    """The search of one world."""
+    """Searches the states of one world."""
 
     def __init__(self, world: World, *, heads_first: bool = False, pointer_early: bool = False) -> None:
         self._world = world
