@@ -1,4 +1,4 @@
-"""A process killed in the middle of 64 writers' appends: no acknowledged append is lost, doubled or out of order."""
+"""After a process with 64 writers is killed, no acknowledged append is lost, duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def killed_after(folder: Path, run_number: int, count: int, *, replicating: bool
     assert process.stdout is not None
     for line in process.stdout:
         if not line.endswith("\n"):
-            break  # cut off by the kill
+            break  # an incomplete line, because of the kill
         id, number, *payload = line.split()
         reported[id, int(number)] = [int(part) for part in payload]
         if len(reported) == count:
@@ -80,4 +80,4 @@ async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicat
                 found |= {(id, event.seq_nr): event.payload for event in events}
                 assert len({tuple(event.payload) for event in events}) == len(events), "an event is there twice"
             assert {place: found.get(place) for place in reported} == reported
-            await replicate(book.log, book.store, TOPIC, batch_records=333)  # then once more, from the store
+            await replicate(book.log, book.store, TOPIC, batch_records=333)  # a second time, from the store

@@ -261,7 +261,7 @@ class Run:
         await cache.close()
 
     async def _read_tags(self, seed: float) -> None:
-        """Check a read of a tag below the pointer's time: all rows that are never deleted are there, no deleted one is."""
+        """Check a read of a tag below the pointer's time: it has all rows that stay, and no deleted one."""
         dice = random.Random(seed)
         store = self.clients.store()
         for _ in range(dice.randint(0, 2)):

@@ -46,7 +46,7 @@ def holds_the_rules(running: Crew) -> None:
     assert history.faults_in(found)[:5] == []
 
 
-async def test_killed_and_stopped_workers_do_everything_and_never_two_at_a_time(
+async def test_killed_and_stopped_workers_finish_every_entry_with_one_holder_at_a_time(
     where: Path, tmp_path: Path, long_form: bool
 ) -> None:
     rounds, puts = (300, 6_000) if long_form else (10, 200)

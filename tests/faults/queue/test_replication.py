@@ -22,7 +22,7 @@ WAITING: list[Synchronous] = ["remote_write", "on", "remote_apply"]
 
 
 def configure(postgres: Postgres, names: str) -> None:
-    """Which standbys a commit waits for."""
+    """Set the standbys that a commit waits for."""
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = local")
         connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
@@ -43,7 +43,7 @@ async def book(settings_file: Path) -> AsyncIterator[tidebook.Book]:
 
 
 async def leave_alone(postgres: Postgres) -> None:
-    """Let commits wait for a standby that is down; return when one waits, since a reload takes its time."""
+    """Let commits wait for a standby that is down; return when one does, because a reload takes some time."""
     configure(postgres, "nobody")
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         await connection.execute("SET synchronous_commit = on")
@@ -59,7 +59,7 @@ async def leave_alone(postgres: Postgres) -> None:
 
 
 async def waiting(postgres: Postgres) -> None:
-    """Until a commit waits for a standby."""
+    """Return when a commit waits for a standby."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         async with asyncio.timeout(30):
             while True:
@@ -71,7 +71,7 @@ async def waiting(postgres: Postgres) -> None:
 
 
 def calls(queue: Queue, jobs: list[Any]) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """Every call that commits."""
+    """Return every call that commits."""
     return {
         "put": lambda: queue.put("x"),
         "put_once": lambda: queue.put_once(["x"], source="s", steps=[Step(1, None, "a")]),
@@ -84,7 +84,7 @@ def calls(queue: Queue, jobs: list[Any]) -> dict[str, Callable[[], Awaitable[Any
     }
 
 
-async def test_no_call_of_a_local_queue_waits_for_anybody(
+async def test_no_call_of_a_local_queue_waits_for_a_standby(
     book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None]
 ) -> None:
     queue = book.queue("local")
@@ -146,7 +146,7 @@ async def test_with_three_servers_a_put_that_was_acknowledged_survives_the_loss_
             await queue.put_many(list(range(100)))
             (done,) = await queue.claim()
             await queue.done(done)
-            for standby in standbys:  # visible there at once, since it is applied
+            for standby in standbys:  # visible on the standby at once, because the commit waits until it is applied
                 with psycopg.connect(standby.url) as connection:
                     row = connection.execute("SELECT count(*) FROM tidebook_queue.entry").fetchone()
                     assert row == (99,)
