@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # pytest imports this module in every project, so it must loa
 async_fixture: Any
 try:
     from pytest_asyncio import fixture as async_fixture
-except ImportError:  # without it only `sync_book` can be used
+except ImportError:  # without pytest-asyncio, only `sync_book` can be used
     async_fixture = None
 
 
 @pytest.fixture
 def manual_clock() -> ManualClock:
-    """A clock that advances only when the test says so; the test's book uses it."""
+    """A clock that only the test advances; the test's book uses it."""
     from tidebook.testing.clock import ManualClock
 
     return ManualClock()

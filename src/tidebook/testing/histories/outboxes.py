@@ -9,7 +9,7 @@ from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
 def outbox(history: RecordedHistory) -> RuleVerdict:
-    """Check what arrived in each topic against the transactions that published to it."""
+    """Check the messages that arrived in each topic against the transactions that published to it."""
     run = RuleRun("outbox messages arrive once, if committed, in key order")
     places = _arrived(history, run)
     if places is None:
@@ -39,7 +39,7 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
 
 
 def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, tuple[int, int]] | None:
-    """Return the partition and place of each message; None if nothing says what arrived."""
+    """Return the partition and place of each message; None if the history has no dump of the messages."""
     dumps = [call for call in history.of("dump_messages") if call.outcome == "ok"]
     if not dumps:
         return None
@@ -58,7 +58,7 @@ def _places_of(call: RecordedCall, topic: str, key: str, places: dict[str, tuple
 
 
 def _check_order(run: RuleRun, subject: str, calls: list[tuple[RecordedCall, list[tuple[int, int]]]]) -> None:
-    """Messages of one transaction keep their order; a transaction that committed before another began is first."""
+    """Check the order within each transaction, and that a transaction precedes those that began after its commit."""
     if len({partition for _, found in calls for partition, _ in found}) > 1:
         run.violated(subject, "the messages of one key are in several partitions")
     for call, found in calls:

@@ -148,7 +148,7 @@ class Server(ABC):
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the server, and return when all its threads are stopped; connections stay open without answers."""
+        """Freeze the server, and return when all its threads are stopped; connections stay open, but get no answers."""
         if not self._running().freeze(STOP_S_MAX):
             raise ServerError(f"{self.name} still ran {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
 
