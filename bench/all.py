@@ -1,4 +1,4 @@
-"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report of all of them.
+"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report on all of them.
 
 The last result of each benchmark is a JSON file in `docs/benchmarks/results`. The report is made from these files: as
 `docs/benchmarks/all.md` with its plots, which the documentation shows, and as one HTML file and one JSON file in
@@ -32,12 +32,12 @@ BENCHES = (
     "embedded", "journal", "domain", "server", "console", "queue", "outbox", "kafka", "cassandra", "tags", "wal",
     "pipeline",
 )  # fmt: skip
-#: A benchmark that takes longer is ended and has no result.
+#: A benchmark that takes longer is stopped and has no result.
 LIMIT_S = 1200.0
 LIMITS_S = {"pipeline": 2400.0}
-#: After SIGINT, a benchmark may take this long to remove what it has made.
+#: After SIGINT, a benchmark may take this long to clean up.
 STOP_S = 30.0
-#: Ratios that are better if they are smaller; of all others the greater is better.
+#: Ratios of which smaller values are better; of all others, greater values are.
 AT_MOST = frozenset(
     (
         "append_confirmed_p50_vs_produce", "append_unconfirmed_p50_vs_produce", "batch_with_many_rows_vs_10k",
@@ -52,13 +52,13 @@ AT_MOST = frozenset(
         "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s", "up_first_start_event_s", "up_stop_s",
     )
 )  # fmt: skip
-#: Prefixes of ratios that are measured on more than one store.
+#: Prefixes of ratios that are measured on several stores.
 STORES = ("embedded_", "cassandra_")
 NO_RATIO = frozenset(("bench", "targets", "figures"))
 
 
 class Ratio(NamedTuple):
-    """One figure beside its target."""
+    """A figure and its target."""
 
     bench: str
     name: str
@@ -67,20 +67,20 @@ class Ratio(NamedTuple):
 
     @property
     def at_most(self) -> bool:
-        """Whether the smaller figure is the better one."""
+        """Whether smaller figures are better."""
         plain = next((self.name.removeprefix(each) for each in STORES if self.name.startswith(each)), self.name)
         return self.name in AT_MOST or plain in AT_MOST
 
     @property
     def share(self) -> float | None:
-        """How far the target is reached: 1 or more if it is; None without a target."""
+        """The reached share of the target, 1 or more if it is reached; None without a target."""
         if not self.target or self.value <= 0:
             return None
         return self.target / self.value if self.at_most else self.value / self.target
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmarks that are named, or all; then write the report. Return 1 if one of them failed."""
+    """Run the named benchmarks, or all; then write the report. Return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="bench all", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--report", action="store_true", help="run nothing: write the report of the last results")
