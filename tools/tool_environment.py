@@ -1,4 +1,4 @@
-"""Virtual environments of tools that nothing of Tidebook imports: each is installed from its own requirement file."""
+"""Virtual environments of tools that Tidebook does not import; each is installed from its own requirement file."""
 
 from __future__ import annotations
 
