@@ -21,7 +21,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Return the bars as an SVG, with a line where a share of 1 is; bars that do not reach it have another colour."""
+    """Return the bars as an SVG with a line at a share of 1; bars that do not reach it have another colour."""
     height = TOP_PX + ROW_PX * len(bars) + 12
     line_px = _place(1.0)
     rows = [

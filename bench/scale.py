@@ -104,7 +104,7 @@ def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 20.0, seed
     busy_s = 0.0
 
     def run(at: float, work_s: float) -> float:
-        """Take the core that is free first; return when the work is done. Calls come in the order of their times."""
+        """Take the core that is free first; return the end of the work. Calls must be in the order of their times."""
         nonlocal busy_s
         done = max(at, heapq.heappop(free_at)) + work_s
         heapq.heappush(free_at, done)

@@ -70,7 +70,7 @@ def _sockets(pid: int) -> set[str]:
         for each in os.scandir(f"/proc/{pid}/fd"):
             try:
                 found.add(os.readlink(each.path))
-            except OSError:  # closed meanwhile
+            except OSError:  # the file was closed after it was listed
                 continue
     except OSError:  # the process has ended
         return set()

@@ -352,7 +352,7 @@ class FaultInjector:
                 with contextlib.suppress(KafkaException):  # the broker is down: skip this fault
                     await asyncio.to_thread(add_partition, brokers)
             case _:
-                raise ValueError(f"{fault.kind} is no fault of servers")
+                raise ValueError(f"{fault.kind} is not a fault of servers")
         return None
 
     async def _restart(self, servers: RunServers, *names: str) -> int:

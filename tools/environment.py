@@ -26,7 +26,7 @@ CONTENTS = {
 
 
 class SetupError(Exception):
-    """A missing prerequisite of this machine; the message says what to do."""
+    """A missing prerequisite of this machine; the message says how to install it."""
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
 """`python -m tools.recording`: run the commands of README in a terminal and write docs/images/terminal.svg.
 
-The text is what the commands print on a terminal of this size; only the pauses between them are chosen.
+The text is the commands' output on a terminal of this size; only the pauses between them are chosen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Terminal:
-    """A command in a pseudo-terminal, and what it has printed so far."""
+    """A command in a pseudo-terminal, with its output so far."""
 
     def __init__(self, command: str, folder: Path, columns: int = COLUMNS) -> None:
         self._folder = folder

@@ -18,7 +18,7 @@ from tools import environment
 from tools.environment import ROOT, say
 from tools.tool_environment import ensure_tools
 
-#: The sets of packages: `base` is what an embedded book and its server need, `all` has every extra.
+#: The sets of packages: `base` for an embedded book and its server, `all` for every extra.
 SETS = ("base", "all", "dev", "docs", "build", "audit", "sbom", "fuzz")
 SBOM_SETS = ("base", "all")
 #: Exit codes of the command: 0 if no vulnerability is known, 1 if some are, 5 if it could not be determined.

@@ -13,7 +13,7 @@ from tools.pip_progress import count_packages, run_pip
 
 
 def ensure_tools(name: str, contents: str, *, python: Path | str = sys.executable, venv: Path | None = None) -> Path:
-    """Install `requirements/NAME.txt`, by hash, unless it is there, and return the environment."""
+    """Install `requirements/NAME.txt` by hash, unless it is installed, and return the environment."""
     venv = venv or ROOT / "build" / f"{name}-venv"
     requirements = ROOT / "requirements" / f"{name}.txt"
     text = requirements.read_text()

@@ -1,4 +1,4 @@
-"""`tidebook up` with Spark on one machine: how soon it replicates an event, and what it uses when idle."""
+"""`tidebook up` with Spark on one machine: the time to the first replicated event, and the resources used when idle."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Measure how long a new process takes to its first batch: `python -m bench.pipeline_parts.start JOB BOOK TOPIC`.
 
 JOB is `replicate`, or `bare`: a streaming job over the same records through the same Kafka source, in as few tasks, and
-a `mapInArrow` that counts them, which is what Spark takes by itself. It prints the parts of that time: until the book
-is open, for Spark's context or session, and from there to the end of the first batch or lease.
+a `mapInArrow` that counts them, to measure Spark alone. It prints the parts of that time: until the book is open, for
+Spark's context or session, and from there to the end of the first batch or lease.
 """
 
 from __future__ import annotations

@@ -121,6 +121,6 @@ async def _claim_ms(queue: Queue) -> float:
     jobs = await queue.claim(BATCH)
     taken_ms = (time.perf_counter() - began) * 1000
     if len(jobs) != BATCH:
-        raise AssertionError(f"a claim brought {len(jobs)} entries, not {BATCH}")
+        raise AssertionError(f"a claim returned {len(jobs)} entries, not {BATCH}")
     await queue.done(jobs)
     return taken_ms

@@ -31,7 +31,7 @@ async def rate_of(what: str, count: int, work: Callable[[], Awaitable[int]]) -> 
     with timed(what) as watch:
         done = await work()
     if done != count:
-        raise AssertionError(f"{what}: {done:,} of {count:,} were worked off")
+        raise AssertionError(f"{what}: {done:,} of {count:,} were finished")
     return watch.rate(count)
 
 

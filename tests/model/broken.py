@@ -194,7 +194,7 @@ def stamped_by_batch(
 def cleared_without_the_list(
     writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """[R17c] A clear reaches only what the head itself names."""
+    """[R17c] A clear removes only segments that the head itself names."""
     stages = (tuple(dict.fromkeys(singles_of(write, interned, frozenset()))) for write in writes)
     return tuple(stage for stage in stages if stage)
 

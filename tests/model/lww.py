@@ -1,7 +1,7 @@
 """A last-write-wins store of cells, in which each row, each segment's tombstone and each head is applied separately.
 
-It is a model of Cassandra, not a backend: what a replicator writes is taken apart into single writes, any of which
-may be the last before a crash, or land long after its writer was given up. States are immutable and hashable.
+It is a model of Cassandra, not a backend: a replicator's writes are split into single writes, any of which may be the
+last before a crash, or land long after its writer was given up. States are immutable and hashable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the real reader step by step: the explorer answers each of its requests to log or store.
 
-The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
+The reader's code is deterministic, so its next step follows from the answers so far. These form a tree, whose
 nodes are computed once per world, by running the reader again from the start.
 """
 
@@ -309,7 +309,7 @@ class Reading:
             max(barriers_given, default=-1),
             max(offsets, default=-1),
         )
-        # Readers with the same memory behave the same from here on, whatever the earlier answers were.
+        # Readers with the same memory behave the same from here on, even if their earlier answers differ.
         return self._alike.setdefault((*node[2:], memory), node)
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:

@@ -190,7 +190,7 @@ class World:
         cell = self.stores[at].keys[key].head
         return None if cell is None else self.interned.heads[cell.head]
 
-    # ---- what replicators do
+    # ---- the steps of replicators
 
     def listed(self, at: int, key: int) -> Listed:
         """Return the list of segments in this state."""
@@ -223,7 +223,7 @@ class World:
             self._programs[key, name, first, last, listed] = found
         return found
 
-    # ---- what must hold
+    # ---- invariants
 
     def unlike_the_fold(self, at: int, offset: int | None = None) -> str | None:
         """Return how the store differs from the fold of the log through `offset`, or None."""

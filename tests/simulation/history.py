@@ -77,7 +77,7 @@ class HistoryBuilder:
         return History(self._config, self._records, self._truths, "\n  ".join(self._shown))
 
     def append(self, id: str, action: Action | None) -> None:
-        """Append the next record; `None` stands for a damaged one."""
+        """Append the next record; None is a damaged record."""
         value = b"\0damaged" if action is None else encode_record(action, limit_bytes=self._config.limit_bytes)
         self.append_value(id, value, key=None if isinstance(action, Mark) else id.encode(), shown=_brief(action))
 

@@ -178,7 +178,7 @@ class SimulatedDatabase:
             self._meanwhile = []
 
     def crash(self) -> None:
-        """Lose what was not made durable, every open transaction and every connection."""
+        """Lose all data that is not durable, every open transaction and every connection."""
         self.engine.execute("ROLLBACK")
         self.engine.execute("BEGIN")
         self.generation += 1

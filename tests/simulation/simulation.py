@@ -369,7 +369,7 @@ async def _tag_rows(store: CassandraStore, tag: str, until_ms: int) -> list[TagR
 def simulate(
     loop: VirtualTimeLoop, seed: int, history: History | None = None, *, run_type: type[Run] = Run
 ) -> str | None:
-    """Run one seed, over its own random log or this one; return what went wrong, with the log, or None."""
+    """Run one seed, over its own random log or this one; return the error with the log, or None."""
     run = run_type(seed, history)
     try:
         loop.run(run.go())

@@ -165,7 +165,7 @@ def writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def awaits_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rounds of a slice are sent at once."""
+    """All rounds of a slice are sent concurrently."""
     rounds_of = mutations.rounds_of
     monkeypatch.setattr(stores, "rounds_of", lambda *given: iter([chain.from_iterable(rounds_of(*given))]))
 

@@ -66,7 +66,7 @@ class Planted(NamedTuple):
 
 
 PLANTED = {
-    "a relay that lost its lock goes on": Planted(
+    "a relay that lost its lock continues": Planted(
         OutboxStore, "begin", "_held_row(lock, guard)", "guard.rows[0] if guard.rows else (0, 0, 0, 0)", None, 300
     ),
     "a session left open is not resolved": Planted(

@@ -72,7 +72,7 @@ def test_a_seed_determines_the_run() -> None:
         "a mark covers one entry too many",
         "a gap before an acknowledgement is not read",
         "an unknown write is retried without a new claim",
-        "an acknowledgement is taken for the outcome",
+        "an acknowledgement counts as the outcome",
         "a truncation removes what tables need",
     ],
 )

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds them where Tidebook is installed: `book`, `sync_book`, `manual_clock`.
+"""Fixtures for pytest, which finds them if Tidebook is installed: `book`, `sync_book`, `manual_clock`.
 
     async def test_an_order_is_paid(book):
         await book.journal("orders").append("o-1", [tidebook.Event({"total": 3}, tags={"paid"})])

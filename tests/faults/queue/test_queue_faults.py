@@ -1,4 +1,4 @@
-"""Single faults, one by one: a worker that is stopped past its lease, wrong clocks, thousands of timers, duplicates."""
+"""Single faults of queues: a worker stopped past its lease, wrong clocks, thousands of timers, duplicates."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def configure(postgres: Postgres, names: str) -> None:
 
 
 @pytest.fixture
-def nobody(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
+def stop_waiting(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
     """A primary whose standby is down; calling it makes the primary stop waiting for the standby."""
     yield lambda: configure(own_postgres, "")
     configure(own_postgres, "")
@@ -42,7 +42,7 @@ async def book(settings_file: Path) -> AsyncIterator[tidebook.Book]:
         yield book
 
 
-async def leave_alone(postgres: Postgres) -> None:
+async def wait_for_missing_standby(postgres: Postgres) -> None:
     """Let commits wait for a standby that is down; return when one does, because a reload takes some time."""
     configure(postgres, "nobody")
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
@@ -85,11 +85,11 @@ def calls(queue: Queue, jobs: list[Any]) -> dict[str, Callable[[], Awaitable[Any
 
 
 async def test_no_call_of_a_local_queue_waits_for_a_standby(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None]
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None]
 ) -> None:
     queue = book.queue("local")
     await queue.put_many(list(range(10)))
-    await leave_alone(own_postgres)
+    await wait_for_missing_standby(own_postgres)
     jobs = await queue.claim(5)
     for call in calls(queue, jobs).values():
         await asyncio.wait_for(call(), 30)
@@ -97,33 +97,33 @@ async def test_no_call_of_a_local_queue_waits_for_a_standby(
 
 @pytest.mark.parametrize("level", WAITING)
 async def test_every_call_of_a_synchronous_queue_waits_for_the_replicas(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None], level: Synchronous
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None], level: Synchronous
 ) -> None:
     queue = book.queue(level, settings=QueueSettings(synchronous=level))
     for call in calls(queue, []):
         await queue.put_many(list(range(10)))
         jobs = await queue.claim(5)
-        await leave_alone(own_postgres)
+        await wait_for_missing_standby(own_postgres)
         asked = asyncio.ensure_future(calls(queue, jobs)[call]())
         await waiting(own_postgres)
         assert not asked.done(), call
-        nobody()
+        stop_waiting()
         await asyncio.wait_for(asked, 30)
 
 
 async def test_a_put_in_the_callers_transaction_makes_its_commit_wait(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None]
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None]
 ) -> None:
     queue = await book.queue("strict", settings=QueueSettings(synchronous="remote_apply")).open()
     async with await psycopg.AsyncConnection.connect(own_postgres.url) as connection:
         await connection.execute("SET synchronous_commit = local")
         await connection.commit()
-        await leave_alone(own_postgres)
+        await wait_for_missing_standby(own_postgres)
         await queue.put("x", transaction=connection)
         committing = asyncio.ensure_future(connection.commit())
         await waiting(own_postgres)
         assert not committing.done()
-        nobody()
+        stop_waiting()
         await asyncio.wait_for(committing, 30)
 
 

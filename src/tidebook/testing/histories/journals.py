@@ -1,4 +1,4 @@
-"""The rules of journals: linearizable, nothing lost, nothing twice, nothing removed comes back."""
+"""The rules of journals: they are linearizable, keep events once and in order, and removed events never return."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 
 
 def removed(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
-    """Check that what was deleted or purged never comes back.
+    """Check that deleted and purged events never return.
 
     A removal that has ended covers the events that existed before it began; no read that begins later may return them.
     """

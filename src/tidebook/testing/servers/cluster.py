@@ -51,7 +51,7 @@ class ServerCluster(ABC):
         return ",".join(node.address for node in self.nodes)
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process needs to use or stop the cluster."""
+        """Return the facts that another process needs to use or stop the cluster."""
         first = self.nodes[0].describe()
         return first | {"address": self.address, "url": self.url, "nodes": [node.describe() for node in self.nodes]}
 

@@ -85,7 +85,7 @@ class Server(ABC):
         return self._running().pid
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process needs to use or stop this server."""
+        """Return the facts that another process needs to use or stop this server."""
         process = self._running()
         return {
             "address": self.address,
@@ -206,7 +206,7 @@ class Server(ABC):
         """Return if the server is ready; raise OSError, EOFError or NotReady if it is not."""
 
     def after_ready(self) -> None:  # noqa: B027 - most servers need nothing here
-        """Create what tests expect, such as a database."""
+        """Create the objects that tests expect, such as a database."""
 
     def identity(self) -> dict[str, int]:
         """Return the user and group to run as, if they differ from the current ones."""
