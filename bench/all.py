@@ -88,10 +88,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if unknown := {*options.names} - {*BENCHES}:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
-    wanted = [] if options.report else [each for each in BENCHES if each in (options.names or BENCHES)]
+    chosen = [] if options.report else [each for each in BENCHES if each in (options.names or BENCHES)]
     failed = []
-    for number, name in enumerate(wanted, 1):
-        print(f"bench {name} ({number} of {len(wanted)})", file=sys.stderr, flush=True)
+    for number, name in enumerate(chosen, 1):
+        print(f"bench {name} ({number} of {len(chosen)})", file=sys.stderr, flush=True)
         result = run(name, ["--quick"] if options.quick else [], LIMITS_S.get(name, LIMIT_S))
         if result is None:
             failed.append(name)
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
     write_report(results, page=PAGE, build=BUILD)
     missed = [each for result in results for each in ratios(result) if each.share is not None and each.share < 1]
     print(f"the report is in {BUILD.relative_to(ROOT)}/report.html and {PAGE.relative_to(ROOT)}", file=sys.stderr)
-    summary = {"bench": "all", "run": wanted, "failed": failed, "missed": [f"{r.bench}.{r.name}" for r in missed]}
+    summary = {"bench": "all", "run": chosen, "failed": failed, "missed": [f"{r.bench}.{r.name}" for r in missed]}
     print(json.dumps(summary))
     return 1 if failed else 0
 
@@ -212,8 +212,8 @@ def _markdown(results: Sequence[Mapping[str, Any]]) -> str:
             f"![Figures of {name} relative to their targets](results/{name}.svg)\n\n"
             f"| figure | value | target |\n|---|---|---|\n{rows}\n"
         )
-    there = {result["result"]["bench"] for result in results}
-    if missing := [f"`{name}`" for name in BENCHES if name not in there]:
+    measured = {result["result"]["bench"] for result in results}
+    if missing := [f"`{name}`" for name in BENCHES if name not in measured]:
         parts.append(
             f"## Without a result\n\nThese have not been run with `./dev bench all` yet: {', '.join(missing)}.\n"
         )

@@ -239,7 +239,7 @@ class Bench:
         self.rounds.add("bare_rows_per_s", watch.rate(rows))
 
     def into_cassandra(self, number: int) -> None:
-        """The same appends, replicated."""
+        """Measure the replication of the same appends to Cassandra."""
         topic = self._single(self.book, number)
         with timed("replicating to Cassandra") as watch:
             self._job(self.book, topic).run(once=True)
@@ -267,7 +267,7 @@ class Bench:
         self.rounds.add("bare_journals_per_s", watch.rate(rows))
 
     def journals(self, number: int) -> None:
-        """The same appends, replicated."""
+        """Measure the replication of as many journals as appends."""
         topic = self._many(number)
         with timed("replicating as many journals as appends") as watch:
             self._job(self.book, topic).run(once=True)

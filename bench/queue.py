@@ -93,5 +93,5 @@ async def _parts(run: Run, parts: Sequence[str], waiting: int) -> None:
             case "many":
                 await many(run, waiting)
             case "churn":
-                with database(running()["postgres"]["url"], "queue_fresh") as elsewhere:
-                    await churn(run, elsewhere)
+                with database(running()["postgres"]["url"], "queue_fresh") as fresh_url:
+                    await churn(run, fresh_url)

@@ -62,8 +62,8 @@ def main(argv: list[str]) -> None:
             bench.run(only)
         ratios |= {f"{before}{name}": value for name, value in bench.ratios().items()}
         figures |= {f"{before}{name}": round(value, 3) for name, value in bench.figures.items()}
-        wanted = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
-        targets |= {f"{before}{name}": value for name, value in wanted.items() if f"{before}{name}" in ratios}
+        of_store = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
+        targets |= {f"{before}{name}": value for name, value in of_store.items() if f"{before}{name}" in ratios}
     report("tags", ratios, figures, targets)
 
 

@@ -1,4 +1,4 @@
-"""How long an event takes from the call of `append` to the row of a projection of its whole topic.
+"""Measure the time from the call of `append` to the row of a projection of the whole topic.
 
 An embedded book is replicated by the process, with the projection in SQLite; on Kafka and Cassandra the pipeline's
 job replicates, with the projection in PostgreSQL.

@@ -1,4 +1,4 @@
-"""How long partitions are unserved between two leases.
+"""Measure how long partitions are unserved between two leases.
 
 `tail_gaps` measures the pipeline's own leases while all slots are in use, as `./dev bench pipeline --only gap` does.
 `python -m bench.pipeline_parts.lease_gap` compares the forms of the trial, each on one slot. There a lease is a task
@@ -175,7 +175,7 @@ def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: 
         scheduler.assign({topic: config})
         try:
             while len(gaps := _gaps(spans)) < HANDOVERS:
-                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not follow one another"
+                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not succeed each other"
                 scheduler.step(0.2)
                 portal.run(book.journal(topic).append("o-1", [Event(1)]))
         finally:

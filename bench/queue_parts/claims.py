@@ -57,13 +57,13 @@ async def _make(url: str, side: Ours, count: int) -> None:
         await connection.execute("CHECKPOINT")
 
 
-async def churn(run: Run, elsewhere: str) -> None:
+async def churn(run: Run, fresh_url: str) -> None:
     """Put and finish ten periods of entries, then most of another one, while a transaction keeps its snapshot.
 
     Claims there and claims from a fresh queue take turns. The fresh one is in a separate database, where finished
     entries can be vacuumed, because a snapshot that is held in one database does not affect another.
     """
-    fresh, churned = Ours(elsewhere, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
+    fresh, churned = Ours(fresh_url, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
     await fresh.open()
     await churned.open()
     try:

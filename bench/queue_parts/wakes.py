@@ -45,7 +45,7 @@ async def idle(run: Run) -> None:
 
 async def _latencies_ms(ours: Ours, count: int) -> list[float]:
     """Return latencies from the put in one book to the claim in another, which share only the database."""
-    begun: dict[str, float] = {}
+    put_at_s: dict[str, float] = {}
     found: list[float] = []
     arrived = asyncio.Event()
 
@@ -54,7 +54,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
             async for _ in dues:
                 while jobs := await queue.claim(10):
                     for job in jobs:
-                        found.append((time.perf_counter() - begun[job.data]) * 1000)
+                        found.append((time.perf_counter() - put_at_s[job.data]) * 1000)
                     arrived.set()
                     await queue.done(jobs)
 
@@ -63,7 +63,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
         putting = await other.queue("bench").open()
         await asyncio.sleep(1)
         for number in range(count):
-            begun[f"{number}"] = time.perf_counter()
+            put_at_s[f"{number}"] = time.perf_counter()
             await putting.put(f"{number}")
             await asyncio.wait_for(arrived.wait(), 60)
             arrived.clear()
@@ -90,8 +90,8 @@ async def timers(run: Run) -> None:
     await ours.close()
     _keep(run, "timer_claimed", late)
     # a timer may be early by a fraction of a millisecond
-    woken = [(wakes[bisect_left(wakes, date - 0.001)] - date) * 1000 for date in dates if date < until]
-    _keep(run, "timer", woken)
+    late_ms = [(wakes[bisect_left(wakes, date - 0.001)] - date) * 1000 for date in dates if date < until]
+    _keep(run, "timer", late_ms)
 
 
 async def _wakes(queue: Queue, until: float) -> list[float]:

@@ -51,4 +51,4 @@ class Huey:
 
 
 def _nothing(data: bytes) -> None:
-    """The work."""
+    """Do nothing, as the work of a task."""

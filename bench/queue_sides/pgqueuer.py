@@ -57,20 +57,20 @@ class PgQueuer:
     async def latencies_ms(self, count: int, pause_s: float) -> list[float]:
         """Return latencies from the enqueue of one job on another connection to its handler, without other load."""
         manager = QueueManager(await self._queries())
-        begun: dict[str, float] = {}
+        put_at_s: dict[str, float] = {}
         found: list[float] = []
         arrived = asyncio.Event()
 
         @manager.entrypoint(_ENTRY)
         async def handle(job: Any) -> None:
-            found.append((time.perf_counter() - begun[job.payload.decode()]) * 1000)
+            found.append((time.perf_counter() - put_at_s[job.payload.decode()]) * 1000)
             arrived.set()
 
         running = asyncio.create_task(manager.run(dequeue_timeout=timedelta(seconds=30), batch_size=10))
         queries = await self._queries()
         await asyncio.sleep(1)
         for number in range(count):
-            begun[f"{number}"] = time.perf_counter()
+            put_at_s[f"{number}"] = time.perf_counter()
             await queries.enqueue(_ENTRY, f"{number}".encode())
             await asyncio.wait_for(arrived.wait(), 60)
             arrived.clear()

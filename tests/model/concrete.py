@@ -42,17 +42,17 @@ class Concrete:
     def trace(self) -> list[str] | None:
         """Return a shortest path to a fully replicated store that is not the fold, or whose pointer moves back."""
         begin = State(self._world.empty, Process(1), Process(2))
-        came: dict[State, tuple[State, str] | None] = {begin: None}
+        predecessors: dict[State, tuple[State, str] | None] = {begin: None}
         queue = deque([begin])
         while queue:
             state = queue.popleft()
             for label, after in self._steps(state):
-                if after in came:
+                if after in predecessors:
                     continue
-                came[after] = (state, label)
+                predecessors[after] = (state, label)
                 bad = self._bad(state, after)
                 if bad is not None:
-                    return [*self._way(came, after), bad]
+                    return [*self._path_to(predecessors, after), bad]
                 queue.append(after)
         return None
 
@@ -64,9 +64,9 @@ class Concrete:
             return self._world.unlike_the_fold(after.store)
         return None
 
-    def _way(self, came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    def _path_to(self, predecessors: dict[State, tuple[State, str] | None], state: State) -> list[str]:
         way = []
-        while (step := came[state]) is not None:
+        while (step := predecessors[state]) is not None:
             state = step[0]
             way.append(step[1])
         return way[::-1]

@@ -49,13 +49,13 @@ class Lattice:
                     break
                 self.edges[at] = self._next(at, known)
             for later in self.edges[at]:
-                there = decided.get(later)
-                if there is None:
+                existing = decided.get(later)
+                if existing is None:
                     decided[later] = set(known)
-                elif known <= there:
+                elif known <= existing:
                     continue
                 else:
-                    there |= known
+                    existing |= known
                 if later not in waiting:
                     waiting.add(later)
                     todo.append(later)

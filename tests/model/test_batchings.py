@@ -104,14 +104,14 @@ class Explorer:
                     seen[first + i] = self._interned.row(row)
             case _:
                 pass
-        gone = grown.head.delete_to if grown.head is not None else 0
-        return tuple(sorted((number, row) for number, row in seen.items() if number > gone))
+        deleted_to = grown.head.delete_to if grown.head is not None else 0
+        return tuple(sorted((number, row) for number, row in seen.items() if number > deleted_to))
 
     def _replicated(self) -> frozenset[KeyCells]:
         """Return the cells after every batching; the last batch may begin after any earlier action."""
         found = set()
-        for begun, point in enumerate(self._points):
-            writes = self._planner(KEY, point.head, self._placed[begun:], CONFIG)
+        for start, point in enumerate(self._points):
+            writes = self._planner(KEY, point.head, self._placed[start:], CONFIG)
             for cells in point.cells:
                 for write in writes:
                     for single in list(singles_of(write, self._interned, cells.listed)):
@@ -137,8 +137,8 @@ class Explorer:
                     view.take(record)
                 assert view.head == self._points[-1].head, self._names
                 for after, to in RANGES:
-                    wanted = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
-                    assert self._read(point, view, after, to) == wanted, (self._names, lag, as_of, after, to)
+                    expected = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
+                    assert self._read(point, view, after, to) == expected, (self._names, lag, as_of, after, to)
 
     def _read(self, point: Point, view: ReadView, after: int, to: int) -> Seen:
         plan = view.plan(after, to)

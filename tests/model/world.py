@@ -128,8 +128,8 @@ class World:
         head: Head | None = None
         rows: dict[int, int] = {}
         truths = [Truth(None, ())]
-        for placed, (whose, _) in zip(self.placed, self.log, strict=True):
-            if whose == key:
+        for placed, (journal, _) in zip(self.placed, self.log, strict=True):
+            if journal == key:
                 head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, CONFIG)
                 if isinstance(change, PurgeApplied):
                     rows = {}

@@ -469,8 +469,8 @@ def _evaluate(
     if row is None:
         return False, {}
     found = {each.columns[0]: row.get(each.columns[0]) for each in conditions}
-    wanted = {each.columns[0]: value_of(values, each.terms[0]) for each in conditions}
-    return (True, {}) if found == wanted else (False, found)
+    expected = {each.columns[0]: value_of(values, each.terms[0]) for each in conditions}
+    return (True, {}) if found == expected else (False, found)
 
 
 class _Descending:

@@ -588,8 +588,8 @@ class SimulatedWakeup:
     def wait(self, timeout_s: float) -> bool:
         if not self._is_set:
             self._scheduler.sleep(timeout_s)
-        woken, self._is_set = self._is_set, False
-        return woken
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
 class SimulatedTopicQueue:

@@ -45,11 +45,11 @@ class RepairedRun(Run):
         pointer = Pointer(last, truth.time_ms)
         await self._damage(store, id, pointer)
         found = await read_everything(self.clients.store(asks=range(3)))
-        wanted = self._state(truth.heads[id], truth.rows[id], [row for tag in TAGS for row in truth.tags[tag]], id)
+        expected = self._state(truth.heads[id], truth.rows[id], [row for tag in TAGS for row in truth.tags[tag]], id)
         damaged_state = self._state(
             found.heads[id], found.events_of_table[id], [row for tag in TAGS for row in found.tags[tag]], id
         )
-        folded = FoldedJournal(Key(TOPIC, id), PARTITION, wanted, Position(self.config.epoch, 0), False)
+        folded = FoldedJournal(Key(TOPIC, id), PARTITION, expected, Position(self.config.epoch, 0), False)
         intact = {row for row in truth.rows[id] if damaged_state.rows.get(row.seq_nr) == row}
         reading = asyncio.ensure_future(self._read_during_repair(id, truth.heads[id], intact))
         self.cluster.faults = SLOW

@@ -180,9 +180,9 @@ class Run:
             await asyncio.sleep(dice.random() * 2 * TROUBLE_S / count)
             try:
                 pointer = await store.pointer(TOPIC, PARTITION)
-                wanted = 0 if pointer is None else pointer.position.offset + 1
-                start = max(0, wanted - dice.choice((0, 0, 1, 3)))
-                stop = self._log.size if complete else dice.randint(wanted, max(wanted, self._log.size))
+                next_offset = 0 if pointer is None else pointer.position.offset + 1
+                start = max(0, next_offset - dice.choice((0, 0, 1, 3)))
+                stop = self._log.size if complete else dice.randint(next_offset, max(next_offset, self._log.size))
                 driver.stops_after = dice.randint(2, 9) if dice.random() < stops else None
                 records = self.history.records[start:stop]
                 await replicate_slice(store, TOPIC, PARTITION, records, self.config)
@@ -276,11 +276,11 @@ class Run:
                 continue
             offset = pointer.position.offset
             allowed = {row for row in self.history.truths[offset + 1].tags[tag] if row.time_ms < pointer.time_ms}
-            wanted = set(allowed)
+            required = set(allowed)
             for truth in self.history.truths[offset + 2 :]:
-                wanted &= set(truth.tags[tag])
-            if not wanted <= set(rows) <= allowed:
-                raise Wrong(f"tag {tag} through offset {offset} gave {rows}, not {wanted} to {allowed}")
+                required &= set(truth.tags[tag])
+            if not required <= set(rows) <= allowed:
+                raise Wrong(f"tag {tag} through offset {offset} gave {rows}, not {required} to {allowed}")
 
     # Final checks
 

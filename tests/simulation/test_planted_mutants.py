@@ -134,7 +134,7 @@ def clears_only_tags_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clears_the_first_page_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a long journal only the first page of tag rows is cleared."""
+    """Only the first page of a long journal's tag rows is cleared."""
     clear = TagViews._clear
 
     async def clear_one_page(self: TagViews, *writes: Any) -> AsyncIterator[Iterator[Batch]]:

@@ -52,7 +52,7 @@ def _new_book(folder: Path, request: pytest.FixtureRequest) -> Book:
 
 
 async def _open_book(tidebook_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Book]:
-    """A book in a temporary folder, replicated by the test's process; `await book.settle()` makes all visible."""
+    """A book in a temporary folder, replicated by the test; `await book.settle()` makes all events visible."""
     async with _new_book(tidebook_folder, request) as opened:
         yield opened
 
@@ -71,7 +71,7 @@ book = (
 
 @pytest.fixture
 def sync_book(tidebook_folder: Path, request: pytest.FixtureRequest) -> Iterator[SyncBook]:
-    """The same book for tests without an event loop; `sync_book.settle()` makes all visible."""
+    """The same book for tests without an event loop; `sync_book.settle()` makes all events visible."""
     from tidebook.wiring.sync import SyncBook
 
     with SyncBook(_new_book(tidebook_folder, request)) as opened:

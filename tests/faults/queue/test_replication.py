@@ -31,7 +31,7 @@ def configure(postgres: Postgres, names: str) -> None:
 
 @pytest.fixture
 def stop_waiting(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
-    """A primary whose standby is down; calling it makes the primary stop waiting for the standby."""
+    """Return a function that makes the primary stop waiting for its standby, which is down."""
     yield lambda: configure(own_postgres, "")
     configure(own_postgres, "")
 
@@ -104,11 +104,11 @@ async def test_every_call_of_a_synchronous_queue_waits_for_the_replicas(
         await queue.put_many(list(range(10)))
         jobs = await queue.claim(5)
         await wait_for_missing_standby(own_postgres)
-        asked = asyncio.ensure_future(calls(queue, jobs)[call]())
+        call_task = asyncio.ensure_future(calls(queue, jobs)[call]())
         await waiting(own_postgres)
-        assert not asked.done(), call
+        assert not call_task.done(), call
         stop_waiting()
-        await asyncio.wait_for(asked, 30)
+        await asyncio.wait_for(call_task, 30)
 
 
 async def test_a_put_in_the_callers_transaction_makes_its_commit_wait(

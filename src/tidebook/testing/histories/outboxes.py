@@ -17,16 +17,16 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
     by_key: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
     for call in history.of("transaction"):
         values = [value for _, _, value in call.args["messages"]]
-        there = [value for value in values if value in places]
+        present = [value for value in values if value in places]
         run.check(len(values))
         match call.outcome:
-            case "ok" if len(there) < len(values):
+            case "ok" if len(present) < len(values):
                 lost = [value for value in values if value not in places]
                 run.violated(call.name, f"committed, but never arrived: {first_few(lost)}")
-            case "fail" if there:
-                run.violated(call.name, f"rolled back, but arrived: {first_few(there)}")
-            case "unknown" if 0 < len(there) < len(values):
-                run.violated(call.name, f"arrived in part: {first_few(there)} of {first_few(values)}")
+            case "fail" if present:
+                run.violated(call.name, f"rolled back, but arrived: {first_few(present)}")
+            case "unknown" if 0 < len(present) < len(values):
+                run.violated(call.name, f"arrived in part: {first_few(present)} of {first_few(values)}")
         for place in {(topic, key) for topic, key, value in call.args["messages"] if value in places}:
             by_key[place].append(call)
     published = {value for call in history.of("transaction") for _, _, value in call.args["messages"]}

@@ -90,16 +90,16 @@ def finished(history: RecordedHistory) -> RuleVerdict:
     if not dumps:
         return run.verdict()
     left = {entry["value"] for dump in dumps for entry in dump.result}
-    begun: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
+    puts_by_value: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
     #: The puts whose entries were finished with their own data.
     done: dict[str, list[RecordedCall]] = defaultdict(list)
     held: set[str] = set()
     for hold in _holds(history):
         held.add(hold.value)
-        if hold.value not in begun:
+        if hold.value not in puts_by_value:
             run.violated(hold.subject, f"{hold.value} was put by nobody")
         elif hold.released_by == "finish" and hold.outcome != "fail":
-            done[hold.key or hold.value].append(begun[hold.value])
+            done[hold.key or hold.value].append(puts_by_value[hold.value])
     lost_claim_ns = max((call.start_ns for call in history.of("claim") if call.outcome == "unknown"), default=0)
     puts: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("put"):
