@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     """Prepare the book, serve it, and measure its pages."""
     parser = argparse.ArgumentParser(prog="bench console", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the entries")
-    parser.add_argument("--book", metavar="FOLDER", help="where the book is kept for the next run")
+    parser.add_argument("--book", metavar="FOLDER", help="the folder in which the book is kept for the next run")
     parser.add_argument("--servers", action="store_true", help="on Kafka, Cassandra and PostgreSQL, without targets")
     options = parser.parse_args(argv)
     sizes = ON_SERVERS if options.servers else QUICK if options.quick else FULL

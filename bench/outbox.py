@@ -49,7 +49,7 @@ TARGETS = {
 def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench outbox", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows that wait in the last part")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="the number of waiting rows in the last part")
     parser.add_argument("--messages", type=int, default=100_000, help="messages to relay")
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages, a fiftieth of the rows")
     options = parser.parse_args(argv)

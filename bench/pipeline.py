@@ -72,8 +72,8 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--appends", type=int, help="of each part that counts them, instead of 500,000")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten, journals and embedded")
+    parser.add_argument("--appends", type=int, help="appends of each part that counts them, instead of 500,000")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of replicate, ten, journals and embedded")
     parser.add_argument(
         "--only",
         help="parts, separated by commas: replicate, ten, journals, embedded, steady, gap, source, start, idle",

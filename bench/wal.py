@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench wal", description=__doc__)
     parser.add_argument("--address", help="host:port of a running Kafka")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--only", choices=["write", "recovery", "memory", "replay"], help="one part alone")
+    parser.add_argument("--only", choices=["write", "recovery", "memory", "replay"], help="run only this part")
     options = parser.parse_args(argv)
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {}

@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     remembered = VerdictFile(ROOT / ".mutants" / f"verdicts-{state}-{options.seconds_max:g}.txt")
     verdicts = _run_all(run, covered, files, options.jobs, remembered, ends_s)
     if len(verdicts) < len(run):
-        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command goes on from there")
+        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command continues from there")
     verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
@@ -210,13 +210,17 @@ def exit_code(reports: Mapping[str, Mapping[str, float]], at_least: float) -> in
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dev mutate", description=__doc__)
     parser.add_argument("packages", nargs="*", default=DEFAULT_PACKAGES, help="packages or modules below src/tidebook")
-    parser.add_argument("--sample", type=int, default=0, help="run a random sample of so many of each package (0: all)")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="run a random sample of this many of each package (0: all)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="the seed of the sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants that run at the same time")
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
-    parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
-    parser.add_argument("--minutes-max", type=float, help="stop after this time; the same command goes on from there")
+    parser.add_argument(
+        "--seconds-max", type=float, default=TEST_SECONDS_MAX, help="the time limit for the tests of a mutant"
+    )
+    parser.add_argument("--minutes-max", type=float, help="stop after this time; the same command continues from there")
     parser.add_argument("--named", action="store_true", help="run the mutants of named.toml, each against its test")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     return parser.parse_args(arguments)
@@ -355,7 +359,7 @@ def judge(
 ) -> Verdict | None:
     """Return the verdict of tests on a mutant, or None if it cannot be run in this way.
 
-    `seconds` says how long each test took without the mutant. A test that fails is run without the mutant too, once for
+    `seconds` has the duration of each test without the mutant. A test that fails is run without the mutant too, once for
     all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again without the
     mutant, under the current load, and then once more with it, with a limit that is derived from that control run.
     """
