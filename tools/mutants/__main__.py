@@ -359,9 +359,10 @@ def judge(
 ) -> Verdict | None:
     """Return the verdict of tests on a mutant, or None if it cannot be run in this way.
 
-    `seconds` has the duration of each test without the mutant. A test that fails is run without the mutant too, once for
-    all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again without the
-    mutant, under the current load, and then once more with it, with a limit that is derived from that control run.
+    `seconds` has the duration of each test without the mutant. A test that fails is run without the mutant too, once
+    for all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again
+    without the mutant, under the current load, and then once more with it, with a limit that is derived from that
+    control run.
     """
     left = [test for test in tests if controls.get(test, True)]
     limits_s = [LATE_SECONDS_MIN + SLOWER_MAX * seconds.get(test, 0.0) for test in left]
