@@ -1,1 +1,1 @@
-"""Seeded workloads, side by side with a reference, with results as JSON."""
+"""Benchmarks: seeded workloads, each beside a reference, with results as JSON."""

@@ -1,4 +1,4 @@
-"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report of all of them.
+"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report on all of them.
 
 The last result of each benchmark is a JSON file in `docs/benchmarks/results`. The report is made from these files: as
 `docs/benchmarks/all.md` with its plots, which the documentation shows, and as one HTML file and one JSON file in
@@ -32,12 +32,12 @@ BENCHES = (
     "embedded", "journal", "domain", "server", "console", "queue", "outbox", "kafka", "cassandra", "tags", "wal",
     "pipeline",
 )  # fmt: skip
-#: A benchmark that takes longer is ended and has no result.
+#: A benchmark that takes longer is stopped and has no result.
 LIMIT_S = 1200.0
 LIMITS_S = {"pipeline": 2400.0}
-#: After SIGINT, a benchmark may take this long to remove what it has made.
+#: After SIGINT, a benchmark may take this long to clean up.
 STOP_S = 30.0
-#: Ratios that are better if they are smaller; of all others the greater is better.
+#: Ratios of which smaller values are better; of all others, greater values are.
 AT_MOST = frozenset(
     (
         "append_confirmed_p50_vs_produce", "append_unconfirmed_p50_vs_produce", "batch_with_many_rows_vs_10k",
@@ -52,13 +52,13 @@ AT_MOST = frozenset(
         "timer_p50_ms", "timer_p99_ms", "typed_vs_raw_read", "up_first_event_s", "up_first_start_event_s", "up_stop_s",
     )
 )  # fmt: skip
-#: Prefixes of ratios that are measured on more than one store.
+#: Prefixes of ratios that are measured on several stores.
 STORES = ("embedded_", "cassandra_")
 NO_RATIO = frozenset(("bench", "targets", "figures"))
 
 
 class Ratio(NamedTuple):
-    """One figure beside its target."""
+    """A figure and its target."""
 
     bench: str
     name: str
@@ -67,20 +67,20 @@ class Ratio(NamedTuple):
 
     @property
     def at_most(self) -> bool:
-        """Whether the smaller figure is the better one."""
+        """Whether smaller figures are better."""
         plain = next((self.name.removeprefix(each) for each in STORES if self.name.startswith(each)), self.name)
         return self.name in AT_MOST or plain in AT_MOST
 
     @property
     def share(self) -> float | None:
-        """How far the target is reached: 1 or more if it is; None without a target."""
+        """The reached share of the target, 1 or more if it is reached; None without a target."""
         if not self.target or self.value <= 0:
             return None
         return self.target / self.value if self.at_most else self.value / self.target
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmarks that are named, or all; then write the report. Return 1 if one of them failed."""
+    """Run the named benchmarks, or all; then write the report. Return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="bench all", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--report", action="store_true", help="run nothing: write the report of the last results")
@@ -88,10 +88,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if unknown := {*options.names} - {*BENCHES}:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
-    wanted = [] if options.report else [each for each in BENCHES if each in (options.names or BENCHES)]
+    chosen = [] if options.report else [each for each in BENCHES if each in (options.names or BENCHES)]
     failed = []
-    for number, name in enumerate(wanted, 1):
-        print(f"bench {name} ({number} of {len(wanted)})", file=sys.stderr, flush=True)
+    for number, name in enumerate(chosen, 1):
+        print(f"bench {name} ({number} of {len(chosen)})", file=sys.stderr, flush=True)
         result = run(name, ["--quick"] if options.quick else [], LIMITS_S.get(name, LIMIT_S))
         if result is None:
             failed.append(name)
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
     write_report(results, page=PAGE, build=BUILD)
     missed = [each for result in results for each in ratios(result) if each.share is not None and each.share < 1]
     print(f"the report is in {BUILD.relative_to(ROOT)}/report.html and {PAGE.relative_to(ROOT)}", file=sys.stderr)
-    summary = {"bench": "all", "run": wanted, "failed": failed, "missed": [f"{r.bench}.{r.name}" for r in missed]}
+    summary = {"bench": "all", "run": chosen, "failed": failed, "missed": [f"{r.bench}.{r.name}" for r in missed]}
     print(json.dumps(summary))
     return 1 if failed else 0
 
@@ -212,8 +212,8 @@ def _markdown(results: Sequence[Mapping[str, Any]]) -> str:
             f"![Figures of {name} relative to their targets](results/{name}.svg)\n\n"
             f"| figure | value | target |\n|---|---|---|\n{rows}\n"
         )
-    there = {result["result"]["bench"] for result in results}
-    if missing := [f"`{name}`" for name in BENCHES if name not in there]:
+    measured = {result["result"]["bench"] for result in results}
+    if missing := [f"`{name}`" for name in BENCHES if name not in measured]:
         parts.append(
             f"## Without a result\n\nThese have not been run with `./dev bench all` yet: {', '.join(missing)}.\n"
         )

@@ -1,4 +1,4 @@
-"""The Cassandra store beside its own driver, and the driver beside the other one: 200-byte events, one node.
+"""The Cassandra store beside its driver, and that driver beside cassandra-driver: 200-byte events, one node.
 
 `./dev bench` starts the node, unless one runs or `--address host:port` names one.
 """
@@ -93,7 +93,7 @@ class Bench:
             await store.close()
 
     async def writes(self, store: StoreWriter, driver: Any) -> None:
-        """One journal filled slice by slice, then as many rows by the bare driver."""
+        """Measure a journal that is filled slice by slice, then as many rows written by the bare driver."""
         slices = [self.slice_of(first) for first in range(1, self.count + 1, SLICE_EVENTS)]
         with timed(f"{self.count:,} events into one journal") as watch:
             for writes in slices:
@@ -163,7 +163,7 @@ class Bench:
         async def ours() -> None:
             assert len(await store.events(self.long, head, after=0, to=PAGE, limit=PAGE)) == PAGE
 
-        await ours_all()  # the node warms up, and the store learns how large the events are
+        await ours_all()  # warm up the node, and let the store learn the size of events
         await own_all()
         took = await alternately({"driver": lambda: own(0), "store": ours}, self.rounds)
         for name, times in took.items():
@@ -173,7 +173,7 @@ class Bench:
             self.figures[f"{name}_read_all_s"] = min(times)
 
     async def many_keys(self, store: StoreWriter) -> None:
-        """Heads are read and written for many journals at once, one event each."""
+        """Measure slices of many journals with one event each, whose heads are read and written."""
         ids = [f"key-{i}" for i in range(self.keys)]
         slices = []
         for start in range(0, self.keys, SLICE_EVENTS):
@@ -198,7 +198,7 @@ class Bench:
         self.figures["store_ids_per_s"] = watch.rate(listed)
 
     def other_driver(self) -> None:
-        """The same writes and reads by cassandra-driver."""
+        """Measure the same writes and reads with cassandra-driver."""
         from cassandra.cluster import Cluster
         from cassandra.concurrent import execute_concurrent
         from cassandra.query import BatchStatement, BatchType
@@ -235,7 +235,7 @@ class Bench:
 
 
 async def alternately(acts: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, list[float]]:
-    """Times of each act, taken in turns, so that whatever else the machine does falls on all alike."""
+    """Return the times of each act, measured in turns, so that other load of the machine affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(rounds):
         for name, act in acts.items():

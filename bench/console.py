@@ -38,7 +38,7 @@ TARGETS = {"page_p50_ms_max": 50.0, "interactive_ms_max": 500.0}
 
 
 class Sizes(NamedTuple):
-    """How large the book is."""
+    """The size of the book."""
 
     events: int
     entries: int
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 FULL, QUICK = Sizes(1_000_000, 1_000_000, 10_000), Sizes(100_000, 100_000, 1_000)
-#: On servers the times are printed, and say more about the servers than about the size.
+#: The size on servers, whose times are only printed, because they depend more on the servers than on the size.
 ON_SERVERS = Sizes(20_000, 20_000, 50)
 BATCH = 1_000
 TOPICS_AT_ONCE = 100
@@ -55,7 +55,7 @@ CHROMIUM = shutil.which("chromium") or "chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 JOURNAL = {"topic": "big", "id": "long"}
 TAG, NAMESPACE, REGION = "hundredth", "metrics", 1
-#: Pages of a job or an act that runs.
+#: Pages of a running job or act.
 NOT_MEASURED = {"job", "queue_act"}
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     """Prepare the book, serve it, and measure its pages."""
     parser = argparse.ArgumentParser(prog="bench console", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the entries")
-    parser.add_argument("--book", metavar="FOLDER", help="where the book is kept for the next run")
+    parser.add_argument("--book", metavar="FOLDER", help="the folder in which the book is kept for the next run")
     parser.add_argument("--servers", action="store_true", help="on Kafka, Cassandra and PostgreSQL, without targets")
     options = parser.parse_args(argv)
     sizes = ON_SERVERS if options.servers else QUICK if options.quick else FULL
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
 
 @contextmanager
 def _settings(folder: Path) -> Iterator[Path]:
-    """Write the settings of a book on the running servers, with names of the run's own."""
+    """Write the settings of a book on the running servers, with names that only this run uses."""
     at, name = servers.running(), f"bench_console_{uuid.uuid4().hex[:8]}"
     with servers.database(at["postgres"]["url"], "console") as database:
         path = folder / "tidebook.toml"

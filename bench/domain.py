@@ -10,7 +10,7 @@ from bench.domain_parts import catch_up, entities, follow, live
 from bench.servers import database, running
 from bench.timing import report
 
-#: Ratios by name, and the figures that they were made from.
+#: Ratios by name, and the figures from which they were computed.
 Measured = tuple[dict[str, float], dict[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""The embedded log and store by themselves, beside a bare SQLite loop with the same durability."""
+"""The embedded log and store alone, beside a bare SQLite loop with the same durability."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
 
 
 def bare(path: Path, count: int, figures: dict[str, float]) -> None:
-    """A table without an index, filled in batches of 64 by the thread that has nothing else to do."""
+    """Measure a table without an index that one thread fills in batches of 64."""
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL").fetchall()
     connection.execute("CREATE TABLE record (o INTEGER PRIMARY KEY, time_ms INTEGER, key BLOB, value BLOB)")
@@ -66,7 +66,7 @@ async def tidebook(folder: Path, count: int, figures: dict[str, float]) -> None:
 
 
 async def sends(book: Book, count: int, figures: dict[str, float]) -> None:
-    """64 writers, one record each time; then all of it is read."""
+    """Measure 64 writers that send one record at a time, then a scan of all records."""
     log, loop, partitions = book.log, asyncio.get_running_loop(), 4
     await log.create_topic("bench", partitions)
 
@@ -90,7 +90,7 @@ async def sends(book: Book, count: int, figures: dict[str, float]) -> None:
 
 
 async def slices(store: StoreWriter, count: int, figures: dict[str, float]) -> None:
-    """Slices of 200 journals with 50 events each; then the events are read."""
+    """Measure slices of 200 journals with 50 events each, then a scan of all events."""
     pointer: Pointer | None = None
     seconds = 0.0
     for number in range(count // (KEYS * EVENTS)):

@@ -145,7 +145,7 @@ class Bench:
         return found
 
     def bare(self) -> None:
-        """Insert the records that 64 writers would send: partition, offset, time, key and value by the cheapest key."""
+        """Insert the records that 64 writers would send (offset, time, key and value), under the cheapest key."""
         connection = apsw.Connection(str(self.folder / f"bare-{time.monotonic_ns()}.db"))
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
@@ -224,7 +224,7 @@ class Bench:
         return best
 
     async def keys(self, book: Book) -> None:
-        """Measure appends to few and to many journals, which all exist already."""
+        """Measure appends to few and to many existing journals."""
         sizes = (("1k", 1_000), ("100k", 100_000 // self.scale))
         for name, keys in sizes:
             journal = book.journal(f"keys-{name}")
@@ -267,7 +267,7 @@ class Bench:
 
 
 def resident_mb() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,8 +1,8 @@
-"""Journals on Kafka and Cassandra beside what the servers' own clients do: 200-byte events, one broker, one node.
+"""Journals on Kafka and Cassandra beside the servers' own clients: 200-byte events, one broker, one node.
 
-The sides of a ratio take turns in many short rounds in one process, in another order each round. A ratio is the median
-of those of the rounds; `quartiles` has the first and the third. `./dev bench` starts the servers, unless they run or
-`--book tidebook.toml` names them.
+The sides of a ratio take turns in many short rounds in one process, in a different order each round. A ratio is the
+median of those of the rounds; `quartiles` has the first and the third. `./dev bench` starts the servers, unless they
+run or `--book tidebook.toml` names them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BYTES = b"x" * 200
 WRITERS = 256
 APPENDS_PER_WRITER = 20
 PAGE = 1000
-#: A broker that was just started compiles its code for several seconds, in which no round counts.
+#: No round counts in the first seconds, in which a broker that has just started compiles its code.
 WARM_S = 8.0
-#: What every client of a comparison gets; Tidebook's own settings have the same values by default.
+#: The settings of every client of a comparison; Tidebook's defaults have the same values.
 BATCH_BYTES = 1_000_000
 PRODUCER = {"acks": "all", "enable.idempotence": True, "linger.ms": 0, "batch.size": BATCH_BYTES}
-#: Other processes end after this time, even if this process was killed.
+#: Other processes end after this time, even if this process is killed.
 OTHERS_S_MAX = 60
-#: Uses a whole core until its standard input ends.
+#: A script that uses a whole core until its standard input ends.
 BURN = f"""
 import os, sys, threading, time
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
@@ -50,7 +50,8 @@ began = time.time()
 while time.time() - began < {OTHERS_S_MAX}:
     pass
 """
-#: Appends 10,000 a second until its standard input ends; prints when it began, then how many, and when it ended.
+#: A script that appends 10,000 events a second until its standard input ends; it prints the time of its start, then the
+#: number of events and the time of its end.
 OTHERS = f"""
 import asyncio, sys, threading, time
 import tidebook
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> None:
 
 
 class Round(NamedTuple):
-    """What one side took for one round: its wall time, and the processor time of the loop's thread and the process."""
+    """The cost of a round: its wall time, and the processor time of the loop's thread and of the process."""
 
     wall_s: float
     loop_s: float
@@ -114,7 +115,7 @@ def measured(rounds: list[Round]) -> Iterator[None]:
 
 
 class Side(NamedTuple):
-    """One side of a comparison: a round of its work, and what must be active only while that runs."""
+    """One side of a comparison: a round of its work, and a context that is active only during its rounds."""
 
     work: Callable[[], Awaitable[object]]
     around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
@@ -123,7 +124,7 @@ class Side(NamedTuple):
 async def take_turns(
     sides: Mapping[str, Side], rounds: int, *, warm_rounds: int = 1, warm_s: float = 0.0
 ) -> dict[str, list[Round]]:
-    """Measure the sides in turn, in another order each round, after rounds that do not count."""
+    """Measure the sides in turn, in a different order each round, after rounds that do not count."""
     began, number, names = time.monotonic(), 0, list(sides)
     measures: dict[str, list[Round]] = {}
     while number < rounds:
@@ -137,7 +138,7 @@ async def take_turns(
             names.reverse()
         for name in names:
             async with sides[name].around():
-                gc.collect()  # so that no side pays for the garbage of another
+                gc.collect()  # so that no side collects the garbage of another
                 with measured(measures[name]):
                     await sides[name].work()
     return {name: each[-rounds:] for name, each in measures.items()}
@@ -183,7 +184,7 @@ class Bench:
                 self.figures[f"{what}_{name}_{kind}_us"] = percentile(seconds, 0.5) / count * 1e6
 
     def _compare(self, ratio: str, times: Sequence[float], base: Sequence[float], *, of_rates: bool = False) -> None:
-        """Set a ratio from the times of two sides: the median of those of the rounds, of times or of rates."""
+        """Set a ratio of two sides, as the median of the rounds' ratios of times or rates."""
         pairs = zip(base, times, strict=True) if of_rates else zip(times, base, strict=True)
         ratios = [above / below for above, below in pairs]
         self.ratios[ratio] = percentile(ratios, 0.5)
@@ -192,7 +193,7 @@ class Bench:
     # ---- writing
 
     async def appends(self, book: Book, servers: str) -> None:
-        """256 writers that each await their append; the rivals send records of the same bytes."""
+        """Measure 256 writers that each await their append, and other clients that send the same bytes."""
         from aiokafka import AIOKafkaProducer
         from confluent_kafka.aio import AIOProducer
 
@@ -208,7 +209,7 @@ class Bench:
 
         @asynccontextmanager
         async def polled() -> AsyncIterator[None]:
-            """Reports arrive only in a poll, so a task always polls; only in its own rounds, because it is busy."""
+            """Poll for reports in a busy task, which therefore runs only in its own rounds."""
             ended = False
 
             async def poll() -> None:
@@ -265,7 +266,7 @@ class Bench:
         items = [(f"k-{n % 1000}", [Event(BYTES)]) for n in range(count)]
         producer = Producer({"bootstrap.servers": servers, **PRODUCER})
         producer.produce(f"{self.name}-m", record)
-        producer.flush()  # a new producer needs half a second until it may send
+        producer.flush()  # a new producer can only send after half a second
         done = 0
 
         def delivered(error: object, _: object) -> None:
@@ -334,12 +335,12 @@ class Bench:
         await self._latency_among_others(journal, rounds // 4)
 
     async def _latency_among_others(self, journal: Journal, rounds: int) -> None:
-        """The same while another process appends 10,000 a second to the same partitions; printed, with no target."""
+        """Measure appends while another process appends 10,000 a second to the same partitions; there is no target."""
         async with other_processes(OTHERS, self.where, journal.topic) as [others]:
             assert others.stdout is not None
             began = float(await asyncio.wait_for(others.stdout.readline(), OTHERS_S_MAX))
             took = [await _took(lambda: journal.append("j", [Event(BYTES)])) for _ in range(rounds)]
-            printed, _ = await others.communicate()  # its standard input ends, and so does it
+            printed, _ = await others.communicate()  # closes its standard input, which ends it
         count, ended = (float(each) for each in printed.split())
         self.figures["others_per_s"] = count / (ended - began)
         self.figures["append_confirmed_among_others_p50_ms"] = percentile(took, 0.5) * 1000
@@ -350,7 +351,7 @@ class Bench:
         topic = f"{self.name}-r"
         journal = book.journal(topic)
         long = 100_000 // self.scale
-        # One event an append, so that each has a separate row, for the driver as for us.
+        # Each append has one event, so that both sides read one row per event.
         for id, count in (("long", long), ("short", 1000)):
             for start in range(0, count, 10_000):
                 await journal.append_many([(id, [Event(BYTES)])] * min(10_000, count - start), confirm=False)
@@ -379,7 +380,7 @@ class Bench:
             await driver.close()
 
     async def tail(self, book: Book) -> None:
-        """A key's 1,000 unreplicated events among 100,000 of others, through the head cache."""
+        """Measure a read of a key's 1,000 unreplicated events among 100,000 of other keys, through the head cache."""
         journal = book.journal(f"{self.name}-t")
         others = 100_000 // self.scale
         for start in range(0, others, 10_000):
@@ -395,7 +396,7 @@ class Bench:
             self.ratios["read_1k_in_100k_tail_vs_caught_up"] = self.figures["read_1k_tail_ms"] / caught_up
 
     def cold_start(self) -> None:
-        """A reader process, from nothing to its first event, split into its parts."""
+        """Measure a new reader process up to its first event, in parts."""
         script = (
             "import asyncio, sys, time; t0 = time.perf_counter()\n"
             "import tidebook; t1 = time.perf_counter()\n"
@@ -415,7 +416,7 @@ class Bench:
 
 
 class Driver:
-    """Cassandra's driver, reading the very rows that we read, with the same page size."""
+    """Cassandra's driver, which reads the same rows as Tidebook, with the same page size."""
 
     def __init__(self, cluster: Any, session: Any, prepared: Any, topic: str, segment_size: int) -> None:
         self._cluster = cluster
@@ -448,7 +449,7 @@ class Driver:
 
 
 async def write_concurrently(send: Callable[[str], Awaitable[None]]) -> None:
-    """Send one record after another from each of 256 tasks."""
+    """Let each of 256 tasks send one record after another."""
 
     async def writer(id: str) -> None:
         for _ in range(APPENDS_PER_WRITER):
@@ -479,7 +480,7 @@ async def other_processes(
 
 async def _count(journal: Journal, id: str) -> int:
     count = 0
-    async for _ in journal.read(id):  # like the driver's side, it keeps no more than a page
+    async for _ in journal.read(id):  # like the driver's side, keep only one page in memory
         count += 1
     return count
 

@@ -49,7 +49,7 @@ TARGETS = {
 def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench outbox", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows that wait in the last part")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="the number of waiting rows in the last part")
     parser.add_argument("--messages", type=int, default=100_000, help="messages to relay")
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages, a fiftieth of the rows")
     options = parser.parse_args(argv)
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run over a database and topics of its own."""
+    """One run with its own database and topics."""
 
     def __init__(self, url: str, kafka: str) -> None:
         self.url = url
@@ -88,7 +88,7 @@ class Bench:
     # ---- publishing
 
     def publish(self) -> None:
-        """A hundred messages a call and a commit a call, in turns."""
+        """Measure both sides in turn, with a hundred messages and a commit per call."""
         messages = [Message("publish", PAYLOAD, key=str(n).encode()) for n in range(CALL)]
         marks = ", ".join(["(%s, %s, %s)"] * CALL)
         values = [value for m in messages for value in (m.topic, m.key, m.payload)]
@@ -116,13 +116,13 @@ class Bench:
     # ---- relaying
 
     def relay(self, count: int) -> None:
-        """The same rows by the relay and by loops that promise nothing, in turns; the best of each counts."""
+        """Let the relay and loops without guarantees send the same rows in turn; the best round of each counts."""
         ours: list[float] = []
         theirs: list[float] = []
         topic = self.topic()
         with self.relaying() as relay:
             self.fill(topic, 1)
-            self.wait(relay, 1)  # its producer is made
+            self.wait(relay, 1)  # creates its producer
             for _ in range(ROUNDS):
                 sent = relay.metrics.counted("outbox_sent")
                 with timed(f"{count:,} messages are published, and relayed"):
@@ -136,7 +136,7 @@ class Bench:
         self.figures["row_by_row_per_s"] = self.row_by_row(topic, 2_000)
 
     def bare_loop(self, topic: str, count: int) -> float:
-        """Select, produce, delete, in batches: no lock, no session, no order, no second look."""
+        """Select, produce and delete in batches, without locks, sessions, order or retries."""
         table = self.bare_table(topic, count)
         producer = Producer({"bootstrap.servers": self.kafka, "acks": "all", "linger.ms": 5})
         producer.produce(topic, b"warm")
@@ -155,7 +155,7 @@ class Bench:
         return watch.rate(count)
 
     def row_by_row(self, topic: str, count: int) -> float:
-        """The same, but every row is deleted for itself."""
+        """Do the same, but delete each row with a separate statement."""
         table = self.bare_table(topic, count)
         producer = Producer({"bootstrap.servers": self.kafka, "acks": "all", "linger.ms": 5})
         said = f"a loop that deletes row by row, {count:,} messages"
@@ -188,7 +188,7 @@ class Bench:
     # ---- latency
 
     def latency(self) -> None:
-        """From the commit here, over a relay in another process, to a consumer here; nothing else goes on."""
+        """Measure the time from a commit, over a relay in another process, to a consumer here, without other load."""
         topic = self.topic(partitions=1)
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "bench", "fetch.wait.max.ms": 5000})
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -200,7 +200,7 @@ class Bench:
                 connection.commit()
                 while (message := consumer.poll(30)) is None or message.error():
                     pass
-                if n >= 10:  # the first ones wait for the relay to start
+                if n >= 10:  # the first messages wait for the relay to start
                     taken_ms.append((time.perf_counter() - began) * 1000)
                 time.sleep(0.02)
         consumer.close()
@@ -210,7 +210,7 @@ class Bench:
     # ---- many rows
 
     def many_rows(self, rows: int) -> None:
-        """Measure a batch while few or many rows wait after it."""
+        """Measure a batch while few or many later rows wait."""
         for name, count in (("10k", 10_000), ("many", rows)):
             topic = self.topic(partitions=1)
             with timed(f"{count:,} rows are made"):
@@ -240,7 +240,7 @@ class Bench:
         return name
 
     def fill(self, topic: str, count: int) -> float:
-        """Publish this many rows; the moment before their commit."""
+        """Publish this many rows; return the time before their commit."""
         with psycopg.connect(self.url) as connection:
             connection.execute(
                 "INSERT INTO kafka_messages (topic, key, payload) SELECT %s, (n %% 1000)::text::bytea, %s "

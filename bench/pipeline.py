@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
 
 PARTITIONS = 8
-#: What the warm-up writes, by either job: singles, and then by tens as many rows as a node needs until it is compiled.
-#: A row costs one that has just been started up to four times as much.
+#: The events of the warm-up by either job: first appends of one event, then of ten, until the node's code is compiled.
+#: A row costs a node that has just started up to four times as much.
 WARM_UP = 50_000
 WARM_UP_TENS = 100_000
-#: Each side of a ratio is run so often, in turn with the others, and its median counts.
+#: The number of rounds of each side of a ratio; the sides take turns, and the median counts.
 ROUNDS = 3
-#: No round begins that would end later, unless it is the first.
+#: After the first round, no round begins that would end after this time.
 ROUNDS_S_MAX = 300.0
-#: As long as the JVMs need until they have compiled what leases and slices use.
+#: The time that the JVMs need to compile the code of leases and slices.
 STEADY_WARM_UP_S = 60
 STEADY = ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s", "steady_stop_s")
 GAP = tuple(f"lease_gap{load}_{which}_s" for load in ("", "_loaded") for which in ("p50", "p99", "max"))
@@ -72,8 +72,8 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--appends", type=int, help="of each part that counts them, instead of 500,000")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten, journals and embedded")
+    parser.add_argument("--appends", type=int, help="appends of each part that counts them, instead of 500,000")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of replicate, ten, journals and embedded")
     parser.add_argument(
         "--only",
         help="parts, separated by commas: replicate, ten, journals, embedded, steady, gap, source, start, idle",
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run, with topics of its own."""
+    """One run with its own topics."""
 
     def __init__(self, folder: Path, kafka: str, cassandra: str, *, quick: bool) -> None:
         from tidebook.pipeline.session import job_session
@@ -110,7 +110,7 @@ class Bench:
         common = f"[journal]\npartitions = {PARTITIONS}\n"
         servers = f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/'
         self.toml.write_text(f'{servers}{self.keyspace}"\n{common}')
-        # A separate table: a scan of parts of the ring passes over the rows of all topics in it.
+        # The keyspace is new, because a scan of token ranges reads the rows of all topics.
         (folder / "source.toml").write_text(f'{servers}{self.keyspace}_source"\n{common}')
         (folder / "embedded.toml").write_text(f'folder = "book"\n{common}')
         self.portal = BlockingPortal()
@@ -160,7 +160,7 @@ class Bench:
             self.portal.run(rest(self.cassandra))
 
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
-        """Reverse the order in every other round: what one leaves may slow the next, although the node rests."""
+        """Run the sides in turn, in reverse order every other round, because one side may still slow down the next."""
         began = time.monotonic()
         for number in range(rounds):
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
@@ -171,7 +171,7 @@ class Bench:
         self.figures |= self.rounds.medians()
 
     def ratios(self) -> dict[str, float]:
-        """What the figures of this run come to, as far as its parts were run."""
+        """Return the ratios of the parts that were run."""
         f = self.figures
         found: dict[str, float] = {}
         for name, above, below in (
@@ -186,7 +186,7 @@ class Bench:
                 found[name] = f[above] / f[below]
         found |= {name: f[name] for name in (*STEADY, *GAP, *IDLE) if name in f}
         if "first_batch_s" in f:
-            # Beyond a streaming job that only counts, and beyond the bare session.
+            # The time beyond a streaming job that only counts, and beyond the bare session.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
             found["start_beyond_session_s"] = f["start_query_s"]
         return found
@@ -208,7 +208,7 @@ class Bench:
         return Replication(self.spark, book, self.portal, topics=[topic])
 
     def _warm_up(self, book: Book) -> None:
-        """Class loading, Python workers and connections are paid for before anything is timed."""
+        """Load classes, start Python workers and open connections before anything is measured."""
         topics = [self._fill(book, "warm", appends=WARM_UP, journals=10_000)]
         if book is self.book:
             topics.append(self._fill(book, "warm-tens", appends=WARM_UP_TENS, journals=10_000, events=10))
@@ -228,46 +228,46 @@ class Bench:
         return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())
 
     def _single(self, book: Book, number: int) -> str:
-        """Single-event appends of 10,000 journals."""
+        """Return a topic with single-event appends to 10,000 journals."""
         return self._fill(book, f"single-{number}", appends=self.count, journals=10_000)
 
     def bare(self, number: int) -> None:
-        """Their rows, written by the bare job."""
+        """Measure the bare job, which writes the rows of these appends."""
         topic = self._single(self.book, number)
         with timed("the bare job") as watch:
             rows = self._bare(topic)
         self.rounds.add("bare_rows_per_s", watch.rate(rows))
 
     def into_cassandra(self, number: int) -> None:
-        """The same appends, replicated."""
+        """Measure the replication of the same appends to Cassandra."""
         topic = self._single(self.book, number)
         with timed("replicating to Cassandra") as watch:
             self._job(self.book, topic).run(once=True)
         self.rounds.add("cassandra_events_per_s", watch.rate(self.count))
 
     def ten(self, number: int) -> None:
-        """Appends of ten events each."""
+        """Measure the replication of appends of ten events each."""
         topic = self._fill(self.book, f"ten-{number}", appends=self.count // 5, journals=10_000, events=10)
         with timed("replicating appends of ten events") as watch:
             self._job(self.book, topic).run(once=True)
         self.rounds.add("ten_events_per_s", watch.rate(self.count * 2))
 
     def into_embedded(self, number: int) -> None:
-        """The same work within one folder."""
+        """Measure the replication of the same appends within one folder."""
         topic = self._single(self.embedded, number)
         with timed("replicating to the embedded store") as watch:
             self._job(self.embedded, topic).run(once=True)
         self.rounds.add("embedded_events_per_s", watch.rate(self.count))
 
     def bare_journals(self, number: int) -> None:
-        """As many journals as appends, by a job that only reads and writes the same heads and rows."""
+        """Measure a job that only reads and writes the same heads and rows, with as many journals as appends."""
         topic = self._many(number)
         with timed("the bare job, with heads") as watch:
             rows = self._bare(topic, bare_journals_task)
         self.rounds.add("bare_journals_per_s", watch.rate(rows))
 
     def journals(self, number: int) -> None:
-        """The same appends, replicated."""
+        """Measure the replication of as many journals as appends."""
         topic = self._many(number)
         with timed("replicating as many journals as appends") as watch:
             self._job(self.book, topic).run(once=True)
@@ -277,14 +277,14 @@ class Bench:
         return self._fill(self.book, f"many-{number}", appends=self.count, journals=self.count)
 
     def idle(self) -> None:
-        """`tidebook up` with Spark over an embedded book that nobody uses: processor time and memory of all of it."""
+        """Measure processor time and memory of an idle `tidebook up` with Spark over an embedded book."""
         from bench.pipeline_parts.idle import idle
 
         with timed("tidebook up, from its start to the first replicated event, and idle"):
             self.figures |= idle(self.folder / "idle")
 
     def steady(self) -> None:
-        """1,000 appends a second while the job runs; the cores used are those of the time after the warm-up."""
+        """Measure 1,000 appends a second while the job runs; the cores are measured after the warm-up."""
         from bench.pipeline_parts.steady import steady
 
         topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
@@ -312,7 +312,7 @@ class Bench:
             self.figures["steady_stop_s"] = watch.seconds
 
     def gap(self) -> None:
-        """Leases one after another while all slots are in use: how long nothing serves their partitions."""
+        """Measure how long partitions are unserved between successive leases while all slots are in use."""
         from bench.pipeline_parts.lease_gap import busy_cores, tail_gaps
 
         for name, load in (("lease_gap", nullcontext()), ("lease_gap_loaded", busy_cores())):
@@ -323,7 +323,7 @@ class Bench:
                 self.figures[f"{name}_{quantile}_s"] = percentile(gaps, share)
 
     def _processor_s(self) -> dict[str, float]:
-        """The processor time of each party so far: Spark with its workers, this process, and the servers."""
+        """Return the processor time so far of Spark with its workers, of this process, and of the servers."""
         from bench.pipeline_parts.processor_time import descendants, processor_s
 
         servers = {name: processor_s([each["pid"]]) for name, each in running().items() if "pid" in each}
@@ -331,9 +331,9 @@ class Bench:
         return {"spark": spark, "driver_and_appender": processor_s([os.getpid()]), **servers}
 
     def source(self) -> None:
-        """The data source beside Kafka's connector, with its defaults and tuned, over the same events.
+        """Measure the data source beside Kafka's connector, with its defaults and tuned, on the same events.
 
-        A tenth of the events is appended after the replication, and read from the log in the last two readings.
+        A tenth of the events is appended after the replication, and the last two readings read it from the log.
         """
         from bench.pipeline_parts.source_rows import check_rows
         from bench.pipeline_parts.workload import fill
@@ -387,7 +387,7 @@ class Bench:
         return reader.option("topic", topic).load()
 
     def start(self) -> None:
-        """A fresh process up to its first batch, beside one whose streaming job only counts the same records."""
+        """Measure a new process up to its first batch, beside one whose streaming job only counts the same records."""
         names = {"bare": ("spark", "spark_start_s"), "replicate": ("start", "first_batch_s")}
         rounds = Rounds()
         for number, kinds in enumerate((("bare", "replicate"), ("replicate", "bare"))):

@@ -1,4 +1,4 @@
-"""Bars as SVG: no library, no script, and nothing that is loaded from elsewhere."""
+"""Draw bars as SVG, without a library, scripts or external resources."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import log10
 from typing import NamedTuple
 
 WIDTH_PX, LABEL_PX, ROW_PX, TOP_PX = 860, 300, 26, 44
-#: The axis is logarithmic between these shares of a target; bars beyond are cut.
+#: The axis is logarithmic between these shares of a target; longer bars are cut off.
 SHARE_MIN, SHARE_MAX = 0.1, 100.0
 
 
 class Bar(NamedTuple):
-    """One bar: how far a target is reached, and the text beside it."""
+    """A bar: the reached share of a target, and the text beside it."""
 
     name: str
     share: float
@@ -21,7 +21,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Return the bars as an SVG, with a line where a share of 1 is; bars that do not reach it have another colour."""
+    """Return the bars as an SVG with a line at a share of 1; bars that do not reach it have another colour."""
     height = TOP_PX + ROW_PX * len(bars) + 12
     line_px = _place(1.0)
     rows = [
@@ -50,7 +50,7 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> str:
 
 
 def _place(share: float) -> float:
-    """Return the x of a share on the logarithmic axis."""
+    """Return the x coordinate of a share on the logarithmic axis."""
     within = min(max(share, SHARE_MIN), SHARE_MAX)
     length_px = WIDTH_PX - LABEL_PX - 250
     return LABEL_PX + (log10(within) - log10(SHARE_MIN)) / (log10(SHARE_MAX) - log10(SHARE_MIN)) * length_px

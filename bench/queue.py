@@ -1,6 +1,6 @@
-"""The queue on PostgreSQL beside its peers, and in a folder beside huey: draining, wake-ups, and what a claim takes.
+"""The queue on PostgreSQL beside its peers, and in a folder beside huey: draining, wake-ups, and the time of a claim.
 
-Same server, same durability (every commit synchronized), ratios in one run; the best of the rounds of each counts.
+All sides use the same server and durability (every commit is synced) in one run; the best round of each counts.
 `./dev bench` starts the server, unless one runs.
 """
 
@@ -20,7 +20,7 @@ from bench.servers import database, running
 from bench.timing import report
 
 PARTS = ("drain", "singles", "idle", "timers", "embedded", "many", "churn")
-#: What each ratio is made of: the first figure over the second, or the figure itself.
+#: Each ratio is the first figure divided by the second, or the figure itself.
 RATIOS = {
     "drain_vs_pgqueuer": ("tidebook_drain_per_s", "pgqueuer_drain_per_s"),
     "drain_vs_pgmq": ("tidebook_drain_per_s", "pgmq_drain_per_s"),
@@ -37,7 +37,7 @@ RATIOS = {
     "claim_churned_vs_fresh": ("claim_churned_ms", "claim_fresh_ms"),
     "claim_late_in_period_vs_fresh": ("claim_late_in_period_ms", "claim_fresh_again_ms"),
 }
-#: At least; at most for those that are times.
+#: Targets are minimums, and maximums for times.
 TARGETS = {
     "drain_vs_pgqueuer": 3.0,
     "drain_vs_pgmq": 1.5,
@@ -93,5 +93,5 @@ async def _parts(run: Run, parts: Sequence[str], waiting: int) -> None:
             case "many":
                 await many(run, waiting)
             case "churn":
-                with database(running()["postgres"]["url"], "queue_fresh") as elsewhere:
-                    await churn(run, elsewhere)
+                with database(running()["postgres"]["url"], "queue_fresh") as fresh_url:
+                    await churn(run, fresh_url)

@@ -1,4 +1,4 @@
-"""Replication without Spark, for benchmarks that need a store that has caught up."""
+"""Replication without Spark, for benchmarks that need a fully replicated store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidebook.wiring.book import Book
 
 
 async def replicate(book: Book, topic: str) -> None:
-    """Bring what the store lacks of a topic's log into it."""
+    """Replicate all of a topic's log to the store."""
     config = await book.store.topic_config(topic)
     assert config is not None
     parts = LogAndStore(book.log, book.store)

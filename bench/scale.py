@@ -25,17 +25,17 @@ MS = 1e-3
 class Costs:
     """Processor time of one core, in seconds."""
 
-    #: The store's node: for an event row and its head, and for each request of a slice.
+    #: The store's node: the cost of an event row with its head, and of each request of a slice.
     node_event_s: float
     node_request_s: float
-    #: The Python worker: decode, fold and send an event; plan a slice and await its requests.
+    #: The Python worker: the cost of decoding, folding and sending an event, and of a slice's plan and requests.
     worker_event_s: float
     worker_slice_s: float
-    #: Spark's JVM for a record of a micro-batch; a lease does not pass records through it.
+    #: Spark's JVM: the cost of a record of a micro-batch; records of a lease do not pass through it.
     jvm_event_s: float
-    #: The broker: for a record that is appended and read once, and for each fetch.
+    #: The broker: the cost of a record that is appended and read once, and of each fetch.
     broker_event_s: float
-    #: What else runs on this machine during a measurement with appends: the appender and the measuring reads.
+    #: The appender and the measuring reads, which run on this machine during a measurement with appends.
     appender_event_s: float
 
     def catch_up_s(self) -> float:
@@ -72,10 +72,10 @@ class Machine:
     cores: int = 2
     partitions: int = 8
     appends_per_s: float = 1000.0
-    #: Appends come in groups, as a busy application's do.
+    #: Appends come in groups, as those of a busy application do.
     append_every_s: float = 0.05
     slice_every_s: float = 0.03
-    #: What a request waits for besides processors, on average: the commit log's sync, a wake-up, other processes.
+    #: The average time that a request waits, but not for processors: the commit log's sync, wake-ups, other processes.
     request_wait_s: float = 9 * MS
 
 
@@ -96,15 +96,15 @@ class Tail:
 def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 20.0, seed: int = 1) -> Tail:
     """Simulate leases under a steady load: groups of appends, slices of partitions, and cores that serve in turn.
 
-    Every step of a slice takes a core for its processor time, first come first served, and then waits for what is not
-    processor time. The appender and the broker take cores in the same way.
+    Every step of a slice takes a core for its processor time, first come first served, and then waits for the rest of
+    its duration. The appender and the broker take cores in the same way.
     """
     draw = random.Random(seed)
     free_at = [0.0] * machine.cores
     busy_s = 0.0
 
     def run(at: float, work_s: float) -> float:
-        """Take the core that is free first; return when the work is done. Calls come in the order of their times."""
+        """Take the core that is free first; return the end of the work. Calls must be in the order of their times."""
         nonlocal busy_s
         done = max(at, heapq.heappop(free_at)) + work_s
         heapq.heappush(free_at, done)
@@ -115,7 +115,7 @@ def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 20.0, seed
     idle = [True] * machine.partitions
     delays: list[float] = []
     group = round(machine.appends_per_s * machine.append_every_s)
-    #: What happens next: at a time, a group of appends (no slice), or a step of a slice.
+    #: The next events by time: a group of appends (without a slice), or a step of a slice.
     agenda: list[tuple[float, int, _Slice | None]] = [(0.0, 0, None)]
     count = 0
 
@@ -187,10 +187,10 @@ def size_for(
 ) -> Size:
     """Return the size for a load of single-event appends that is replicated as it comes.
 
-    A slice costs its requests once for all its events; at thirty slices a second and partition they are few beside the
-    events, as soon as a partition has a thousand events per second.
+    The requests of a slice cost the same for any number of events; at thirty slices per second and partition, they cost
+    little beside the events once a partition has a thousand events per second.
     """
-    per_partition = PARTITION_UTILIZATION_MAX / (costs.worker_event_s * 2)  # its worker also waits for the store
+    per_partition = PARTITION_UTILIZATION_MAX / (costs.worker_event_s * 2)  # its worker waits for the store too
     partitions = ceil(events_per_s / per_partition)
     slices_per_s = partitions / Machine.slice_every_s
     worker_cores = events_per_s * costs.worker_event_s + slices_per_s * costs.worker_slice_s

@@ -1,8 +1,8 @@
-"""The server beside the same work in process: appends, batches, reads, followers, and queues over HTTP.
+"""HTTP requests to the server, beside the same work in process: appends, batches, reads, followers and queues.
 
-The clients are a separate process, with bare asyncio connections on uvloop: on two cores a heavier client would be
-measured instead of the server. Beside rates, the CPU that the server's event loop and its other threads take for a
-request is printed, which other load of the machine changes less. `./dev bench server --only append`
+The clients are a separate process with bare asyncio connections on uvloop, because on two cores a heavier client would
+be measured instead of the server. Besides rates, the benchmark prints the CPU time per request of the server's event
+loop and of its other threads, which other load of the machine affects less. `./dev bench server --only append`
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     scale = 5 if options.quick else 1
     for part in options.only or PARTS:
         print(f"{part}:", file=sys.stderr)
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:  # in process too, as in the server
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:  # uvloop in this process too, as in the server
             runner.run(_PARTS[part](figures, scale))
     report("server", _ratios(figures), {name: round(value, 3) for name, value in figures.items()}, TARGETS)
 
@@ -159,7 +159,7 @@ class Cpu:
 
 
 async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
-    """Let this many clients make `total` calls together; return calls a second."""
+    """Let this many clients make `total` calls together; return the calls per second."""
     connections = [await Connection.open(port) for _ in range(count)]
     numbers = iter(range(total))
 
@@ -178,7 +178,7 @@ async def clients(port: int, count: int, total: int, call: Callable[[Connection,
 async def empty_posts(
     figures: dict[str, float], name: str, target: Callable[[Any], None], path: str, total: int
 ) -> None:
-    """Measure how many empty POSTs a second a server answers, which `target` runs in a process."""
+    """Return the rate of empty POSTs of a server that `target` runs in a process."""
     port_of: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=target, args=(port_of,), daemon=True)
     process.start()
@@ -193,7 +193,7 @@ async def empty_posts(
 
 
 def serve_function(port_of: Any) -> None:
-    """Serve an ASGI function that answers nothing, with the same uvicorn, httptools and uvloop."""
+    """Serve an ASGI function with an empty answer, on the same uvicorn, httptools and uvloop."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -205,7 +205,7 @@ def serve_function(port_of: Any) -> None:
 
 
 def serve_empty_route(port_of: Any) -> None:
-    """Serve a book with a route more, which answers an empty POST: router, gate, limits and metrics are in use."""
+    """Serve a book with another route for empty POSTs, so that router, gate, limits and metrics are in use."""
     route = Route(
         name="bench.empty", method="POST", path=EMPTY, role=Role.OPERATOR, scope="none", summary="", status=204
     )
@@ -236,7 +236,7 @@ async def _serve(app: Any, port_of: Any, **options: Any) -> None:
 
 
 async def append(figures: dict[str, float], scale: int) -> None:
-    """64 clients, one event a request; before and after it the same number of empty requests."""
+    """Measure 64 clients with one event per request, and as many empty requests before and after."""
     total = 40_000 // scale
     body = msgspec.json.encode({"events": [EVENT]})
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
@@ -257,7 +257,7 @@ async def append(figures: dict[str, float], scale: int) -> None:
 
 
 async def batch(figures: dict[str, float], scale: int) -> None:
-    """Appends of 100 in a call, 8 clients, beside `append_many` of 100 in process with 8 tasks."""
+    """Measure appends of 100 by 8 clients, beside `append_many` of 100 in process by 8 tasks."""
     total = 2_000 // scale
     appends = [{"id": f"j-{n}", "events": [EVENT]} for n in range(100)]
     body = msgspec.json.encode({"appends": appends})
@@ -284,7 +284,7 @@ async def batch(figures: dict[str, float], scale: int) -> None:
 
 
 async def read(figures: dict[str, float], scale: int) -> None:
-    """10,000 events as NDJSON, decoded into events, beside the same read in process."""
+    """Measure a read of 10,000 events as NDJSON, decoded into events, beside the same read in process."""
     count, rounds = 10_000, 20 // scale
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         async with open_book(Path(folder) / "book", create=True) as book:
@@ -335,7 +335,7 @@ async def _read_over_http(figures: dict[str, float], port: int, count: int, roun
 
 
 async def sse(figures: dict[str, float], scale: int) -> None:
-    """1,000 followers of one journal: the time from the append's request to each follower, and memory a follower."""
+    """Measure 1,000 followers of a journal: the latency from an append to each, and the memory per follower."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
     rounds = 30 // scale
     path = "/v1/journals/bench/live/events"
@@ -377,7 +377,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 async def queue(figures: dict[str, float], scale: int) -> None:
-    """32 workers that claim one entry and finish it, over HTTP and in process."""
+    """Measure 32 workers that claim one entry and finish it, over HTTP and in process."""
     total = 8_000 // scale
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         for name in ("book", "other"):

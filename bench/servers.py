@@ -18,14 +18,14 @@ def status_file() -> Path:
 
 
 def running() -> dict[str, Any]:
-    """What is written down of each running server, by its name."""
+    """Return the recorded status of each running server, by name."""
     servers: dict[str, Any] = json.loads(status_file().read_text())["servers"]
     return servers
 
 
 @contextmanager
 def database(server: str, what: str) -> Iterator[str]:
-    """A database of the run's own."""
+    """Create a database for the run; drop it afterwards."""
     import psycopg  # most benchmarks need none
 
     name = f"bench_{what}_{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""What tagging costs the replication: the pipeline's own job over single-event appends, without and with a tag."""
+"""The cost of tags for replication: the pipeline's job over single-event appends, with and without a tag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOURNALS, ROUNDS = 10_000, 3
 
 
 def tag_cost(settings: Settings, tag: str, count: int) -> dict[str, float]:
-    """Events a second, the median of several rounds of both sides in turn; the first round warms up."""
+    """Return events per second: the median of several rounds of both sides in turn, after a warm-up round."""
     rounds = Rounds()
     portal = BlockingPortal()
     book = Book(settings)

@@ -16,14 +16,14 @@ from tidebook.core.event import Event
 from tidebook.wiring.book import Book
 
 PARTITIONS, EVENTS, EVERY_S = 8, 60, 0.3
-#: Until the JVM has compiled what a micro-batch uses.
+#: The warm-up, until the JVM has compiled the code of a micro-batch.
 WARM_UP_S = 25.0
 START_S = 120.0
 POLL_S = 0.002
 
 
 def job_live(folder: Path, store: str | None) -> dict[str, float]:
-    """Milliseconds from the moment that an event's record is replicated, and that it is appended, to its delivery."""
+    """Return the milliseconds from the replication of an event's record, and from its append, to its delivery."""
     folder.mkdir()
     where = folder / "tidebook.toml"
     stored = "" if store is None else f'[store]\nurl = "{store}"\n'
@@ -69,7 +69,7 @@ async def _replicated(book: Book, topic: str, partition: int, offset: int) -> fl
 
 @asynccontextmanager
 async def job(where: Path, topic: str) -> AsyncIterator[None]:
-    """`tidebook pipeline replicate` over one topic."""
+    """Run `tidebook pipeline replicate` for one topic."""
     code = "from tidebook.cli.app import main; main()"
     command = [sys.executable, "-c", code, "pipeline", "replicate", "--book", str(where), "--topic", topic]
     process = await asyncio.create_subprocess_exec(

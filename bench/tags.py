@@ -1,4 +1,4 @@
-"""Streams by tag: catching up beside the bare driver, what tagging costs the replication, and how live they are.
+"""Streams by tag: catching up beside the bare driver, the cost of tags for replication, and the latency of live events.
 
 The log is embedded. The store is too, unless `--store` says `cassandra` or `both`: then `./dev bench` starts a node,
 unless one runs or `--address host:port` names one.
@@ -36,7 +36,7 @@ TARGETS = {"catch_up_vs_driver": 0.7, "job_tagged_vs_plain": 0.6, "live_p50_ms":
 ON_CASSANDRA = {"live_p50_ms": 250.0, "job_live_p50_ms": 250.0}
 LIVE_EVENTS, LIVE_WARM_UP = 50, 12
 COMPACTED_S_MAX = 180.0
-#: How soon a replication that is idle looks again.
+#: The poll interval of an idle replication.
 REPLICATE_EVERY_S = 0.005
 
 
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> None:
             bench.run(only)
         ratios |= {f"{before}{name}": value for name, value in bench.ratios().items()}
         figures |= {f"{before}{name}": round(value, 3) for name, value in bench.figures.items()}
-        wanted = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
-        targets |= {f"{before}{name}": value for name, value in wanted.items() if f"{before}{name}" in ratios}
+        of_store = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
+        targets |= {f"{before}{name}": value for name, value in of_store.items() if f"{before}{name}" in ratios}
     report("tags", ratios, figures, targets)
 
 
@@ -80,7 +80,7 @@ class Bench:
         self.figures: dict[str, float] = {}
 
     def ratios(self) -> dict[str, float]:
-        """What the figures of this run come to, as far as its parts were run."""
+        """Return the ratios of the parts that were run."""
         f = self.figures
         found = {
             name: f[above] / f[below]
@@ -111,20 +111,20 @@ class Bench:
         return Settings(folder, sections)
 
     def cost(self) -> None:
-        """What a tag costs the pipeline's own job."""
+        """Measure the cost of a tag in the pipeline's job."""
         from bench.tag_cost import tag_cost
 
         settings = self.settings(self.folder / "job", partitions=8)
         self.figures |= tag_cost(settings, self.tag, min(self.count, 300_000))
 
     def behind_job(self) -> None:
-        """How live a stream is where the pipeline's own job replicates."""
+        """Measure the latency of a stream that the pipeline's job replicates."""
         from bench.tag_live import job_live
 
         self.figures |= job_live(self.folder / "job-live", self.store)
 
     async def streams(self, only: set[str]) -> None:
-        """The parts that need no Spark, over one book."""
+        """Run the parts that need no Spark, on one book."""
         topic = f"tagged-{self.tag}"
         async with Book(self.settings(self.folder / "book", partitions=1)) as book:
             if "slices" in only:
@@ -144,7 +144,7 @@ class Bench:
                 await self.shown(book, topic)
 
     async def replication(self, book: Book, number: int) -> None:
-        """The same events without and with a tag, each in a separate topic: no Spark, and 50 events a record."""
+        """Measure replication without Spark, with and without a tag, in separate topics, of 50 events per record."""
         part = min(self.count, 100_000) // 2
         for name in ("plain", "tagged") if number % 2 else ("tagged", "plain"):
             topic = f"{name}-{number}-{self.tag}"
@@ -185,7 +185,7 @@ class Bench:
         self.rounds.add("driver_per_s", watch.rate(self.count))
 
     def sqlite_rows(self) -> int:
-        """Pages of the same rows, as a bare loop would read them: whole, and nothing decoded."""
+        """Read the same rows page by page with a bare loop, without decoding."""
         connection = apsw.Connection(str(self.folder / "book" / "store.db"), flags=apsw.SQLITE_OPEN_READONLY)
         place = 'log_ms, topic, partition, "offset", "index", epoch'
         sql = f"""SELECT * FROM tag_views WHERE tag = ?
@@ -199,7 +199,7 @@ class Bench:
         return found
 
     async def compacted(self, address: str) -> None:
-        """Return when the node has done what so many writes left to do: it would cost now one side, now the other."""
+        """Return when the node has finished its compactions, which would slow down an arbitrary side."""
         cluster, session = await _driver(address)
         with timed("the node compacts"):
             async with asyncio.timeout(COMPACTED_S_MAX):
@@ -211,7 +211,7 @@ class Bench:
         cluster.destroy()
 
     async def cassandra_rows(self, address: str) -> int:
-        """The driver's own paging over the tag's buckets."""
+        """Read the tag's buckets with the driver's own paging."""
         cluster, session = await _driver(address)
         found = 0
         buckets = await session.create_prepared("SELECT bucket FROM tag_buckets WHERE tag = ?")
@@ -232,10 +232,10 @@ class Bench:
         return found
 
     async def live(self, book: Book, topic: str) -> None:
-        """From the moment that an event's own record is replicated to its delivery, with the horizon on.
+        """Measure the time from the replication of an event's record to its delivery, with the horizon.
 
-        The horizon is that of all topics of the run, each but one idle; ticks come as the pipeline sends them while
-        somebody follows, and are replicated like any record.
+        The horizon is that of all topics of the run, of which all but one are idle. Ticks are sent as the pipeline
+        sends them for a follower, and are replicated like any record.
         """
         live = f"live-{topic}"
         await book.journal(live).append("begin", [Event(0)])
@@ -273,7 +273,7 @@ class Bench:
         self.figures["live_p99_ms"] = percentile(took, 0.99)
 
     async def shown(self, book: Book, topic: str) -> None:
-        """From the moment at which the ticks after an event are replicated too, of one topic alone, to its delivery."""
+        """Measure the time from the replication of the ticks after an event to its delivery, with one topic."""
         shown = f"shown-{topic}"
         await book.journal(shown).append("begin", [Event(0)])
         took: list[float] = []
@@ -289,7 +289,7 @@ class Bench:
 
     @asynccontextmanager
     async def followed(self, book: Book, topics: list[str]) -> AsyncIterator[tuple[str, asyncio.Queue[float]]]:
-        """A tag that somebody follows, and when each of its events arrived."""
+        """Follow a tag, and record when each of its events arrives."""
         tag = f"{self.tag}-{uuid.uuid4().hex[:4]}"
         arrived: asyncio.Queue[float] = asyncio.Queue()
 
@@ -306,7 +306,7 @@ class Bench:
 
 
 async def _driver(address: str) -> tuple[Any, Any]:
-    """Cassandra's driver by itself, as a cluster and a session."""
+    """Return a cluster and a session of Cassandra's bare driver."""
     import acsylla
 
     host, port = address.split(":")

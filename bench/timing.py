@@ -1,4 +1,4 @@
-"""What every benchmark shares: a stopwatch, percentiles, progress, and the closing line."""
+"""Functions that all benchmarks share: a stopwatch, percentiles, progress, and the result line."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 
 class Stopwatch:
-    """Seconds of the block that it timed."""
+    """The duration of the block that it timed, in seconds."""
 
     seconds = 0.0
 
     def rate(self, count: int) -> float:
-        """How many a second."""
+        """Return the rate per second of `count` operations."""
         return count / self.seconds
 
 
 @contextmanager
 def timed(what: str) -> Iterator[Stopwatch]:
-    """Time a block and say so on stderr."""
+    """Time a block and print its progress on stderr."""
     watch = Stopwatch()
     print(f"  {what} …", end="", file=sys.stderr, flush=True)
     began = time.perf_counter()
@@ -35,27 +35,27 @@ def timed(what: str) -> Iterator[Stopwatch]:
 
 
 class Rounds:
-    """Rates of several rounds by name. Of every side of a ratio the median counts, so that no side has the luck."""
+    """Rates of several rounds by name; the median of each side counts, so that outliers have no effect."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[float]] = {}
 
     def add(self, name: str, rate: float) -> None:
-        """The rate of one more round."""
+        """Add the rate of one more round."""
         self._rates.setdefault(name, []).append(rate)
 
     def medians(self) -> dict[str, float]:
-        """What counts of each, as soon as it has a round."""
+        """Return the median rate of each side that has a round."""
         return {name: median(rates) for name, rates in self._rates.items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of the values is."""
+    """Return the value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def report(name: str, ratios: Mapping[str, float], figures: Mapping[str, Any], targets: Mapping[str, float]) -> None:
-    """The closing line: ratios by name, what they were made from, and what was asked for."""
+    """Print the result line: ratios by name, the figures from which they were computed, and the targets."""
     rounded = {key: round(value, 3) for key, value in ratios.items()}
     print(json.dumps({"bench": name, **rounded, "targets": dict(targets), "figures": dict(figures)}))

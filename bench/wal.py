@@ -49,7 +49,7 @@ TARGETS = {
     "replay_vs_bare_consumer": 0.5,
 }
 PERF_TOOL = "org.apache.kafka.tools.ProducerPerformance"
-#: What the tool is tuned with: its own default batch is 16 KiB.
+#: The tuned settings of the tool, whose default batch is 16 KiB.
 PERF_PROPERTIES = ["acks=all", "batch.size=262144", "linger.ms=5", "buffer.memory=134217728", "compression.type=none"]
 
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench wal", description=__doc__)
     parser.add_argument("--address", help="host:port of a running Kafka")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--only", choices=["write", "recovery", "memory", "replay"], help="one part alone")
+    parser.add_argument("--only", choices=["write", "recovery", "memory", "replay"], help="run only this part")
     options = parser.parse_args(argv)
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Bench:
     # Writing
 
     async def write(self) -> None:
-        """Payloads a second: 64 writers to 16 tables, 10 and 1 payloads a write, beside the tool and one at a time."""
+        """Measure payloads per second of 64 writers to 16 tables, 10 and 1 a write, of one writer, and of the tool."""
         count = 400_000 // self.scale
         rates: dict[str, list[float]] = {"tool": [], "write_10": [], "write_1": [], "one_at_a_time": []}
         async with Opened(self.address) as opened:
@@ -116,7 +116,7 @@ class Bench:
     # Recovery
 
     async def recovery(self) -> None:
-        """Measure an open with 10,000 records after the snapshot, none of them packed, by what is before it."""
+        """Measure an open with 10,000 unpacked records after the snapshot, by the number of records before it."""
         async with Opened(self.address, pack_bytes=1) as opened:
             regions = {}
             for before in (100_000 // self.scale, 2_000_000 // self.scale):
@@ -133,7 +133,7 @@ class Bench:
                     async with Opened(self.address, namespace=opened.namespace) as again:
                         held = await again.wal.open_region(id, writable=False)
                         times[before].append(held.recovery_s)
-        # The least of each: what else the machine does only ever adds.
+        # The minimum of each counts, because other load of the machine can only add time.
         few, many = (min(each) for each in times.values())
         self.figures |= {"recovery_100k_s": round(few, 4), "recovery_2m_s": round(many, 4)}
         self.ratios["recovery_2m_vs_100k"] = many / few
@@ -141,7 +141,7 @@ class Bench:
     # Memory
 
     async def memory(self) -> None:
-        """The memory of a meta, by Python's own count, for each 1,000 records written in batches of 100."""
+        """Measure the memory of a region's meta, as counted by Python, per 1,000 records in batches of 100."""
         batches = 10_000
         writer = b"w" * 16
         tracemalloc.start()
@@ -160,7 +160,7 @@ class Bench:
     # Replay
 
     async def replay(self) -> None:
-        """Entries a second through handlers, beside a bare consumer loop over as many plain records."""
+        """Measure entries per second through handlers, beside a bare consumer loop over as many plain records."""
         count = 1_000_000 // self.scale
         async with Opened(self.address) as opened:
             region = await opened.region()
@@ -229,7 +229,7 @@ class Opened:
         return await self.wal.open_region(self._regions, create=True)
 
     async def topic(self) -> str:
-        """A plain topic with a region's settings."""
+        """Create a plain topic with a region's settings."""
         name = f"{self.namespace}-plain-{len(self._topics)}"
         await self.log.create_topic(name, 1, limit_bytes=LIMIT_BYTES, keep_forever=True)
         self._topics.append(name)
@@ -248,7 +248,7 @@ class Opened:
 async def _write(
     region: Region, count: int, each: int, *, writers: int = WRITERS, payload: bytes = PAYLOAD, tell: bool = True
 ) -> float:
-    """Write `count` payloads, `each` a write; payloads a second."""
+    """Write `count` payloads, `each` per write; return the payloads per second."""
     payloads = [payload] * each
     left = count // each
 
@@ -289,7 +289,7 @@ def _ignore(entry: object) -> None:
 
 
 def _tool_jars() -> str:
-    # In a separate process: what is installed for tests is not for benchmarks to import.
+    # This runs in a separate process, because benchmarks must not import the packages of tests.
     script = "import os; from tidebook.testing.servers.artifacts import kafka_tools_jars as jars; "
     script += "print(os.pathsep.join(map(str, jars())))"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,1 +1,1 @@
-"""The system under faults: a workload of many processes, a schedule of faults, a checker and a report."""
+"""Test the system under faults: a workload of many processes, a schedule of faults, a checker and a report."""

@@ -17,9 +17,9 @@ from faults.servers import RunServers
 
 
 def main(arguments: list[str]) -> int:
-    """Run, print the verdict and write the report; return 1 if something is violated or did not recover."""
+    """Run, print the verdict and write the report; return 1 if a rule is violated or a process did not recover."""
     parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are done (default: 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are injected (default: 1)")
     parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
     parser.add_argument("--only", help="one kind of fault (kill, pause, delay, drop, …), one process or one role")
     parser.add_argument(

@@ -18,7 +18,7 @@ from faults.plan import Plan
 from faults.roles.play import play_role, run_command
 from tidebook.testing.servers.process import Process, birth_of
 
-#: How many processes of each role there are.
+#: The number of processes of each role.
 ROLES = {
     "writer": 2,
     "replicator": 2,
@@ -30,18 +30,18 @@ ROLES = {
     "remote": 1,
     "decider": 2,
 }
-#: They bring new data; the others only pass it on, and go on until they have caught up.
+#: The roles that create new data; the others only pass it on, and run until they have caught up.
 SOURCES = ("writer", "producer", "wal", "remote", "decider")
 SERVER = "server"
-#: It replicates with Spark, if the book uses servers; embedded books have replicators.
+#: The command that replicates with Spark if the book uses servers; embedded books have replicators.
 PIPELINE = "pipeline"
 INSPECTOR = "inspector"
-#: Spark takes long on busy cores.
+#: Spark takes longer on busy cores.
 STOP_S_MAX = 60.0
-#: The exit code of a command that found a server unavailable: its supervisor starts it again, as systemd does.
+#: The exit code of a command if a server is unavailable; its supervisor then restarts it, as systemd does.
 UNAVAILABLE = 5
 ROOT = Path(__file__).resolve().parents[1]
-#: A process forks from one that has imported everything and opened nothing, so that many start quickly on few cores.
+#: Processes are forked from one that has imported everything and opened nothing: many start quickly on few cores.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["faults.roles.preload"])
 
@@ -66,11 +66,11 @@ class BuildProcess:
         return self._child.poll()
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """End the process with SIGKILL."""
         self._child.kill()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, or for some time."""
+        """Wait until the process ends, or until the timeout."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout)
 
@@ -82,14 +82,16 @@ class Crew:
         self._plan = plan
         self._server_port = server_port
         self._running: dict[str, BaseProcess | BuildProcess] = {}
-        #: The build that processes are started from, if it is not the present one.
+        #: The build from which processes are started, if it is not the current one.
         self._build: Path | None = None
         self._incarnations: dict[str, int] = {}
         self.ended_badly: list[str] = []
-        #: How often a command ended because a server was unavailable, and was started again.
+        #: The number of restarts of each command after it ended because a server was unavailable.
         self.restarts: dict[str, int] = {}
         for number in (signal.SIGUSR1, signal.SIGUSR2, FAIL_SIGNAL, HEAL_SIGNAL):
-            signal.signal(number, signal.SIG_IGN)  # inherited: a process may get one before it listens
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # inherited by processes, which may get a signal before they have a handler
 
     @property
     def names(self) -> list[str]:
@@ -103,7 +105,7 @@ class Crew:
         return self._plan.brokers is not None
 
     def start(self, name: str) -> None:
-        """Start a process, once more if it ran before."""
+        """Start a process, or restart it if it ran before."""
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
@@ -130,7 +132,7 @@ class Crew:
         return process
 
     async def started(self, name: str) -> None:
-        """Wait until a process has begun its history; commands have none."""
+        """Wait until a process has begun its history; commands have no history."""
         file = self._plan.histories / f"{name}.{self._incarnations[name]}.ndjson"
         while name not in (SERVER, PIPELINE) and not file.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -151,15 +153,15 @@ class Crew:
         self._signal_family(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a process go on."""
+        """Let a process continue."""
         self._signal_family(name, signal.SIGCONT)
 
     def jump(self, name: str) -> None:
-        """Put the wall clock of a process forward."""
+        """Set the wall clock of a process forward."""
         self._signal(name, signal.SIGUSR1)
 
     def jump_back(self, name: str) -> None:
-        """Put the wall clock of a process right again."""
+        """Reset the wall clock of a process."""
         self._signal(name, signal.SIGUSR2)
 
     def fail_disk(self, name: str) -> None:
@@ -167,7 +169,7 @@ class Crew:
         self._signal(name, FAIL_SIGNAL)
 
     def heal_disk(self, name: str) -> None:
-        """Let them succeed again."""
+        """Let writes and syncs of a process's files succeed again."""
         self._signal(name, HEAL_SIGNAL)
 
     def _signal(self, name: str, number: int) -> None:
@@ -181,7 +183,7 @@ class Crew:
             Process(process.pid, birth_of(process.pid) or "").signal_all(number)
 
     async def watch(self) -> None:
-        """Start commands again that ended because a server was unavailable, until cancelled."""
+        """Restart commands that ended because a server was unavailable, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             for name in (SERVER, PIPELINE):
@@ -196,14 +198,14 @@ class Crew:
             self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {code}")
 
     def revive(self) -> None:
-        """Start what has ended by itself, and remember that it did."""
+        """Restart the processes that have ended by themselves, and record that."""
         for name, process in self._running.items():
             if process.exitcode is not None:
                 self._note_end(name)
                 self.start(name)
 
     async def stop(self, names: list[str]) -> None:
-        """Ask processes to stop, and wait for them; kill those that do not."""
+        """Ask processes to stop, wait for them, and kill those that do not stop."""
         for name in names:
             self._signal_family(name, signal.SIGCONT)
             self._signal(name, signal.SIGTERM)
@@ -215,7 +217,7 @@ class Crew:
                 self.ended_badly.append(f"{name} did not stop within {STOP_S_MAX:g} s")
                 process.kill()
                 process.join()
-            # One that has only just started may be asked before it listens.
+            # A process that has just started may get the signal before it has a handler.
             elif process.exitcode not in (0, -signal.SIGTERM):
                 self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {process.exitcode}")
 
@@ -231,7 +233,7 @@ class Crew:
             self.ended_badly.append(f"{name} ended with {process.exitcode}")
 
     def kill_all(self) -> None:
-        """End everything that still runs."""
+        """Kill all processes that still run."""
         for name, process in self._running.items():
             if process.exitcode is None:
                 self._signal_family(name, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Failing disks for the files of an embedded book: one without room, and writes and syncs that fail."""
+"""Failing disks for the files of an embedded book: a full file system, and writes and syncs that fail."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-#: The room of the file system while it is not full: far more than a run needs.
+#: The size of the file system while it is not full, far more than a run needs.
 SIZE_BYTES = 2 << 30
 SPARE_BYTES = (0, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _CLONE_NEWNS = 0x00020000
-#: The chance that a write or a sync fails while the disk of a process is faulty.
+#: The probability that a write or a sync fails while the disk of a process is faulty.
 FAILURE = 0.3
 #: A process's disk fails from the first signal until the second.
 FAIL_SIGNAL, HEAL_SIGNAL = signal.SIGRTMIN, signal.SIGRTMIN + 1
@@ -28,12 +28,12 @@ class SmallDisk:
 
     @classmethod
     def mount(cls, folder: Path) -> SmallDisk | None:
-        """Mount it; return None where that is not allowed. Call before threads and processes are started."""
+        """Mount it; return None if that is not allowed. Call this before threads and processes are started."""
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "unshare") or libc.unshare(_CLONE_NEWNS) != 0:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        # The mounts of others would get this one too.
+        # Otherwise other processes would see this mount too.
         private = subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True, check=False)
         mounted = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tidebook", str(folder)],
@@ -42,15 +42,15 @@ class SmallDisk:
         return cls(folder) if private.returncode == mounted.returncode == 0 else None
 
     def fill(self) -> None:
-        """Leave almost no room beyond what is used."""
+        """Shrink the file system until almost no space is free."""
         for spare_bytes in SPARE_BYTES:
             stats = os.statvfs(self._folder)
-            with suppress(subprocess.CalledProcessError):  # more was written meanwhile
+            with suppress(subprocess.CalledProcessError):  # more was written since the size was read
                 self._resize((stats.f_blocks - stats.f_bfree) * stats.f_frsize + spare_bytes)
                 return
 
     def make_room(self) -> None:
-        """Have room again."""
+        """Give the file system its full size again."""
         self._resize(SIZE_BYTES)
 
     def _resize(self, size_bytes: int) -> None:
@@ -96,7 +96,7 @@ class FaultyDisk:
         self.files: object = None
 
     def fail_sometimes(self, code: int) -> None:
-        """Raise the error of a code, with some chance, while the disk is faulty."""
+        """Raise the error of a code, with some probability, while the disk is faulty."""
         import apsw
 
         if self.is_faulty and self._chance.random() < FAILURE:

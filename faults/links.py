@@ -1,4 +1,4 @@
-"""The links between the nodes of a cluster: a proxy before each node's internal ports, which can cut nodes apart."""
+"""Links between the nodes of a cluster: proxies of the nodes' internal ports, which can cut nodes off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults.proxy import Mode, TcpProxy
 #: The columns of /proc/net/tcp.
 _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
-#: Returns the process ids of the nodes that run, by name.
+#: Returns the process ids of the running nodes, by name.
 Pids = Callable[[], Mapping[str, int]]
 
 
@@ -27,7 +27,7 @@ class LinkProxy(TcpProxy):
         self._has_lost = False
 
     def identify(self, writer: asyncio.StreamWriter) -> str | None:
-        """Return the node that has connected: nodes of one machine have one address, but each is a process."""
+        """Return the node that has connected. Nodes share the machine's address, so the process identifies the node."""
         inodes = _inodes(writer.get_extra_info("peername")[1], self.address[1])
         for name, pid in self._pids().items():
             if inodes & _sockets(pid):
@@ -35,9 +35,9 @@ class LinkProxy(TcpProxy):
         return None
 
     def cut(self, links: Iterable[tuple[str, str]]) -> None:
-        """Lose what is sent over these links, each from one node to another; with none, be whole again.
+        """Drop all data sent over these links, each from one node to another; without links, restore all of them.
 
-        Connections that have lost something are reset at the end, since they cannot continue.
+        Connections that have lost data are reset at the end, because they cannot continue.
         """
         self._cut = frozenset(links)
         if not self._cut and self._has_lost:
@@ -70,7 +70,7 @@ def _sockets(pid: int) -> set[str]:
         for each in os.scandir(f"/proc/{pid}/fd"):
             try:
                 found.add(os.readlink(each.path))
-            except OSError:  # closed meanwhile
+            except OSError:  # the file was closed after it was listed
                 continue
     except OSError:  # the process has ended
         return set()

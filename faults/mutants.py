@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-#: How long the faults of one try last, and how long the try may take altogether.
+#: The duration of the faults of one try, and the time limit of the whole try.
 TRY_MINUTES = 0.35
 TRY_S_MAX = 240.0
 TRIES = 3
@@ -28,13 +28,13 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
-    #: A second change of the file, where two checks do the same work: its old text, which occurs once, and its new one.
+    #: A second change of the file, if two checks do the same work: its old text, which occurs once, and its new text.
     also: tuple[str, str] | None = None
-    #: The role that all faults of a try are done to, where those of others only take the time.
+    #: The only role to inject faults into, if faults of other roles would only take time.
     only: str | None = None
 
     def apply(self, text: str) -> str:
-        """Return the changed text of the file; raise ValueError if what it changes does not occur once."""
+        """Return the changed text of the file; raise ValueError if the old text does not occur exactly once."""
         for old, new in [(self.old, self.new), *([] if self.also is None else [self.also])]:
             if text.count(old) != 1:
                 raise ValueError(f"mutant {self.name!r}: its text occurs {text.count(old)} times in {self.file}")
@@ -45,9 +45,9 @@ class Mutant(NamedTuple):
 _FOLD, _WAL = "core/fold.py", "wal/meta.py"
 _STORE, _CLAIMS = "store/sqlite/writes.py", "queue/sqlite/claims.py"
 
-#: Not among them: what another check makes harmless. A writer that trusts an old end of the log inserts a row that
-#: exists, fails, and reads the end again; a slice that the pointer does not fence is only a replay. The terms of a
-#: write-ahead log matter for records that arrive late, which a file does not have: `tests/simulation` plants those.
+#: The list has no mutant that another check makes harmless. A writer that trusts an old end of the log inserts a row
+#: that exists, fails, and reads the end again; a slice that the pointer does not fence is only a replay. The terms of
+#: a write-ahead log matter for late records, which a file cannot have; `tests/simulation` plants those mutants.
 MUTANTS: Sequence[Mutant] = (
     # journals: conditions, numbers, retries, removals
     Mutant("expected is not checked", _FOLD, "if action.expected != last or not", "if not"),
@@ -225,10 +225,10 @@ MUTANTS: Sequence[Mutant] = (
 
 
 class TryResult(NamedTuple):
-    """How a run on a mutant ended."""
+    """The result of the tries on a mutant."""
 
     mutant: str
-    #: The rules that noticed it, or what else did; empty if nothing did.
+    #: The violated rules, or how else the run failed; empty if no try noticed the mutant.
     caught_by: list[str]
     tries: int
 
@@ -247,7 +247,7 @@ def run_mutants(names: str | None, say: Callable[[str], None]) -> list[TryResult
 
 
 def make_mutant(mutant: Mutant, source: Path, target: Path) -> None:
-    """Copy the source to a new folder with the mutant's change; raise ValueError if its text is not there once."""
+    """Copy the source to a new folder and change it; raise ValueError if the old text does not occur exactly once."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     file = target / "tidebook" / mutant.file
     file.write_text(mutant.apply(file.read_text()))

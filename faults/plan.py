@@ -1,4 +1,4 @@
-"""The plan of a run, which all its processes read: where the book is, and when the run began."""
+"""The plan of a run, which all its processes read, such as the place of the book and the start of the run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ACCOUNTS, MIRROR, CAUSED = "accounts", "mirror-", "caused"
 TAGS = ("red", "blue")
 GROUP, GROUP_TAG = "readers", "red"
 NAMESPACE, REGION = "faults", 1
-#: Leases of the queue, of the group and of the relay: a pause outlasts them. Servers answer later than files do.
+#: The leases of the queue, the group and the relay, which a pause outlasts; longer on servers, which are slower.
 LEASE_S = 1.0
 SERVER_LEASE_S = 3.0
-#: A journal is written to for this long; then others are, so that the history of each stays short enough to decide.
+#: Writers switch to other journals after this time, so that the checker can decide the history of each.
 GENERATION_S = 5.0
 KEYS = 6
 ACCOUNT_GENERATION_S, ACCOUNTS_AT_ONCE = 20.0, 3
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What every process of a run knows."""
+    """The settings that every process of a run knows."""
 
     folder: str
     book: str
@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all faults are over: then nothing of the workload is slow on purpose."""
+        """Whether all faults are over, so that the workload is no longer slow on purpose."""
         return self._quiet_file.exists()
 
     def be_quiet(self) -> None:
@@ -62,11 +62,11 @@ class Plan(msgspec.Struct, frozen=True):
         return Path(self.folder) / "quiet"
 
     def key(self, choice: float) -> str:
-        """Return the id of one of the journals of this moment."""
+        """Return the id of one of the current journals."""
         return f"k{self._generation(GENERATION_S) * KEYS + int(choice * KEYS)}"
 
     def account(self, choice: float) -> str:
-        """Return the id of one of the accounts of this moment."""
+        """Return the id of one of the current accounts."""
         return f"a{self._generation(ACCOUNT_GENERATION_S) * ACCOUNTS_AT_ONCE + int(choice * ACCOUNTS_AT_ONCE)}"
 
     def _generation(self, lasts_s: float) -> int:

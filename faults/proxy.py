@@ -1,4 +1,4 @@
-"""A TCP proxy that delays, drops, resets, swallows or drips what passes through it."""
+"""A TCP proxy that delays, drops, resets, swallows or drips the data that passes through it."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class TcpProxy:
                 each.close()
 
     def identify(self, writer: asyncio.StreamWriter) -> str | None:
-        """Return who has connected, if that matters."""
+        """Return the name of the peer that has connected, if the proxy distinguishes peers."""
         return None
 
     def mode_of(self, peer: str | None, *, answers: bool) -> Mode:
-        """Return what happens to bytes from a peer, or to the answers for it."""
+        """Return the mode for bytes from a peer, or for the answers to it."""
         return "half_open" if self.mode == "one_way" and answers else self.mode
 
     async def _forward(

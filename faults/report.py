@@ -1,4 +1,4 @@
-"""The report of a run: JSON, and one HTML file that needs nothing else."""
+"""The report of a run: JSON, and one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
-#: Errors that are answers: the book was available.
+#: Errors that count as answers, because the book was available.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
-#: After this time with one broker and one node down, calls succeed again.
+#: After one broker and one node have been down for this long, calls must succeed again.
 AVAILABLE_AFTER_S = 8.0
-#: How many calls of one operation the timeline shows.
+#: The number of calls of one operation in the timeline.
 POINTS_MAX = 4_000
 
 
-#: What must succeed again after a fault of a server.
+#: The operations that must succeed again after a fault of a server.
 SERVER_OPS = {
     "kafka": ("append", "wal_write"),
     "cassandra": ("append", "read"),
@@ -39,7 +39,7 @@ def _answered(call: RecordedCall) -> bool:
 
 
 class _OperationCalls:
-    """The calls of one operation, by their beginning: a long run has many, and counts them for many faults."""
+    """The calls of one operation, sorted and indexed by start, because they are counted for each fault."""
 
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self.calls = calls
@@ -47,18 +47,18 @@ class _OperationCalls:
         self._answered = [0, *accumulate(map(_answered, calls))]
 
     def answered_between(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return how many of the calls that began within a time were answered, and how many there were."""
+        """Return how many calls that began in this period were answered, and how many began in it."""
         first, last = bisect_left(self._starts, start_ns), bisect_right(self._starts, end_ns)
         return self._answered[last] - self._answered[first], last - first
 
     @property
     def answered(self) -> int:
-        """How many were answered."""
+        """The number of answered calls."""
         return self._answered[-1]
 
 
 class _Successes:
-    """When calls succeeded: by the process, without the number of its life, and by the operation."""
+    """The ends of successful calls, by process (without the number of its incarnation) and by operation."""
 
     def __init__(self, history: RecordedHistory) -> None:
         self._ends: dict[str, list[int]] = defaultdict(list)
@@ -70,9 +70,9 @@ class _Successes:
             ends.sort()
 
     def recovery_s(self, fault: DoneFault) -> float | None:
-        """Return how long after a fault its target succeeded again; None if nothing says so.
+        """Return how long after a fault a call of its target succeeded again; None if none did.
 
-        The target of a fault of servers is whatever needs them.
+        For a fault of a server, these are the calls that need the server.
         """
         kind = fault.target.rsplit("-", 1)[0]
         names: Sequence[str] = SERVER_OPS.get(kind, (fault.target,))
@@ -112,7 +112,7 @@ def _availability(operations: Mapping[str, _OperationCalls], start_ns: int, end_
 
 
 def _available_after(fault: DoneFault, operations: Mapping[str, _OperationCalls]) -> dict[str, list[int]]:
-    """Return what was answered while servers were down, after the pause in which the others take over."""
+    """Return the answered calls while servers were down, after the time in which the others take over."""
     if fault.kind != ONE_DOWN or fault.down_ns is None:
         return {}
     return _availability(operations, fault.start_ns + int(AVAILABLE_AFTER_S * 1e9), fault.down_ns)
@@ -133,7 +133,7 @@ def _spread(recoveries: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def _by_kind(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the faults of each kind have in common."""
+    """Return a summary of the faults of each kind."""
     kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for fault in faults:
         target = fault["target"].rsplit("-", 1)[0]
@@ -245,7 +245,7 @@ def write_report(folder: Path, found: Mapping[str, Any], result: RunResult, hist
             ]
             for call in calls[::step]
         ]
-    # In a script element only "</" could end it early.
+    # Only "</" could end the script element early.
     data = json.dumps({"facts": found, "points": points}).replace("</", "<\\/")
     page = folder / "report.html"
     title = html.escape(f"Tidebook under faults: seed {result.seed}")

@@ -49,11 +49,11 @@ from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault every process must have done something again.
 RECOVERY_S_MAX = 30.0
-#: The same with servers: Spark, Kafka and Cassandra start in many seconds, more on busy cores.
+#: The same bound with servers: Spark, Kafka and Cassandra take many seconds to start, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
 SERVER_START_S_MAX = 480.0
-#: A rolling upgrade waits so long for one process before it stops the next.
+#: A rolling upgrade waits this long for one process before it stops the next.
 UPGRADED_S_MAX = 60.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
@@ -67,25 +67,25 @@ poll_s = 0.2
 
 
 class DoneFault(msgspec.Struct, frozen=True):
-    """A fault as it was done, by the monotonic clock."""
+    """A fault that was injected, with times of the monotonic clock."""
 
     kind: str
     target: str
     start_ns: int
     end_ns: int
-    #: When servers that were down were started again, which takes until `end_ns`.
+    #: When servers that were down were restarted; they are ready at `end_ns`.
     down_ns: int | None = None
 
 
 class RunResult(msgspec.Struct):
-    """Everything that a report needs."""
+    """The result of a run, with everything that a report needs."""
 
     seed: int
     command: str
     began_ns: int
     faults: list[DoneFault]
     quiet_ns: int
-    #: How long after the last fault every process had done something again; None: not all within the bound.
+    #: How long after the last fault every process had made progress again; None if not all did within the bound.
     recovered_s: float | None
     #: How long the consumers took to catch up after the last write.
     caught_up_s: float | None
@@ -95,7 +95,7 @@ class RunResult(msgspec.Struct):
     checked_s: float
     #: The bound of `recovered_s`.
     recovery_s_max: float = RECOVERY_S_MAX
-    #: How often a command was started again that ended because a server was unavailable, or a server while it started.
+    #: The restarts of commands that found a server unavailable, and of servers that ended while they started.
     restarts: dict[str, int] = {}
 
     @property
@@ -169,7 +169,7 @@ async def run_faults(
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
-        # To write down what a long run has stored takes longer.
+        # The inspector of a long run takes longer, because it records more data.
         await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
         watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
@@ -186,7 +186,7 @@ async def run_faults(
 
 
 def check_run(result: RunResult, folder: Path) -> RecordedHistory:
-    """Check the history of a run, and complete its result; the servers need not run any more."""
+    """Check the history of a run, and complete its result; the servers are no longer needed."""
     began = time.monotonic()
     history = pair_lines(read_lines(sorted((folder / "history").glob("*.ndjson"))))
     result.verdicts = check_history(history)
@@ -199,10 +199,10 @@ def check_run(result: RunResult, folder: Path) -> RecordedHistory:
 
 
 async def _replicated_some(book: Path) -> None:
-    """Wait until Spark replicates: its start takes longer than all others, and no fault should find only that."""
+    """Wait until Spark replicates: it starts last, and faults should not only hit its start."""
     async with open_book(book) as opened:
         while True:
-            with contextlib.suppress(Unavailable):  # a busy machine: a node has not answered in time
+            with contextlib.suppress(Unavailable):  # on a busy machine, a node may not answer in time
                 if await opened.store.pointer(TOPIC, 0) is not None:
                     return
             await asyncio.sleep(1.0)
@@ -216,7 +216,7 @@ def _free_port() -> int:
 
 
 class FaultInjector:
-    """Does the faults of a schedule, each at its time."""
+    """Injects the faults of a schedule, each at its time."""
 
     def __init__(
         self,
@@ -231,12 +231,12 @@ class FaultInjector:
         self._plan, self._crew, self._proxies, self._servers, self._disk = plan, crew, proxies, servers, disk
         self._began_ns = began_ns
         self._say = say
-        #: Targets that a fault is being done to: a server may start for longer than the schedule assumes.
+        #: Targets of current faults; a server may take longer to start than the schedule assumes.
         self._busy: set[str] = set()
         self.done: list[DoneFault] = []
 
     async def disturb(self, schedule: Sequence[PlannedFault], seconds: float) -> list[DoneFault]:
-        """Do every fault at its time; return when all have ended and the time is over."""
+        """Inject every fault at its time; return when all have ended and the time is over."""
         async with asyncio.TaskGroup() as group:
             for fault in schedule:
                 group.create_task(self._do(fault))
@@ -257,7 +257,7 @@ class FaultInjector:
             OSError,
             ServerError,
             subprocess.SubprocessError,
-        ) as error:  # such as a server that does not start: the run goes on, and has failed
+        ) as error:  # such as a server that does not start: the run continues, and has failed
             down_ns = None
             self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
         self._busy -= held
@@ -265,7 +265,7 @@ class FaultInjector:
         self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
 
     async def _do_it(self, fault: PlannedFault) -> int | None:
-        """Do a fault from its beginning to its end; return when servers that were down were started again, or None."""
+        """Inject a fault, wait and end it; return the time at which servers that were down were restarted, or None."""
         if fault.is_network:
             proxy = self._proxies[fault.target]
             proxy.set_mode(_mode(fault.kind))
@@ -300,7 +300,7 @@ class FaultInjector:
             await self._crew.stop([name])
             self._crew.start(name)
             self._busy.remove(name)
-            with contextlib.suppress(TimeoutError):  # then the end of the run says what did not recover
+            with contextlib.suppress(TimeoutError):  # the end of the run reports what did not recover
                 async with asyncio.timeout(UPGRADED_S_MAX):
                     await self._crew.started(name)
 
@@ -322,7 +322,7 @@ class FaultInjector:
         end(fault.target)
 
     async def _do_to_servers(self, servers: RunServers, fault: PlannedFault) -> int | None:
-        """Do the fault; return when servers that were down were started again, or None."""
+        """Inject a fault; return the time at which servers that were down were restarted, or None."""
         brokers, chance = servers.brokers, random.Random(f"{self._plan.seed} {fault.at_s}")
         match fault.kind:
             case "kill":
@@ -351,10 +351,10 @@ class FaultInjector:
                 generation = int(fault.at_s / GENERATION_S)
                 await asyncio.to_thread(send_foreign, brokers, chance, key_of(chance, generation))
             case _ if fault.kind == MORE_PARTITIONS:
-                with contextlib.suppress(KafkaException):  # the broker is down: another time
+                with contextlib.suppress(KafkaException):  # the broker is down: skip this fault
                     await asyncio.to_thread(add_partition, brokers)
             case _:
-                raise ValueError(f"{fault.kind} is no fault of servers")
+                raise ValueError(f"{fault.kind} is not a fault of servers")
         return None
 
     async def _restart(self, servers: RunServers, *names: str) -> int:
@@ -371,20 +371,20 @@ def _mode(kind: str) -> Mode:
 
 
 async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> float | None:
-    """Wait until each process that records calls has had a success since a moment; return how long it took."""
+    """Wait until each process that records calls had a success after this moment; return how long it took."""
     recording = [
         name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote", "decider")
     ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
-    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # what they had is older
+    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # their earlier successes are older
     while len(first) < len(recording):
         if time.monotonic() > deadline:
             return None
         await asyncio.sleep(0.2)
         for name in recording:
             if name not in first:
-                # In a thread: the proxies of this process must go on meanwhile.
+                # This runs in a thread, so that the proxies of this process continue.
                 moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns, sizes)
                 if moment is not None:
                     first[name] = moment

@@ -1,4 +1,4 @@
-"""The schedule of faults: which, when, against what, for how long; a function of the seed alone."""
+"""The schedule of faults (kind, target, start and duration), which depends only on the seed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from faults.proxy import MODES
 #: The first fault waits until all processes have started.
 FIRST_S = 3.0
 GAP_S = (0.5, 2.5)
-#: The chance that a fault begins together with the one before.
+#: The probability that a fault begins together with the previous one.
 TOGETHER = 0.25
 RESTART_S = (0.0, 1.5)
 NETWORK_S = (0.5, 2.5)
-#: A pause outlasts the leases of the workload: it takes this many of them.
+#: The duration of a pause in leases of the workload, which it outlasts.
 PAUSE_LEASES = (1.5, 4.0)
-#: Some pauses of processes also outlast what is fixed at 10 s: slices of projections, and the lock of a replicator.
+#: Some pauses of processes also outlast leases of fixed 10 s: slices of projections, and the lock of a replicator.
 LONG_PAUSE, LONG_PAUSE_S = 0.25, (11.0, 14.0)
 CLOCK_S = (2.0, 6.0)
 #: How long a server is down before it is started again, and about how long its start takes.
 DOWN_S, START_S = (1.0, 6.0), 12.0
-#: How long one broker and one node are down together, to measure what is available meanwhile.
+#: How long one broker and one node are down together, to measure which operations are available.
 ONE_DOWN_S = (20.0, 25.0)
 #: How long a node is cut off from the others of its cluster: longer than a broker's session and a node's timeouts.
 PARTITION_S = (4.0, 15.0)
-#: Kinds that are done to one kind of server, or to the topics of the book, and not to one node.
+#: Kinds whose target is one kind of server, or the topics of the book, and not one node.
 ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS = "rolling", "one_down", "foreign", "more_partitions"
 #: One node neither sends nor receives, only sends, or only receives; its clients still reach it.
 PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
 PARTITIONS = (PARTITION, DEAF, MUTE)
 #: The topics as a target.
 TOPICS = "topics"
-#: Writes and syncs of one process fail; the file system of all is full.
+#: Writes and syncs of one process fail; the file system of all processes is full.
 DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
 DISK_S = (0.5, 3.0)
-#: Every process is replaced by one of a later build, once in a run that is long enough, after this part of it.
+#: Once in a run that is long enough, after this part of it, every process is replaced by one of a later build.
 UPGRADE, BUILD = "upgrade", "build"
 UPGRADE_AT, UPGRADE_S_MIN = 0.6, 60.0
 
@@ -47,20 +47,20 @@ class PlannedFault(msgspec.Struct, frozen=True):
     """One fault: it begins `at_s` after the workload, and ends `duration_s` later."""
 
     at_s: float
-    #: kill, pause, clock, a mode of the proxy, or a fault of servers
+    #: Either kill, pause, clock, a mode of the proxy, or a fault of servers.
     kind: str
-    #: The process, the server or the proxy that it is done to.
+    #: The process, server or proxy into which it is injected.
     target: str
     duration_s: float
 
     @property
     def is_network(self) -> bool:
-        """Whether it is done to a proxy."""
+        """Whether the target is a proxy."""
         return self.kind in MODES
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """What faults can be done to."""
+    """The possible targets of faults."""
 
     processes: Sequence[str]
     #: Proxies; the proxy of a server has the name of the server.
@@ -146,9 +146,9 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
 
 
 def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
-    """Return what no other fault may be done to meanwhile, and how long the target takes to start again.
+    """Return the targets that no other fault may have at the same time, and how long the target takes to restart.
 
-    Of the servers of one kind one is faulty at a time: more than that is an outage, which no promise covers.
+    Only one server of a kind is faulty at a time; more would be an outage, which no promise covers.
     """
     if kind == ONE_DOWN:
         return [*targets.servers], START_S

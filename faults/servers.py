@@ -18,7 +18,7 @@ from tidebook.testing.servers.server import Server
 
 #: Clients find a Cassandra node by its address and the common port, so each proxy has a separate address.
 PROXY_HOST = "127.0.1.{}"
-#: And the nodes of a ring know each other by the address of a second proxy.
+#: The nodes of a ring know each other by the address of a second proxy.
 LINK_HOST = "127.0.2.{}"
 STARTS_MAX = 3
 KAFKA_HEAP_MB = 256
@@ -107,7 +107,7 @@ class RunServers:
         await self._link_ring([node for node in ring.nodes if isinstance(node, Cassandra)])
         pair = PostgresPair(self._folder / "postgres")
         await self._put("postgres-1", pair.nodes[0])
-        self.nodes["postgres-2"] = pair.nodes[1]  # the standby has no clients, hence no proxy
+        self.nodes["postgres-2"] = pair.nodes[1]  # the standby has no clients, so it needs no proxy
         self._groups = {"kafka": brokers, "cassandra": ring, "postgres": pair}
 
     async def _link_brokers(self, brokers: Sequence[Kafka]) -> None:
@@ -218,7 +218,7 @@ class RunServers:
         await asyncio.to_thread(self.nodes[name].pause)
 
     async def resume(self, name: str) -> None:
-        """Let a server go on."""
+        """Let a server continue."""
         await asyncio.to_thread(self.nodes[name].resume)
 
     async def close(self) -> None:

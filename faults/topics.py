@@ -1,4 +1,4 @@
-"""Faults of topics: records that no Tidebook wrote, and partitions that nobody asked it about."""
+"""Faults of topics: records that Tidebook did not write, and partitions that it did not create."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 10.0
 #: Between the topic's limit for a record and the broker's for a batch.
 OVERSIZED_BYTES = 1_001_000
 RECORDS = 6
-#: No word of brokers that are down: they are meant to be.
+#: librdkafka logs nothing about brokers that are down, because they are down on purpose.
 LOG_LEVEL = 0
 
 
@@ -37,7 +37,7 @@ def add_partition(brokers: str) -> None:
     for future in admin.create_partitions([NewPartitions(TOPIC, count + 1)], request_timeout=TIMEOUT_S).values():
         try:
             future.result(TIMEOUT_S)
-        except KafkaException:  # a broker is down meanwhile: another time
+        except KafkaException:  # a broker is down: skip this fault
             return
 
 

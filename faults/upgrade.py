@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tidebook
 
-#: Changes of `core/frame.py`, which every record of a journal and of a write-ahead log passes: old text and new.
+#: Replacements (old text, new text) in `core/frame.py`, which encodes every record of a journal and a write-ahead log.
 _CHANGES = (
     ("self.version = version\n", "self.version = version + 1\n"),
     ("self._crc = crc32(bytes([version]))", "self._crc = crc32(bytes([version + 1]))"),

@@ -1,4 +1,4 @@
-"""`./dev build`: the wheel and the source archive, reproducible, and checked for what they must contain."""
+"""`./dev build`: the wheel and the source archive, reproducible, and checked for the files that they must contain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 
 DIST = ROOT / "dist"
 SOURCES = ROOT / "src"
-#: What a source archive needs beside src to build the wheel again, and to be read.
+#: The files besides src that a source archive needs to build the wheel, or that readers need.
 SDIST_FILES = (
     "pyproject.toml",
     "README.md",
@@ -69,7 +69,7 @@ def build_archives(folder: Path, *, root: Path = ROOT, python: Path = PYTHON) ->
 
 
 def check_archives(wheel: Path, sdist: Path, *, sources: Path = SOURCES) -> list[str]:
-    """Return what is wrong with the files of a wheel and a source archive, one sentence each."""
+    """Return the problems with the files of a wheel and a source archive, one sentence each."""
     with ZipFile(wheel) as opened:
         in_wheel = set(opened.namelist())
         [metadata] = [name for name in in_wheel if name.endswith(".dist-info/METADATA")]
@@ -89,7 +89,7 @@ def check_archives(wheel: Path, sdist: Path, *, sources: Path = SOURCES) -> list
 
 
 def _source_files(sources: Path) -> Iterable[Path]:
-    """Yield the files that the packages consist of: modules, SQL, templates, static files and type markers."""
+    """Yield the files of the packages: modules, SQL, templates, static files and type markers."""
     for file in sources.rglob("*"):
         if file.is_file() and "__pycache__" not in file.parts and not file.parent.name.endswith(".egg-info"):
             yield file

@@ -1,4 +1,4 @@
-"""Find Chromium, which the tests of the console drive; install Debian's if this runs as root."""
+"""Find Chromium, which the tests of the console drive; install Debian's package if this runs as root."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tools import build, chromium, docs, environment, fuzzing, java, supply_chai
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
-#: A file system in memory, which Linux has, and the free space from which a test run uses it.
+#: Linux's file system in memory, and the free space that a test run needs to use it.
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 8 * 1024**3
 FOLDER_PREFIX = "tidebook-test-"
@@ -43,13 +43,13 @@ SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--ma
 UNUSED_PLUGINS = ("-p", "no:schemathesis")
 #: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
-#: A few failures of a full run may come from a busy machine: they are reported, and decided by a separate run.
+#: Up to this many failures of a full run may come from a busy machine: they are reported, and run again alone.
 RETRIED_TESTS_MAX = 5
 
 
 def up(arguments: list[str]) -> int:
     """Run Tidebook with an embedded book."""
-    environment.ensure("all" if "--demo" in arguments else "base")  # the demo uses SQLAlchemy and, if it can, Spark
+    environment.ensure("all" if "--demo" in arguments else "base")  # the demo uses SQLAlchemy and, if available, Spark
     return _python("-m", "tidebook.cli", "up", *arguments)
 
 
@@ -86,7 +86,7 @@ def check(arguments: list[str]) -> int:
 
 
 def _captured(step: list[str]) -> tuple[int, str]:
-    """Run a step of .venv's Python and return its exit code and output, which must not mix with that of others."""
+    """Run a step of .venv's Python; return its exit code and its output, which must not mix with other output."""
     run = subprocess.run(
         [str(PYTHON), *step], cwd=ROOT, env=environment.variables(), text=True, capture_output=True, check=False
     )
@@ -127,8 +127,8 @@ def _failed_tests() -> list[str]:
 def test_folder() -> Iterator[Path]:
     """Yield a folder for the files of a test run, in memory if there is room, and remove it at the end.
 
-    Tests and their servers sync thousands of small writes. A killed process loses nothing in memory that it would have
-    kept on a disk.
+    Tests and their servers sync thousands of small writes, which memory makes fast. A killed process loses nothing
+    that a disk would have kept.
     """
     _sweep()
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
@@ -143,7 +143,7 @@ def test_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def server_home(names: list[str], *options: str, parent: Path = HOME) -> Iterator[Path]:
-    """Yield the home folder of running servers: the developer's if all run, else a new one, removed at the end."""
+    """Yield the home folder of running servers: the developer's if all of them run, otherwise a temporary one."""
     _sweep()
     if not names:
         yield HOME
@@ -209,7 +209,7 @@ def mutate(arguments: list[str]) -> int:
 
 
 def faults(arguments: list[str]) -> int:
-    """Run the workload under faults, check its history, and write a report; the exit code says whether all holds."""
+    """Run the workload under faults, check its history, and write a report; return 0 if all rules hold."""
     environment.ensure("dev")
     return _python("-m", "faults", *arguments)
 
@@ -219,9 +219,9 @@ def bench_servers(arguments: list[str]) -> list[str]:
     words = {word for argument in arguments for word in argument.split("=")}
     if words & {"--book", "--address", "--help", "-h", "--report"} or os.environ.get("TIDEBOOK_SERVERS"):
         return []
-    if "console" in words:  # its book is embedded by default
+    if "console" in words:  # the book of the benchmark is embedded by default
         return [*SERVER_NAMES[:3]] if "--servers" in words else []
-    if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded by default
+    if "tags" in words and not words & {"cassandra", "both"}:  # the store of the benchmark is embedded by default
         return []
     return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.environment import ROOT, say
 from tools.tool_environment import ensure_tools
 
-#: Apart from .venv: Zensical is no dependency of anything that Tidebook's own code or tests import.
+#: A separate environment, because neither Tidebook nor its tests import Zensical.
 VENV = ROOT / "build" / "docs-venv"
 CONFIG = "zensical.toml"
 #: The folders of docs, in the order of the site's navigation.
@@ -22,7 +22,7 @@ _TITLE = re.compile(r"^# (.+)$", re.M)
 
 
 def docs(arguments: list[str]) -> int:
-    """Build the site into `site`, or serve it; a link that leads nowhere fails the build."""
+    """Build the site into `site`, or serve it; a broken link fails the build."""
     if arguments not in ([], ["serve"]):
         print("dev: docs takes no argument but serve", file=sys.stderr)
         return 2
@@ -39,7 +39,7 @@ def docs(arguments: list[str]) -> int:
 
 
 def ensure_zensical(venv: Path = VENV) -> Path:
-    """Install what builds the site, unless it is there, and return the environment."""
+    """Install Zensical, unless it is installed, and return the environment."""
     return ensure_tools("docs", "what builds the site (about 20 MB)", venv=venv)
 
 
@@ -61,7 +61,7 @@ def write_config(root: Path) -> Path:
 
 
 def navigation(docs: Path) -> list[dict[str, object]]:
-    """Return the site's navigation: of each section its README.md, and the pages that this lists, in its order."""
+    """Return the site's navigation: for each section its README.md, and the pages that it lists, in its order."""
     nav: list[dict[str, object]] = [{"Tidebook": "README.md"}]
     for section in SECTIONS:
         index = docs / section / "README.md"

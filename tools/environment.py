@@ -17,7 +17,7 @@ from tools.pip_progress import count_packages, run_pip
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-#: What the packages of each requirement file are for, and roughly how much is downloaded.
+#: The purpose of the packages of each requirement file, and the approximate size of the download.
 CONTENTS = {
     "base": "what an embedded book and its server need (about 16 MB)",
     "all": "all extras, with Spark (hundreds of MB)",
@@ -26,11 +26,11 @@ CONTENTS = {
 
 
 class SetupError(Exception):
-    """A missing prerequisite of this machine; the message says what to do."""
+    """A missing prerequisite of this machine; the message says how to install it."""
 
 
 def say(text: str) -> None:
-    """Print progress to standard error, because standard output is for the command's result."""
+    """Print progress to standard error, because standard output has only the command's result."""
     print(f"dev: {text}", file=sys.stderr, flush=True)
 
 
@@ -42,7 +42,7 @@ def ensure(requirements: str) -> None:
         # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
-            # The packages of base are wheels. Others are built, so that the build tools must be there first.
+            # The packages of base are wheels. Others are built, so the build tools must be installed first.
             if requirements != "base":
                 _install("build", "what builds packages")
             _install(requirements, CONTENTS[requirements], beside="build" if requirements == "base" else None)
@@ -63,7 +63,7 @@ def variables() -> dict[str, str]:
     return {
         **os.environ,
         **shared,
-        "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, and each would compile every module again
+        "PYTHONDONTWRITEBYTECODE": "",  # otherwise each of the tests' many processes would compile all modules
         "VIRTUAL_ENV": str(VENV),
         "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYSPARK_PYTHON": str(PYTHON),
@@ -131,7 +131,7 @@ def _install(name: str, contents: str, beside: str | None = None) -> None:
     files = [f"requirements/{each}.txt" for each in (name, beside) if each is not None]
     packages = sum(count_packages((ROOT / file).read_text()) for file in files)
     say(f"downloading and installing {' and '.join(files)} into .venv: {contents}")
-    # The installed build tools are pinned too: no unpinned ones are downloaded for source packages. Modules are
+    # The installed build tools are pinned too, so pip must not download others for source packages. Modules are
     # compiled when they are first imported, so that most are never compiled.
     options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile", "--progress-bar", "off")
     _pip(*options, *(part for file in files for part in ("--requirement", file)), packages=packages)

@@ -1,4 +1,4 @@
-"""`./dev fuzz`: coverage-guided fuzzing of the parsers of foreign bytes, by atheris."""
+"""`./dev fuzz`: coverage-guided fuzzing, by atheris, of the parsers of untrusted bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tools import environment
 from tools.environment import PYTHON, ROOT, say
 from tools.tool_environment import ensure_tools
 
-#: The inputs that are kept in the repository, and those that a run finds.
+#: The inputs in the repository, and those that a run finds.
 KEPT = ROOT / "tests" / "fuzz" / "corpus"
 FOUND = ROOT / "build" / "fuzz"
 TARGETS = tuple(sorted(each.name for each in KEPT.iterdir())) if KEPT.exists() else ()
 
 
 def fuzz(arguments: list[str]) -> int:
-    """Fuzz one target, or each in turn; an input that fails is printed with the command that repeats it."""
+    """Fuzz one target, or each in turn; print the command that repeats an input that fails."""
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=fuzz.__doc__)
     parser.add_argument("target", nargs="?", choices=TARGETS, help="the parser to fuzz; all of them if none is named")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (60)")

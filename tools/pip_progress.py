@@ -15,7 +15,7 @@ from typing import TextIO
 #: On a terminal the progress is one line that is rewritten; elsewhere it is a new line at this interval.
 TERMINAL_EVERY_S = 0.5
 LINES_EVERY_S = 5.0
-#: The last lines of pip that are shown if it fails.
+#: The number of pip's last lines that are shown if it fails.
 KEPT_LINES_MAX = 40
 
 _UNITS = {"bytes": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}

@@ -1,6 +1,6 @@
 """`python -m tools.recording`: run the commands of README in a terminal and write docs/images/terminal.svg.
 
-The text is what the commands print on a terminal of this size; only the pauses between them are chosen.
+The text is the commands' output on a terminal of this size; only the pauses between them are chosen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.environment import PYTHON, ROOT, variables
 TARGET = ROOT / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 96, 24
 LINE_PX, CHARACTER_PX, MARGIN_PX = 20, 8.2, 18
-#: The pause before a command, and the pause after the last line until the recording starts again.
+#: The pause before a command, and the pause between the last line and the restart of the recording.
 PAUSE_S, END_S = 1.6, 6.0
 #: Run in a second terminal while `tidebook up` runs in the first.
 COMMANDS = (
@@ -32,7 +32,7 @@ COMMANDS = (
     "tidebook journal read orders o-1",
     """tidebook journal append orders o-1 '{"late": true}' --expected 1""",
 )
-#: Run when `tidebook up` has replicated what was appended.
+#: Run when `tidebook up` has replicated the appends.
 LAST_COMMAND = "tidebook tags read paid"
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Terminal:
-    """A command in a pseudo-terminal, and what it has printed so far."""
+    """A command in a pseudo-terminal, with its output so far."""
 
     def __init__(self, command: str, folder: Path, columns: int = COLUMNS) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class Terminal:
                 block = os.read(self._ours, 65536)
                 self._printed += block
         except OSError:
-            self.process.wait()  # the command has ended, and with it the terminal
+            self.process.wait()  # the terminal is closed because the command has ended
             os.close(self._ours)
         folder = str(self._folder.resolve())
         return [line.replace(folder, "~/shop") for line in screen(self._printed.decode(errors="ignore"))]
@@ -88,7 +88,7 @@ def screen(printed: str) -> list[str]:
 
 
 def record(folder: Path) -> Iterator[Line]:
-    """Run `tidebook up` and, beside it, the commands; yield the lines of both."""
+    """Run `tidebook up` and the commands at the same time; yield the lines of both."""
     at_s = 0.5
     up = Terminal("exec tidebook up --port 0 --every-s 0.2", folder)
     try:
@@ -119,7 +119,7 @@ def record(folder: Path) -> Iterator[Line]:
 
 
 def draw(lines: list[Line]) -> str:
-    """Return the lines as an SVG that shows each at its time, scrolls nothing, and starts again at the end."""
+    """Return the lines as an SVG that shows each at its time, does not scroll, and restarts at the end."""
     width, height = round(COLUMNS * CHARACTER_PX) + 2 * MARGIN_PX, len(lines) * LINE_PX + 2 * MARGIN_PX + 22
     total_s = lines[-1].at_s + END_S
     styles = [

@@ -1,7 +1,7 @@
 """`python -m tools.screenshots`: take the pictures of the console that README and the documentation show.
 
-`tidebook up --demo` runs for a few minutes, so that its charts show something; then what an operator meets is added:
-dead letters, parked messages and records. With `--all FOLDER`, every page is taken in two themes and two sizes.
+`tidebook up --demo` runs for a few minutes to fill its charts; then problems that an operator meets are added: dead
+letters, parked messages and records. With `--all FOLDER`, every page is taken in two themes and two sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IMAGES = ROOT / "docs" / "images"
 DESKTOP, PHONE = (1280, 860), (390, 780)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 JOURNAL = {"topic": "orders", "id": "o-1042"}
-#: Pages of a job or an act that runs.
+#: Pages of a running job or act.
 WITHOUT_ADDRESS = {"job", "queue_act"}
 #: Dead letters, parked messages, and a parked record.
 FINDINGS = 3
@@ -75,7 +75,8 @@ def main(argv: list[str]) -> None:
             asyncio.run(_sell(folder, options.minutes * 60))
             with _browser() as browser:
                 _take(browser, url, Picture("demo", "/?hours=0.25"), IMAGES / "console-demo.png")
-            letter = asyncio.run(_add_problems(folder))  # not inside: Playwright runs a loop in this thread
+            # This is outside the blocks with a browser, because Playwright runs an event loop in this thread.
+            letter = asyncio.run(_add_problems(folder))
             _await_findings(url)
             with _browser() as browser:
                 for each in PICTURES:
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> None:
 
 
 def _await_findings(url: str) -> None:
-    """Wait for a survey that has found everything that was added."""
+    """Wait for a survey that has found all added problems."""
     for _ in range(600):
         if len(httpx.get(f"{url}/overview.json", timeout=60).json()["findings"]) >= FINDINGS:
             return
@@ -119,7 +120,7 @@ def _demo(folder: Path) -> Iterator[str]:
 
 
 async def _sell(folder: Path, seconds: float) -> None:
-    """Write the journal of an order for so long."""
+    """Write journals of orders for this long."""
     dice, ends_s = random.Random(1042), time.monotonic() + seconds
     async with tidebook.open(folder) as book:
         journal, n = book.journal(JOURNAL["topic"]), 0
@@ -136,7 +137,7 @@ async def _sell(folder: Path, seconds: float) -> None:
 
 
 async def _add_problems(folder: Path) -> int:
-    """Add what needs a person, and return the id of a dead letter."""
+    """Add problems that need an operator, and return the id of a dead letter."""
     async with tidebook.open(folder) as book:
         queue = book.queue(LETTERS["queue"], settings=QueueSettings(max_timeouts=0))
         data = [{"invoice": 7_000 + n, "to": f"customer-{n}@example.org", "total": 12.5 * n} for n in range(1, 61)]

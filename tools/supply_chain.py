@@ -1,7 +1,7 @@
-"""`./dev sbom` and `./dev audit`: what Tidebook depends on, and whether a vulnerability of it is known.
+"""`./dev sbom` and `./dev audit`: list the dependencies of Tidebook, and look up their known vulnerabilities.
 
-Both read the requirement files, which pin every package by version and hash, so that they report what is installed on
-any machine, and not what happens to be in one environment.
+Both read the requirement files, which pin every package by version and hash, so that they report the packages of
+every installation, and not those of one environment.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tools import environment
 from tools.environment import ROOT, say
 from tools.tool_environment import ensure_tools
 
-#: The sets of packages: `base` is what an embedded book and its server need, `all` has every extra.
+#: The sets of packages: `base` for an embedded book and its server, `all` for every extra.
 SETS = ("base", "all", "dev", "docs", "build", "audit", "sbom", "fuzz")
 SBOM_SETS = ("base", "all")
-#: Of the command: 0 no vulnerability is known, 1 some are, 5 it could not be determined.
+#: Exit codes of the command: 0 if no vulnerability is known, 1 if some are, 5 if it could not be determined.
 UNDETERMINED = 5
 
 
@@ -30,7 +30,7 @@ def sbom(arguments: list[str]) -> int:
     if arguments:
         print("dev: sbom takes no argument", file=sys.stderr)
         return 2
-    environment.ensure("all")  # the licences are those of the installed packages
+    environment.ensure("all")  # the licences come from the installed packages
     venv = ensure_tools("sbom", "what writes bills of materials (about 20 MB)")
     folder = ROOT / "dist"
     folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def sbom(arguments: list[str]) -> int:
 
 
 def write_sbom(venv: Path, name: str, file: Path) -> int:
-    """Write the bill of materials of a requirement file, the same bytes each time; return the tool's exit code."""
+    """Write the bill of materials of a requirement file, with the same bytes each time; return the tool's exit code."""
     command = [
         str(venv / "bin" / "cyclonedx-py"), "requirements", f"requirements/{name}.txt", "--pyproject", "pyproject.toml",
         "--mc-type", "library", "--spec-version", "1.6", "--output-format", "JSON", "--output-reproducible",
@@ -115,7 +115,7 @@ def audit_set(venv: Path, name: str, service: str) -> int:
 
 
 def read_audit(name: str, code: int, output: str, errors: str) -> int:
-    """Print what the audit found, and return its code; only a complete answer counts as one."""
+    """Print the result of the audit and return its code; an incomplete answer counts as undetermined."""
     try:
         packages = json.loads(output)["dependencies"]
     except (ValueError, KeyError, TypeError):

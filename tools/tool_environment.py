@@ -1,4 +1,4 @@
-"""Virtual environments of tools that nothing of Tidebook imports: each is installed from its own requirement file."""
+"""Virtual environments of tools that Tidebook does not import; each is installed from its own requirement file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.pip_progress import count_packages, run_pip
 
 
 def ensure_tools(name: str, contents: str, *, python: Path | str = sys.executable, venv: Path | None = None) -> Path:
-    """Install `requirements/NAME.txt`, by hash, unless it is there, and return the environment."""
+    """Install `requirements/NAME.txt` by hash, unless it is installed, and return the environment."""
     venv = venv or ROOT / "build" / f"{name}-venv"
     requirements = ROOT / "requirements" / f"{name}.txt"
     text = requirements.read_text()

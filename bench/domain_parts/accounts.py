@@ -1,4 +1,4 @@
-"""The domain that the parts measure: accounts that are paid into."""
+"""The domain that the parts measure: accounts that accept deposits."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def apply(tx: Any, event: Any) -> None:
 
 
 def bare_rate(engine: Engine, events: int) -> float:
-    """Return how many upserts a second a loop executes."""
+    """Return the upserts per second of a bare loop."""
     BALANCES.create(engine)
     with timed("bare loop") as watch:
         for start in range(0, events, BATCH):
@@ -49,7 +49,7 @@ def bare_rate(engine: Engine, events: int) -> float:
 
 
 async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
-    """Return how many events a second the projection applies, from its start to the last one."""
+    """Return the events per second that the projection applies, from its start to the last event."""
     async with tidebook.open(folder) as book:
         journal = book.journal("accounts", events=[Deposited])
         with timed("append and replicate"):
@@ -59,7 +59,7 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
             await replicate(book.log, book.store, "accounts", batch_records=5_000)
             await tick(book.log, book.store, ["accounts"])
             await replicate(book.log, book.store, "accounts")
-        # A separate name: the database may be shared, and an earlier run has left its offsets there.
+        # The name is new, because an earlier run may have left its offsets in a shared database.
         name = f"bench-{uuid.uuid4().hex}"
         projection = book.projection(name, topics=["accounts"], into=engine, tables=[BALANCES])(apply)
         with timed("catch-up") as watch:
@@ -72,7 +72,7 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
 
 
 def measure(url: str, events: int = EVENTS) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the ratio and its figures; `url` is a PostgreSQL database as SQLAlchemy takes it."""
+    """Return the ratio and its figures; `url` is SQLAlchemy's URL of a PostgreSQL database."""
     engine = create_engine(url)
     BALANCES.drop(engine, checkfirst=True)
     bare = bare_rate(engine, events)

@@ -38,7 +38,7 @@ class PeerAccount(Aggregate):
 
 
 def peer_rate(folder: Path) -> float:
-    """Return the rate per second of get, command and save with eventsourcing, on a SQLite file."""
+    """Return the rate of get, command and save per second with eventsourcing, on a SQLite file."""
     environment = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": str(folder / "peer.db")}
     application: Application[Any] = Application(env=environment)
     accounts = [PeerAccount() for _ in range(ENTITIES)]
@@ -54,7 +54,7 @@ def peer_rate(folder: Path) -> float:
 
 
 async def execute_rate(folder: Path) -> float:
-    """Return how many commands a second many clients execute on hot entities."""
+    """Return the commands per second that many clients execute on hot entities."""
     async with tidebook.open(folder) as book:
         accounts = book.decider("accounts", Account, events=[Deposited])
         await asyncio.gather(*(accounts.execute(f"a-{n}", Deposit(1)) for n in range(ENTITIES)))
@@ -102,7 +102,7 @@ async def read_times_ms(folder: Path) -> dict[str, float]:
 
 
 def measure() -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the ratios and the figures that they were made from."""
+    """Return the ratios and the figures from which they were computed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ours, peers = asyncio.run(execute_rate(folder / "execute")), peer_rate(folder)

@@ -1,4 +1,4 @@
-"""How long an event takes from its append to a follower of its tag, replicated by the same process, with fsync."""
+"""Measure the time from an append to a follower of its tag, with replication by the same process and fsync."""
 
 from __future__ import annotations
 

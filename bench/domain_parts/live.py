@@ -1,6 +1,7 @@
-"""How long an event takes from the call of `append` to the row of a projection of its whole topic.
+"""Measure the time from the call of `append` to the row of a projection of the whole topic.
 
-Embedded, the process replicates, into SQLite; on Kafka and Cassandra the pipeline's own job does, into PostgreSQL.
+An embedded book is replicated by the process, with the projection in SQLite; on Kafka and Cassandra the pipeline's
+job replicates, with the projection in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.timing import percentile, timed
 from tidebook.wiring.book import Book
 
 EVENTS, WARM_UP, EVERY_S = 200, 20, 0.02
-#: On servers: until the JVM has compiled what the job uses.
+#: The warm-up on servers, until the JVM has compiled the code of the job.
 SERVER_EVENTS, WARM_UP_S, START_S = 60, 25.0, 120.0
 TARGETS = {"live_embedded_p50_ms": 30.0}
 SERVER_TARGETS = {"live_servers_p50_ms": 300.0}

@@ -1,4 +1,4 @@
-"""The job to be measured against: Spark, `mapInArrow`, the same driver, the same event rows; no fold, no heads."""
+"""The reference job: Spark, `mapInArrow`, the same driver and the same event rows, but no fold and no heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = 64
 BATCH_ROWS = 100
 SEGMENT_SIZE = 1000
 PUT = "INSERT INTO {}.journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
-#: What the node compacts at this moment.
+#: Selects the node's running compactions.
 TASKS = "SELECT task_id FROM system_views.sstable_tasks"
 REST_S_MAX = 30
 
@@ -29,7 +29,7 @@ Batches = Iterable[pa.RecordBatch]
 
 
 def bare_task(address: str, keyspace: str, topic: str) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow` over records: writes their events, numbered by counting, and yields how many."""
+    """Return a function for `mapInArrow` that numbers the events of records, writes them, and yields their count."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         written = asyncio.run(write(address, keyspace, topic, batches))
@@ -39,7 +39,7 @@ def bare_task(address: str, keyspace: str, topic: str) -> Callable[[Batches], It
 
 
 async def write(address: str, keyspace: str, topic: str, batches: Batches) -> int:
-    """All rows of a task, in single-partition batches, some at once."""
+    """Write all rows of a task in single-partition batches, with bounded concurrency."""
     host, port = address.split(":")
     cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
     session = await cluster.create_session()
@@ -64,13 +64,13 @@ async def write(address: str, keyspace: str, topic: str, batches: Batches) -> in
 
 
 async def drop(address: str, keyspace: str) -> None:
-    """Forget all that a run wrote."""
+    """Drop everything that a run wrote."""
     async with _connected(address) as session:
         await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
 
 
 async def rest(address: str) -> None:
-    """Wait until the node has compacted what was written: the next measurement would include it."""
+    """Wait until the node has finished its compactions, which the next measurement would include."""
     async with _connected(address) as session:
         waited_s = quiet = 0
         while waited_s < REST_S_MAX and quiet < 2:
@@ -102,7 +102,7 @@ async def _send(session: Any, prepared: Any, rows: list[list[Any]]) -> None:
 
 
 def _grouped(batch: pa.RecordBatch, topic: str, counts: dict[bytes, int]) -> list[list[list[Any]]]:
-    """The rows of a batch by the partition of the table they go to."""
+    """Return the rows of a batch by their partition of the table."""
     encode = msgspec.msgpack.encode
     groups: dict[tuple[bytes, int], list[list[Any]]] = {}
     full: list[list[list[Any]]] = []

@@ -1,7 +1,7 @@
 """The reference for many journals: the same driver reads and writes the same heads and event rows; no fold, no fences.
 
 Each Arrow batch is one slice, as in the pipeline: its heads are read by segment, its event rows are written, then its
-heads. What it does not do is what the pipeline adds: pointers, retries, deletes, tags, and the fold.
+heads. The pipeline adds pointers, retries, deletes, tags, and the fold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Values = list[Any]
 
 
 def bare_journals_task(address: str, keyspace: str, topic: str) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow` over records of journals with one event each; yields how many rows it wrote."""
+    """Return a function for `mapInArrow` over records of one event; it yields the number of rows that it wrote."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         written = asyncio.run(_write(address, keyspace, topic, batches))
@@ -92,7 +92,7 @@ def _parts(rows: list[Values], size: int) -> Iterator[list[Values]]:
 
 
 def _rows(batch: pa.RecordBatch, topic: str) -> tuple[list[Values], dict[int, list[Values]]]:
-    """The event rows of a batch, and its heads by segment."""
+    """Return the event rows of a batch, and its heads by segment."""
     encode = msgspec.msgpack.encode
     events: list[Values] = []
     by_segment: dict[int, list[Values]] = {}

@@ -1,4 +1,4 @@
-"""`tidebook up` with Spark on one machine: how soon it shows a replicated event, and what it uses when idle."""
+"""`tidebook up` with Spark on one machine: the time to the first replicated event, and the resources used when idle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.02
 
 
 def idle(folder: Path) -> dict[str, float]:
-    """Seconds to the first replicated event after the start, then cores and megabytes without any work, and a stop.
+    """Return the seconds to the first replicated event, the cores and megabytes without work, and the seconds to stop.
 
     The first start on a machine has no archive of Spark's classes; the others read the one that a long run has written.
     """
@@ -35,7 +35,7 @@ def idle(folder: Path) -> dict[str, float]:
     with timed("writing the archive of Spark's classes") as watch:
         command = [sys.executable, "-m", "tidebook.pipeline.class_archive", ""]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as writer:
-            assert writer.wait(START_S_MAX * 5) == 0  # it would end if its input did
+            assert writer.wait(START_S_MAX * 5) == 0  # it would end together with its input
     found["write_archive_s"] = watch.seconds
     with _up(folder / "second", environment) as (process, opened_s, first_s):
         time.sleep(SETTLE_S)
@@ -56,13 +56,13 @@ def _up(folder: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.
     """Run `tidebook up` on Spark; yield it, and after how many seconds it was open and had replicated an event."""
     folder.mkdir()
     book = folder / "tidebook.toml"
-    book.write_text('folder = "book"\n[pipeline]\nengine = "spark"\n')  # by default it would be replicated inline
+    book.write_text('folder = "book"\n[pipeline]\nengine = "spark"\n')  # the default would replicate within the process
     began = time.monotonic()
     command = [sys.executable, "-m", "tidebook.cli", "up", "--json", "--book", str(book)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
         assert process.stdout is not None
-        json.loads(process.stdout.readline())  # it is open
+        json.loads(process.stdout.readline())  # the book is open
         opened_s = time.monotonic() - began
         yield process, opened_s, asyncio.run(_first_event(book)) - began
     finally:

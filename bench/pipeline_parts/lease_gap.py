@@ -1,4 +1,4 @@
-"""How long partitions are unserved between two leases.
+"""Measure how long partitions are unserved between two leases.
 
 `tail_gaps` measures the pipeline's own leases while all slots are in use, as `./dev bench pipeline --only gap` does.
 `python -m bench.pipeline_parts.lease_gap` compares the forms of the trial, each on one slot. There a lease is a task
@@ -49,7 +49,7 @@ Span = tuple[float, float]
 
 
 def hold(rows: Iterable[Any]) -> Iterator[Span]:
-    """The task of a lease: when it began and ended."""
+    """Run a lease; yield when its task began and ended."""
     list(rows)
     began = time.time()
     time.sleep(LEASE_S)
@@ -71,7 +71,7 @@ class LeaseSource(DataSource):
 
 
 class LeaseReader(DataSourceStreamReader):
-    """Has always a new lease to give."""
+    """A reader that always has a new lease."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {"lease": 0}
@@ -87,7 +87,7 @@ class LeaseReader(DataSourceStreamReader):
 
 
 def streaming_source(spark: SparkSession) -> list[Span]:
-    """Leases as micro-batches of a Python streaming source."""
+    """Run leases as micro-batches of a Python streaming source."""
     spans: list[Span] = []
     done = threading.Event()
 
@@ -106,13 +106,13 @@ def streaming_source(spark: SparkSession) -> list[Span]:
 
 
 def jobs_in_turn(spark: SparkSession) -> list[Span]:
-    """Leases as jobs, each submitted when the one before has ended."""
+    """Run leases as jobs, each submitted after the previous one has ended."""
     context = spark.sparkContext
     return [span for _ in range(LEASES) for span in context.parallelize([0], 1).mapPartitions(hold).collect()]
 
 
 def jobs_ahead(spark: SparkSession) -> list[Span]:
-    """Leases as jobs, each submitted before the one before ends, on one slot: the others are taken."""
+    """Run leases as jobs on one slot, each submitted before the previous one ends."""
     context = spark.sparkContext
     spans: list[Span] = []
 
@@ -175,7 +175,7 @@ def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: 
         scheduler.assign({topic: config})
         try:
             while len(gaps := _gaps(spans)) < HANDOVERS:
-                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not follow one another"
+                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not succeed each other"
                 scheduler.step(0.2)
                 portal.run(book.journal(topic).append("o-1", [Event(1)]))
         finally:
@@ -200,7 +200,7 @@ def _gaps(spans: Path) -> list[float]:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Run two processes for each core that only calculate."""
+    """Run two busy processes for each core."""
     command = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
     try:
@@ -214,7 +214,7 @@ def busy_cores() -> Iterator[None]:
 def main() -> None:
     """Print the gaps of each form as one JSON object."""
     found: dict[str, float] = {}
-    # One slot, so that a lease that was submitted ahead must wait for it.
+    # There is one slot, so that a lease that was submitted early must wait for it.
     spark = spark_session("lease gap", PipelineSettings(master="local[1]"))
     for form in (streaming_source, jobs_in_turn, jobs_ahead):
         spans = form(spark)[WARM_UP:]

@@ -14,7 +14,7 @@ def _stat(pid: str) -> list[str]:
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes below one, at this moment."""
+    """Return the current descendants of a process."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -30,7 +30,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def processor_s(pids: Collection[int]) -> float:
-    """The seconds that the processes have used, with those of children that ended."""
+    """Return the seconds that the processes have used, including children that have ended."""
     total = 0
     for pid in pids:
         try:
@@ -41,7 +41,7 @@ def processor_s(pids: Collection[int]) -> float:
 
 
 def memory_mb(pids: Collection[int]) -> float:
-    """Their memory; what several share counts once, by proportional shares."""
+    """Return the memory of the processes; shared memory is counted once, by proportional shares."""
     total_kb = 0
     for pid in pids:
         try:

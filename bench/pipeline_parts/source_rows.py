@@ -1,4 +1,4 @@
-"""What the data source read is right: a fast read of wrong rows is no read."""
+"""Check the rows that the data source read, because the speed of a wrong read means nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def check_rows(frame: DataFrame, *, journals: int, events: int) -> None:
-    """Raise unless each of the journals has the events 1 to `events`, each once, in this and in every other query."""
+    """Raise an error unless this query and others return the events 1 to `events` of each journal, each once."""
     from pyspark.sql.functions import col, count, count_distinct, count_if, max
 
     of_journal = frame.groupBy("id").agg(
@@ -19,7 +19,7 @@ def check_rows(frame: DataFrame, *, journals: int, events: int) -> None:
     found = of_journal.agg(count("*").alias("all"), count_if(right).alias("right")).collect()[0]
     if tuple(found) != (journals, journals):
         raise AssertionError(f"{found['all']} journals, of which {found['right']} are right: {journals} were written")
-    # Filters of two queries over one frame, which must not see one another.
+    # The filters of two queries over one frame must not affect each other.
     both = frame.where("id = 'j-1'").union(frame.where("id = 'j-2'")).groupBy("id").count().collect()
     if {row["id"]: row["count"] for row in both} != {"j-1": events, "j-2": events}:
         raise AssertionError(f"a union of two filters returned {both}")

@@ -1,8 +1,8 @@
-"""How long a fresh process takes to its first batch: `python -m bench.pipeline_parts.start JOB BOOK TOPIC`.
+"""Measure how long a new process takes to its first batch: `python -m bench.pipeline_parts.start JOB BOOK TOPIC`.
 
 JOB is `replicate`, or `bare`: a streaming job over the same records through the same Kafka source, in as few tasks, and
-a `mapInArrow` that counts them, which is what Spark takes by itself. It prints the parts of that time: until the book
-is open, for Spark's context or session, and from there to the end of the first batch or lease.
+a `mapInArrow` that counts them, to measure Spark alone. It prints the parts of that time: until the book is open, for
+Spark's context or session, and from there to the end of the first batch or lease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOW = Callable[[], None]
 
 
 def main() -> None:
-    """Start Spark and the job; print what each part took, and all up to the first batch."""
+    """Start Spark and the job; print the time of each part, and of all up to the first batch."""
     kind, where, topic = sys.argv[1:]
     import tidebook
     from tidebook.pipeline.session import job_context, job_session
@@ -43,7 +43,7 @@ def main() -> None:
         first.append(time.perf_counter())
 
     spark: SparkSession | SparkContext
-    if kind == "replicate":  # as `tidebook pipeline replicate` does, but after the book and not beside it
+    if kind == "replicate":  # as `tidebook pipeline replicate` does, but after opening the book instead of concurrently
         spark = job_context("tidebook bench", book.settings)
         ready = time.perf_counter()
         replicate(spark, book, portal, topic, now)
@@ -58,14 +58,14 @@ def main() -> None:
 
 
 def replicate(spark: SparkContext, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
-    """The job that is measured."""
+    """Run the job that is measured."""
     from tidebook.pipeline.jobs.replicate import Replication
 
     Replication(spark, book, portal, topics=[topic], on_batch=lambda number, done: now()).run(once=True)
 
 
 def bare(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
-    """The least that Spark can do with the same records."""
+    """Run the simplest Spark job over the same records."""
     from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
 
     config = portal.run(book.journal(topic).create())

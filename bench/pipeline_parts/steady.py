@@ -15,12 +15,12 @@ POLL_S = 0.01
 TICK_S = 0.05
 READ_EVERY_S = 0.1
 SETTLE_S = 30
-#: Every so many appends, one is tagged and followed.
+#: The interval, in appends, at which one is tagged and followed.
 TAGGED_EVERY = 20
 
 
 class Measured:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self) -> None:
         self.stored: list[float] = []
@@ -30,9 +30,9 @@ class Measured:
 
 
 async def steady(book: Book, topic: str, *, per_s: int, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Append at a rate; returns percentiles of the time until the pointer has passed, and of reads meanwhile.
+    """Append at a rate; return percentiles of the time until the pointer has passed, and of concurrent reads.
 
-    What is appended and read in the first `warm_up_s` is not counted: the JVMs of Spark and Cassandra compile then.
+    The first `warm_up_s` are not counted, because the JVMs of Spark and Cassandra still compile.
     """
     config = await book.journal(topic).create()
     sent: list[dict[int, float]] = [{} for _ in range(config.partitions)]

@@ -1,1 +1,1 @@
-"""The parts of `bench queue`, each of which fills in its own figures."""
+"""The parts of `bench queue`, each of which adds its own figures."""

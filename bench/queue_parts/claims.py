@@ -1,4 +1,4 @@
-"""What a claim takes: with few and with many waiting entries, and after much work under a snapshot that is held."""
+"""The time of a claim with few and with many waiting entries, and after much work under a long-lived snapshot."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tidebook.queue.queue import Queue
 
 SCHEMA = "bench_tidebook"
 FEW = 5_000
-#: Claims that count, on each side, and those before them.
+#: The measured claims of each side, and the warm-up claims before them.
 CLAIMS, WARM_UP = 40, 5
 PERIODS = 10
-#: As much as ends a period by default.
+#: The number of finished entries that ends a period by default.
 PERIOD_COUNT = 50_000
 TURN_S_MAX = 30.0
-#: Entries as `put` would make them: due, in five priorities.
+#: Inserts entries as `put` would, which are due, in five priorities.
 _MANY = """INSERT INTO {schema}.entry
     (id, process_at, expires_at, inserted_at, queue, slot, priority, kind, keyhash, data)
     SELECT n, 1700000000000 + n / 7, 9223372036854775807, 1700000000000, %s, 0, 50 + 10 * (n %% 5), 2,
@@ -31,7 +31,7 @@ _MANY = """INSERT INTO {schema}.entry
 
 
 async def many(run: Run, waiting: int) -> None:
-    """A claim of a hundred while five thousand entries wait, and while five million do, in turn."""
+    """Measure claims of a hundred while five thousand entries wait and while five million wait, in turn."""
     few, many = Ours(run.url, schema=f"{SCHEMA}_few"), Ours(run.url, schema=f"{SCHEMA}_many")
     for side, count in ((few, FEW), (many, waiting)):
         await side.open()
@@ -49,7 +49,7 @@ async def _make(url: str, side: Ours, count: int) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"SELECT id FROM {side.schema}.queue WHERE name = %s", (side.queue.name,))
         row = await cursor.fetchone()
-        assert row is not None, "it was opened"
+        assert row is not None, "the queue was opened"
         for first in range(1, count, 500_000):
             rows = (row[0], PAYLOAD, first, min(first + 499_999, count))
             await connection.execute(_MANY.format(schema=side.schema), rows)
@@ -57,13 +57,13 @@ async def _make(url: str, side: Ours, count: int) -> None:
         await connection.execute("CHECKPOINT")
 
 
-async def churn(run: Run, elsewhere: str) -> None:
-    """Ten periods are put and worked off while a transaction keeps its snapshot; then most of another one.
+async def churn(run: Run, fresh_url: str) -> None:
+    """Put and finish ten periods of entries, then most of another one, while a transaction keeps its snapshot.
 
-    Claims there and claims from a fresh queue come in turn. The fresh one is in a separate database: what is finished
-    in it can be cleared away, since a snapshot that is held in one database holds up nothing in another.
+    Claims there and claims from a fresh queue take turns. The fresh one is in a separate database, where finished
+    entries can be vacuumed, because a snapshot that is held in one database does not affect another.
     """
-    fresh, churned = Ours(elsewhere, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
+    fresh, churned = Ours(fresh_url, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
     await fresh.open()
     await churned.open()
     try:
@@ -96,7 +96,7 @@ async def _filled_in_turn(*sides: Ours) -> list[float]:
 
 
 async def _in_turn(*sides: Ours) -> list[float]:
-    """The medians of as many claims on each side, one after the other."""
+    """Return the median claim time of each side; the sides take turns."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(WARM_UP + CLAIMS):
         for side, times in zip(sides, taken, strict=True):
@@ -105,7 +105,7 @@ async def _in_turn(*sides: Ours) -> list[float]:
 
 
 async def _turned(url: str) -> None:
-    """Return when the keeper has noticed that a period's worth is finished, and begun the next one."""
+    """Return when the maintenance has noticed that the period is finished, and has begun the next one."""
     async with asyncio.timeout(TURN_S_MAX), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         while True:
             cursor = await connection.execute(f"SELECT max(finished) FROM {SCHEMA}.period")
@@ -116,11 +116,11 @@ async def _turned(url: str) -> None:
 
 
 async def _claim_ms(queue: Queue) -> float:
-    """What a claim of a hundred took, which are finished afterwards."""
+    """Return the time of a claim of a hundred entries, and finish them."""
     began = time.perf_counter()
     jobs = await queue.claim(BATCH)
     taken_ms = (time.perf_counter() - began) * 1000
     if len(jobs) != BATCH:
-        raise AssertionError(f"a claim brought {len(jobs)} entries, not {BATCH}")
+        raise AssertionError(f"a claim returned {len(jobs)} entries, not {BATCH}")
     await queue.done(jobs)
     return taken_ms

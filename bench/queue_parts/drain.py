@@ -1,4 +1,4 @@
-"""Draining by claim and finish: in hundreds over up to four connections, and one at a time by twenty workers."""
+"""Drain a queue by claim and finish: in hundreds over up to four connections, and one by one with twenty workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bench.queue_sides.side import Side
 CONNECTIONS = (2, 4)
 WORKERS = 20
 ROUNDS = 3
-#: pgqueuer's jobs in one dequeue: its best counts. With a hundred it was slower, with two thousand no faster.
+#: The numbers of jobs in a dequeue of pgqueuer; the best counts. A hundred was slower, two thousand no faster.
 PGQUEUER_BATCHES = (500, 1_000)
 COUNT, SINGLES = 50_000, 4_000
-#: A job of procrastinate's takes as long whatever their number, and fifty thousand of them would take minutes.
+#: The time of a procrastinate job does not depend on their number, and fifty thousand would take minutes.
 PROCRASTINATE_COUNT = 2_000
 
 
 async def drain(run: Run) -> None:
-    """Everybody in turns; the best of each counts, with its best number of connections. We run as often as pgqueuer."""
+    """Measure all sides in turn; the best round of each counts. Tidebook runs as often as pgqueuer."""
     count = run.few(COUNT)
     sides: list[Side] = [Bare(run.url), Pgmq(run.url)]
     for batch in PGQUEUER_BATCHES:
@@ -38,7 +38,7 @@ async def drain(run: Run) -> None:
 
 
 async def _analyze(url: str) -> None:
-    """What autovacuum does for a table within a minute: without it some plan for an empty one, and are half as fast."""
+    """Analyze tables, as autovacuum would within a minute; otherwise some sides plan for empty tables."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("ANALYZE")
 
@@ -57,7 +57,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
 
 
 async def singles(run: Run) -> None:
-    """Twenty workers, each claims one and finishes it; pgqueuer's twenty loops or its manager, whichever is better."""
+    """Measure twenty workers that claim and finish one entry each; for pgqueuer, the better of loops and manager."""
     count = run.few(SINGLES)
     sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
     for _ in range(1 if run.quick else ROUNDS):

@@ -1,4 +1,4 @@
-"""The queue in a folder beside huey on SQLite, every commit synchronized."""
+"""The queue in a folder beside huey on SQLite; every commit is synced."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bench.queue_parts.figures import Run, fill, rate_of
 from bench.queue_sides.huey import Huey
 from bench.queue_sides.ours import Ours
 
-#: Both sides take one entry at a time; the number of workers that is best for a side counts.
+#: Both sides take one entry at a time; the best number of workers of each side counts.
 WORKERS = (20, 100)
 HUEY_THREADS = (1, 4, 20)
 HUEY_COUNT, SINGLES, BATCHED = 1_000, 4_000, 10_000
-#: Rounds are short and alternate, and the best of each side counts, so that other load on the machine favours neither.
+#: Rounds are short and alternate, and the best of each side counts, so that other load does not favour either side.
 ROUNDS = 8
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the run have in common."""
+"""The run, and the functions that its parts share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bench.timing import timed
 
 
 class Run(msgspec.Struct):
-    """The database, how much is to be done, and what was found."""
+    """A run: the database, the amount of work, and the figures so far."""
 
     url: str
     quick: bool
     figures: dict[str, float]
 
     def few(self, count: int) -> int:
-        """So many, or a fifth in a quick run."""
+        """Return the count, or a fifth of it in a quick run."""
         return count // 5 if self.quick else count
 
     def keep_best(self, name: str, rate: float) -> None:
@@ -27,16 +27,16 @@ class Run(msgspec.Struct):
 
 
 async def rate_of(what: str, count: int, work: Callable[[], Awaitable[int]]) -> float:
-    """How many a second, all of them."""
+    """Time work that must finish `count` entries; return its rate per second."""
     with timed(what) as watch:
         done = await work()
     if done != count:
-        raise AssertionError(f"{what}: {done:,} of {count:,} were worked off")
+        raise AssertionError(f"{what}: {done:,} of {count:,} were finished")
     return watch.rate(count)
 
 
 async def fill(side: Side, count: int, *, tasks: int = 4) -> float:
-    """Put this many; how many a second."""
+    """Put `count` entries; return the rate per second."""
     with timed(f"{side.name}: put {count:,} in hundreds, {tasks} at one time") as watch:
         await side.put(count, tasks=tasks)
     return watch.rate(count)

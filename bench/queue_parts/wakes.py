@@ -1,4 +1,4 @@
-"""Wake-ups: from a put elsewhere to the hands of a worker with nothing to do, and at process dates."""
+"""The latency of wake-ups: from a put in another process to the claim by an idle worker, and at process dates."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidebook.queue.queue import Queue
 PAUSE_S = 0.05
 IDLE, IDLE_ROUNDS = 400, 4
 TIMERS = 10_000
-#: The first of the timers go off soon, this many a second; the others are due after them.
+#: The timers are due one after another, this many per second.
 TIMERS_PER_S = 100.0
 TIMERS_S = 20.0
 
 
 async def idle(run: Run) -> None:
-    """Nothing else goes on: what one entry takes, on each side in turn."""
+    """Measure the latency of one entry without other load, on each side in turn."""
     count = run.few(IDLE) // IDLE_ROUNDS
     ours, theirs = Ours(run.url), PgQueuer(run.url)
     our_ms: list[float] = []
@@ -44,8 +44,8 @@ async def idle(run: Run) -> None:
 
 
 async def _latencies_ms(ours: Ours, count: int) -> list[float]:
-    """From the put in one book to the claim in another, which share the database alone."""
-    begun: dict[str, float] = {}
+    """Return latencies from the put in one book to the claim in another, which share only the database."""
+    put_at_s: dict[str, float] = {}
     found: list[float] = []
     arrived = asyncio.Event()
 
@@ -54,7 +54,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
             async for _ in dues:
                 while jobs := await queue.claim(10):
                     for job in jobs:
-                        found.append((time.perf_counter() - begun[job.data]) * 1000)
+                        found.append((time.perf_counter() - put_at_s[job.data]) * 1000)
                     arrived.set()
                     await queue.done(jobs)
 
@@ -63,7 +63,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
         putting = await other.queue("bench").open()
         await asyncio.sleep(1)
         for number in range(count):
-            begun[f"{number}"] = time.perf_counter()
+            put_at_s[f"{number}"] = time.perf_counter()
             await putting.put(f"{number}")
             await asyncio.wait_for(arrived.wait(), 60)
             arrived.clear()
@@ -74,7 +74,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
 
 
 async def timers(run: Run) -> None:
-    """Ten thousand process dates: how late a listener is woken for each, and how late a worker has the entry."""
+    """Measure how late a listener is woken, and a worker has the entry, for ten thousand process dates."""
     ours = Ours(run.url)
     await ours.open()
     measured_s = TIMERS_S / 10 if run.quick else TIMERS_S
@@ -89,13 +89,13 @@ async def timers(run: Run) -> None:
         wakes, late = await asyncio.gather(_wakes(ours.queue, until), _late_ms(ours.queue, until))
     await ours.close()
     _keep(run, "timer_claimed", late)
-    # a timer may be early by a part of a millisecond
-    woken = [(wakes[bisect_left(wakes, date - 0.001)] - date) * 1000 for date in dates if date < until]
-    _keep(run, "timer", woken)
+    # a timer may be early by a fraction of a millisecond
+    late_ms = [(wakes[bisect_left(wakes, date - 0.001)] - date) * 1000 for date in dates if date < until]
+    _keep(run, "timer", late_ms)
 
 
 async def _wakes(queue: Queue, until: float) -> list[float]:
-    """The moments at which a listener is woken, up to the first past `until`."""
+    """Return the times at which a listener is woken, up to the first after `until`."""
     wakes: list[float] = []
     async with aclosing(queue.listen()) as dues:
         async for _ in dues:
@@ -106,7 +106,7 @@ async def _wakes(queue: Queue, until: float) -> list[float]:
 
 
 async def _late_ms(queue: Queue, until: float) -> list[float]:
-    """How late entries are in the hands of a worker who claims whenever he is woken."""
+    """Return how late a worker has claimed each entry if it claims whenever it is woken."""
     late: list[float] = []
     async with aclosing(queue.listen()) as dues:
         async for _ in dues:

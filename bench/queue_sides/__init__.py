@@ -1,1 +1,1 @@
-"""The queues that are measured beside one another, each with the same few methods."""
+"""The queues that are compared, all with the same few methods."""

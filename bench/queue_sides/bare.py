@@ -1,4 +1,4 @@
-"""The bare loop: a table, a primary key, and a delete that skips what others have locked."""
+"""A bare loop: a table with a primary key, and a delete that skips rows that others have locked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DELETE = """DELETE FROM bench_bare WHERE id IN (SELECT id FROM bench_bare ORDER
 
 
 class Bare:
-    """No lease, no priority, no date: what PostgreSQL itself can do."""
+    """The limit of PostgreSQL itself, without leases, priorities or dates."""
 
     name = "bare"
 

@@ -1,4 +1,4 @@
-"""huey on SQLite, every commit synchronized."""
+"""huey on SQLite; every commit is synced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.queue_sides.side import PAYLOAD
 
 
 class Huey:
-    """Tasks in a file, worked off by threads that do what its consumer's workers do."""
+    """Tasks in a file, which threads execute as the workers of huey's consumer do."""
 
     name = "huey"
 
@@ -23,13 +23,13 @@ class Huey:
         self._task = self._huey.task(name="bench")(_nothing)
 
     def put(self, count: int) -> int:
-        """Enqueue this many."""
+        """Enqueue this many tasks."""
         for _ in range(count):
             self._task(PAYLOAD)
         return count
 
     def drain(self, *, threads: int) -> int:
-        """Dequeue and execute everything."""
+        """Dequeue and execute all tasks."""
         done = [0] * threads
 
         def work(place: int) -> None:
@@ -51,4 +51,4 @@ class Huey:
 
 
 def _nothing(data: bytes) -> None:
-    """The work."""
+    """Do nothing, as the work of a task."""

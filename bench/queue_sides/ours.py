@@ -14,8 +14,8 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 from tidebook.wiring.book import Book
 
-#: Tasks share the calls of others, which never take more than four connections: two for claims, two for finishes. Each
-#: claims a hundred, as the others do on a connection each; with half as many tasks a call is shared by fewer.
+#: Tasks share calls, which never take more than four connections: two for claims and two for finishes. Each task claims
+#: a hundred, as other queues do on each connection; with half as many tasks, fewer would share a call.
 TASKS_EACH = 8
 
 

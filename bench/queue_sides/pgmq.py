@@ -1,6 +1,6 @@
-"""A queue of visibility timeouts, as pgmq's SQL functions are.
+"""A queue with visibility timeouts, like pgmq's SQL functions.
 
-pgmq is a server extension and not part of a plain PostgreSQL: `send_batch`, `read` and `delete` are written here after
+pgmq is a server extension and not part of a plain PostgreSQL: `send_batch`, `read` and `delete` follow
 its documented behaviour (dynamic SQL over a table a queue, an index on the visibility date, jsonb messages).
 """
 
@@ -60,7 +60,7 @@ END $$;
 
 
 class Pgmq:
-    """read(100) and delete of what was read."""
+    """A queue of `read(100)`, and `delete` of the messages that were read."""
 
     name = "pgmq"
 

@@ -1,6 +1,6 @@
 """pgqueuer, through its own queries and its own manager, on asyncpg.
 
-With psycopg its manager waits for notifications on the connection that it asks with, and a wake-up takes a second.
+With psycopg, its manager waits for notifications on its query connection, and a wake-up takes a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY = "bench"
 
 
 class PgQueuer:
-    """dequeue and log_jobs, in batches or one at a time; its manager for the wake-ups."""
+    """pgqueuer by `dequeue` and `log_jobs`, in batches or one at a time; wake-ups use its manager."""
 
     name = "pgqueuer"
 
@@ -55,22 +55,22 @@ class PgQueuer:
         return sum(await asyncio.gather(*(self._work(1) for _ in range(workers))))
 
     async def latencies_ms(self, count: int, pause_s: float) -> list[float]:
-        """From the enqueue of one job on another connection to its handler, with nothing else to do."""
+        """Return latencies from the enqueue of one job on another connection to its handler, without other load."""
         manager = QueueManager(await self._queries())
-        begun: dict[str, float] = {}
+        put_at_s: dict[str, float] = {}
         found: list[float] = []
         arrived = asyncio.Event()
 
         @manager.entrypoint(_ENTRY)
         async def handle(job: Any) -> None:
-            found.append((time.perf_counter() - begun[job.payload.decode()]) * 1000)
+            found.append((time.perf_counter() - put_at_s[job.payload.decode()]) * 1000)
             arrived.set()
 
         running = asyncio.create_task(manager.run(dequeue_timeout=timedelta(seconds=30), batch_size=10))
         queries = await self._queries()
         await asyncio.sleep(1)
         for number in range(count):
-            begun[f"{number}"] = time.perf_counter()
+            put_at_s[f"{number}"] = time.perf_counter()
             await queries.enqueue(_ENTRY, f"{number}".encode())
             await asyncio.wait_for(arrived.wait(), 60)
             arrived.clear()
@@ -103,7 +103,7 @@ class PgQueuer:
 
 
 class PgQueuerManaged(PgQueuer):
-    """One at a time by its manager, which fetches jobs for its handlers in batches, and finishes them in batches."""
+    """Jobs one at a time by pgqueuer's manager, which fetches jobs for its handlers and finishes them in batches."""
 
     async def singles(self, *, workers: int) -> int:
         manager = QueueManager(await self._queries())
@@ -116,7 +116,7 @@ class PgQueuerManaged(PgQueuer):
 
         await manager.run(
             mode=QueueExecutionMode.drain,
-            batch_size=workers // 2,  # as much as it allows with so many jobs at one time
+            batch_size=workers // 2,  # the maximum that it allows with this many concurrent jobs
             max_concurrent_tasks=workers,
             dequeue_timeout=timedelta(seconds=1),
         )

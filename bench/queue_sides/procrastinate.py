@@ -9,7 +9,7 @@ import psycopg
 
 
 class Procrastinate:
-    """Jobs of one task, worked off by one worker."""
+    """Jobs of one task, which one worker executes."""
 
     name = "procrastinate"
 

@@ -1,4 +1,4 @@
-"""What the benchmark asks of every queue."""
+"""The interface of every queue that is compared."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Side(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Make its tables, empty."""
+        """Create empty tables."""
         ...
 
     async def put(self, count: int, *, tasks: int) -> None:
-        """Put this many entries in batches of BATCH, by this many tasks at one time."""
+        """Put this many entries in batches of BATCH, by this many concurrent tasks."""
         ...
 
     async def drain(self, *, connections: int) -> int:
-        """Claim and finish everything in batches of BATCH."""
+        """Claim and finish all entries in batches of BATCH."""
         ...
 
     async def singles(self, *, workers: int) -> int:
-        """Claim and finish everything one at a time."""
+        """Claim and finish all entries one at a time."""
         ...
 
     async def close(self) -> None:
-        """Remove its tables."""
+        """Drop the tables."""
         ...

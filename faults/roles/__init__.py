@@ -1,1 +1,1 @@
-"""The roles of the workload: what each of its processes does."""
+"""The roles of the workload, one for each kind of process."""

@@ -1,4 +1,4 @@
-"""What a role has: the plan, its history, chance, and when to stop."""
+"""The context of a role: the plan, its history, a random generator, and a stop event."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidebook.testing.histories.line import HistoryFile
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import read_settings
 
-#: Errors that say that nothing was changed.
+#: Errors that are only raised if the call changed nothing.
 WITHOUT_EFFECT: tuple[type[TidebookError], ...] = (Unavailable, InvalidInput)
 PAUSE_S = 0.05
 
 
 class JumpingClock(SystemClock):
-    """The clock of the machine, and how far the wall clock of this process is off."""
+    """The clock of the machine, with an offset of this process's wall clock."""
 
     def __init__(self) -> None:
         self.off_ms = 0
@@ -33,7 +33,7 @@ class JumpingClock(SystemClock):
 
 
 class Context:
-    """The surroundings of a role."""
+    """The plan, history, random generator and stop event of a role."""
 
     def __init__(self, plan: Plan, name: str, seed: int) -> None:
         self.plan = plan
@@ -42,7 +42,7 @@ class Context:
         self.history = HistoryFile(plan.histories / f"{name}.ndjson", name)
         self.stopping = asyncio.Event()
         self.clock = JumpingClock()
-        #: Of a process of an embedded book: its files may fail.
+        #: The disk of a process of an embedded book, whose files may fail.
         self.disk = install_faulty_files(random.Random(seed)) if plan.brokers is None else None
         self._values = 0
 
@@ -72,7 +72,7 @@ class Context:
         failures: tuple[type[Exception], ...] = WITHOUT_EFFECT,
         **args: Any,
     ) -> Any:
-        """Make a call, write it down, and return what it returned or its error."""
+        """Make a call, record it, and return its result or its error."""
         pending = self.history.begin(op, **args)
         try:
             found = await call()

@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class Account:
-    """An account: its state is its balance; commands are the events that they ask for."""
+    """An account, whose state is its balance; a command is the event that it requests."""
 
     State = int
     events = (Deposited, Withdrawn)
@@ -51,7 +51,7 @@ class Account:
 
     @staticmethod
     def decide(command: Deposited | Withdrawn, state: int) -> list[Deposited | Withdrawn]:
-        """Refuse what the balance does not cover."""
+        """Refuse a withdrawal that the balance does not cover."""
         if isinstance(command, Withdrawn) and command.amount > state:
             raise Refused(state)
         return [command]
@@ -87,7 +87,7 @@ async def _work(context: Context, accounts: Any) -> None:
 
 
 async def balance(context: Context, accounts: Any, id: str) -> None:
-    """Load the state of an account and write it down."""
+    """Load the state of an account and record it."""
     await context.record("balance", lambda: accounts.load(id), _state, key=f"{ACCOUNTS}/{id}")
 
 
@@ -131,7 +131,7 @@ def mirror(book: Any, engine: Any) -> Any:
 
 
 async def caused_commands(book: Any) -> list[dict[str, str]]:
-    """Return what the process manager has executed: the source and its event, in the order of each mirror."""
+    """Return the commands of the process manager: source and event, in the order of each mirror."""
     found = []
     journal = book.journal(ACCOUNTS)
     async for id in journal.ids():

@@ -1,4 +1,4 @@
-"""The inspector: waits until everything has caught up, then writes down what the book holds."""
+"""The inspector: it waits until everything has caught up, then records the content of the book."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ async def inspect(context: Context) -> None:
 
 
 def catch_up_s_max(plan: Plan) -> float:
-    """Return within which time all consumers must have caught up."""
+    """Return the time within which all consumers must have caught up."""
     return CATCH_UP_S_MAX if plan.brokers is None else SERVER_CATCH_UP_S_MAX
 
 
 async def _wait(lacking: Callable[[], Awaitable[list[str]]], bound_s: float) -> list[str]:
     began = time.monotonic()
     while found := await lacking():
-        print(f"{time.monotonic() - began:.1f} s: {'; '.join(found)}", flush=True)  # into the log of the process
+        print(f"{time.monotonic() - began:.1f} s: {'; '.join(found)}", flush=True)  # goes to the log of the process
         if time.monotonic() > began + bound_s:
             return found
         await asyncio.sleep(bound_s / 200)
@@ -66,7 +66,7 @@ async def _wait(lacking: Callable[[], Awaitable[list[str]]], bound_s: float) -> 
 
 
 class WantedEvents:
-    """The events that all consumers must have; they are read once, because nothing appends any more."""
+    """The events that all consumers must have; they are read once, because there are no more appends."""
 
     def __init__(self, context: Context, book: Any) -> None:
         self._context = context
@@ -100,7 +100,7 @@ async def _payloads(journal: Any, wanted: Callable[[str], bool]) -> set[str]:
 
 
 async def _each(ids: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-    """Do the work for each id, some at once: a long run has thousands of journals."""
+    """Do the work for each id, with bounded concurrency, because a long run has thousands of journals."""
     waiting = iter(ids)
 
     async def run() -> None:
@@ -113,7 +113,7 @@ async def _each(ids: Iterable[str], work: Callable[[str], Awaitable[None]]) -> N
 
 
 async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[str]:
-    """Return what has not caught up yet."""
+    """Return descriptions of all consumers that have not caught up yet."""
     if lag := sum([await _lag(book, topic) for topic in (TOPIC, ACCOUNTS)]):
         return [f"{lag} records are not replicated"]
     found: list[str] = []
@@ -147,7 +147,7 @@ async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[st
 
 
 async def _drain(queue: Any) -> list[dict[str, str]]:
-    """Return the data of all entries of a queue that nobody works on."""
+    """Return the data of all entries of a queue that has no workers."""
     rows: list[dict[str, str]] = []
     while jobs := await queue.claim(limit=DRAINED_AT_ONCE, lease=DRAIN_LEASE_S):
         rows += [{"key": queue.name, "value": job.data} for job in jobs]
@@ -204,7 +204,7 @@ async def _dump_journals(context: Context, book: Any, topic: str) -> None:
 
 
 def _value(encoded: Any) -> str:
-    """Return the value that names an event: its payload, or the field of a command's event."""
+    """Return the value that identifies an event: its payload, or the field of a command's event."""
     return _named(read_payload(encoded))
 
 
@@ -274,7 +274,7 @@ async def _dump_messages(context: Context, book: Any) -> None:
 
 
 def _consume(brokers: str) -> list[dict[str, Any]]:
-    """Read the messages of a Kafka topic from its start to its present end."""
+    """Read the messages of a Kafka topic from its start to its current end."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "inspector", "enable.auto.commit": False})

@@ -13,7 +13,7 @@ from tidebook.core.event import Event
 
 TASKS = 3
 RETRIES_MAX = 4
-#: Only a snapshot has these: a journal that was purged meanwhile, or is shorter.
+#: Errors that only a snapshot raises: the journal was purged since, or is shorter.
 SNAPSHOT_FAILURES = (*WITHOUT_EFFECT, NotFound)
 
 
@@ -59,7 +59,7 @@ async def _step(context: Context, journal: Any, id: str, key: str) -> None:
 
 
 async def read(context: Context, journal: Any, id: str, key: str) -> list[list[Any]] | None:
-    """Read a journal and write it down; return its events, or None if the read failed."""
+    """Read a journal and record the read; return its events, or None if the read failed."""
 
     async def collect() -> list[list[Any]]:
         return [[event.seq_nr, event.payload] async for event in journal.read(id)]

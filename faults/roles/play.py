@@ -19,7 +19,7 @@ CLOCK_JUMP_MS = 3_600_000
 
 
 def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
-    # Imported here, so that the process that starts all others loads no driver.
+    # These imports are here so that the process that starts all others loads no driver.
     from faults.roles import deciders, inspector, journals, messages, replicator, streams, wal
 
     return {
@@ -37,7 +37,7 @@ def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
 
 
 def _log_to(file: str) -> None:
-    """Send everything that the process prints to a file."""
+    """Redirect the process's output to a file."""
     log = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

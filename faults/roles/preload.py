@@ -1,4 +1,4 @@
-"""Everything that the processes of a run import, for the process that they are forked from."""
+"""Import all modules of the processes of a run, in the process from which they are forked."""
 
 import signal
 
@@ -10,6 +10,6 @@ import tidebook.wiring.sync  # noqa: F401
 from faults.disk import FAIL_SIGNAL, HEAL_SIGNAL
 from faults.roles import deciders, inspector, journals, messages, replicator, streams, wal  # noqa: F401
 
-# A process may get the signal to change its clock or disk before it listens; by default these signals would end it.
+# A process may get the signal to change its clock or disk before it has handlers; by default these would end it.
 for number in (signal.SIGUSR1, signal.SIGUSR2, FAIL_SIGNAL, HEAL_SIGNAL):
     signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Replicators of an embedded book: of several, one does the work."""
+"""Replicators of an embedded book, of which only one is active."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Followers of tags, members of a group, and a projection: what an application builds on journals."""
+"""Followers of tags, members of a group, and a projection: the parts that an application builds on journals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tidebook.testing.histories.line import read_lines
 EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
     id {}, consumer TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL)"""
 PROJECTION = "rows"
-#: How often a member of the group takes some time before it handles an event, and how long at most.
+#: The probability that a member of the group delays the handling of an event, and the longest delay.
 SLOW, SLOW_S = 0.2, 0.3
-#: A member stops (a long garbage collection, a swapped machine) between an event and its transaction, and a connection
-#: of the projection's pool takes long, each about so often and for so many leases: the fences of both must hold then.
+#: The interval and the duration (in leases) of stalls, as by a long garbage collection or swapping: of a member between
+#: an event and its transaction, and of a connection of the projection's pool. The fences of both must hold.
 STALL_EVERY_S, STALL_LEASES = (6.0, 12.0), 1.5
 
 
@@ -42,7 +42,7 @@ def connect(context: Context) -> Any:
 
 
 def create_effects(context: Context) -> None:
-    """Create the tables of the application; once, for a file in use cannot change its mode."""
+    """Create the tables of the application; call it once, because the mode of a file in use cannot change."""
     with closing(connect(context)) as connection:
         serial = "INTEGER PRIMARY KEY AUTOINCREMENT"
         if context.plan.sql_url is None:
@@ -67,7 +67,7 @@ async def consume(context: Context) -> None:
 
 
 async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]) -> None:
-    """Run the parts, each again after an error, until the role stops."""
+    """Run the parts until the role stops, and restart each after an error."""
 
     async def run(number: int, part: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -75,7 +75,7 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
                 await part()
             except (TidebookError, sqlite3.OperationalError, psycopg.OperationalError, DBAPIError) as error:
                 seconds = (time.monotonic_ns() - context.plan.began_ns) / 1e9
-                # Into the log of the process: a part that fails again and again looks like one that waits.
+                # Printed to the log of the process, because a part that fails repeatedly looks like one that waits.
                 print(f"{seconds:.1f} s: part {number}: {type(error).__name__}: {error}", flush=True)
                 await context.pause(0.5)
 
@@ -83,26 +83,26 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
     stopping = asyncio.create_task(context.stopping.wait())
     ended, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
-        task.result()  # a part ends only by an error that no application expects: the process ends with it
+        task.result()  # a part ends only with an error that no application expects, which ends the process
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
 
 
 def _stream(context: Context) -> str:
-    """The name of the stream, which outlives the process: consume-1.3 continues consume-1."""
+    """Return the name of the stream, which continues in the next process: consume-1.3 continues consume-1."""
     return context.name.split(".")[0]
 
 
 def last_offset(context: Context, tag: str) -> str | None:
-    """Return the offset of the last event that this stream has written down, in this process or an earlier one."""
+    """Return the offset of the last event that this stream has recorded, in this process or an earlier one."""
     files = sorted(context.plan.histories.glob(f"{_stream(context)}.*.ndjson"), key=lambda file: file.stat().st_mtime)
     delivered = [line for line in read_lines(files) if line.op == "deliver" and line.args["tag"] == tag]
     return max(delivered, key=lambda line: line.ns).result["offset"] if delivered else None
 
 
 async def follow(context: Context, book: Any, tag: str) -> None:
-    """Write down every event of a tag, from where this stream was on."""
+    """Record every event of a tag, from the stream's last offset on."""
     async for event in book.tags.read(tag, after=last_offset(context, tag), follow=True):
         place = event.place
         context.history.observe(
@@ -120,7 +120,7 @@ async def follow(context: Context, book: Any, tag: str) -> None:
 
 
 class Stalls:
-    """Stops the thread that asks for longer than a lease, now and then."""
+    """Stops the calling thread occasionally, for longer than a lease."""
 
     def __init__(self, context: Context) -> None:
         self._plan = context.plan
@@ -132,7 +132,7 @@ class Stalls:
         return time.monotonic() + self._chance.uniform(*STALL_EVERY_S)
 
     def stall_if_due(self) -> None:
-        """Sleep if it is time."""
+        """Sleep if a stall is due."""
         if time.monotonic() >= self._due_s and not self._plan.is_quiet:
             time.sleep(self._lasts_s)
             self._due_s = self._next_s()
@@ -149,9 +149,9 @@ async def join(context: Context, book: Any) -> None:
                 # Its lease may end before the event is handled.
                 if context.chance.random() < SLOW and not context.plan.is_quiet:
                     await context.pause(SLOW_S)
-                stalls.stall_if_due()  # in the event loop, so that nothing renews the lease
+                stalls.stall_if_due()  # blocks the event loop, so that nothing renews the lease
                 handled = await asyncio.to_thread(_handle, context, connection, offsets, event)
-                # The offsets of the database count; a commit to the store, which is costly on servers, may be rare.
+                # The offsets in the database count, so commits to the store, which are costly on servers, may be rare.
                 if handled and (context.plan.sql_url is None or context.chance.random() < 0.1):
                     await events.commit(event)
 
@@ -181,7 +181,7 @@ def _engine(context: Context) -> Engine:
 
 
 def with_short_lease(context: Context, projection: Projection) -> Projection:
-    """Give a projection the lease of the run: with its own, which is no setting, slices would rarely change hands."""
+    """Give a projection the lease of the run; with its own, which is no setting, slices would rarely change owners."""
     projection._settings = msgspec.structs.replace(projection._settings, lease_s=context.plan.lease_s)
     return projection
 

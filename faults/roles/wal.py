@@ -9,7 +9,7 @@ from faults.roles.context import WITHOUT_EFFECT, Context
 from tidebook.core.errors import Fenced, NotFound, TidebookError, Truncated
 
 TABLES = (1, 2)
-#: How many entries a table keeps: older ones are marked deleted, so that replays stay short.
+#: The number of entries that a table keeps; older ones are marked deleted, so that replays stay short.
 KEPT = 60
 REGION_NAME = f"{NAMESPACE}/{REGION}"
 
@@ -64,7 +64,7 @@ async def _step(context: Context, region: Any) -> None:
 
 
 async def replay(context: Context, region: Any) -> None:
-    """Replay the region and write it down."""
+    """Replay the region and record the result."""
 
     async def collect() -> list[list[Any]]:
         return [[entry.table, entry.seq, entry.payload.decode()] async for entry in region.read()]

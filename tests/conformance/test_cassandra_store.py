@@ -1,4 +1,4 @@
-"""The store's contract on a real Cassandra."""
+"""Run the store's conformance suite on a real Cassandra."""
 
 from __future__ import annotations
 

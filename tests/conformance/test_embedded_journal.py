@@ -1,4 +1,4 @@
-"""Journals in a folder; and the same over a log that, like Kafka, has no index by key and no linearizable end."""
+"""Run the journals' conformance suite in a folder, also on a log without a key index and a linearizable end."""
 
 from __future__ import annotations
 

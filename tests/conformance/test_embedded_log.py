@@ -1,4 +1,4 @@
-"""The embedded log is a log, with an index by key and without."""
+"""Run the log's conformance suite on the embedded log, with and without an index by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded store is a store: a slice that was not begun from the pointer is refused."""
+"""Run the store's conformance suite on the embedded store, which refuses a slice that does not begin at the pointer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams by tag in a folder."""
+"""Run the conformance suite of streams by tag in a folder."""
 
 from __future__ import annotations
 

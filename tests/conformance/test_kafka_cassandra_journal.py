@@ -1,4 +1,4 @@
-"""Journals on a real Kafka and a real Cassandra: the same cases, unchanged above the ports."""
+"""Run the journals' conformance suite on a real Kafka and a real Cassandra."""
 
 from __future__ import annotations
 

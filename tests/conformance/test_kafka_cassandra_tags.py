@@ -1,4 +1,4 @@
-"""Streams by tag on a real Kafka and a real Cassandra."""
+"""Run the conformance suite of streams by tag on a real Kafka and a real Cassandra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's contract on a real Kafka."""
+"""Run the log's conformance suite on a real Kafka."""
 
 from __future__ import annotations
 

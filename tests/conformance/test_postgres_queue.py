@@ -1,4 +1,4 @@
-"""PostgreSQL is a queue store."""
+"""Run the conformance suite of queue stores on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite in a folder is a queue store."""
+"""Run the conformance suite of queue stores on SQLite in a folder."""
 
 from __future__ import annotations
 

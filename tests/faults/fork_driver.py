@@ -1,6 +1,6 @@
-"""Run as a program: processes that fork while they have a book open. Prints one JSON object.
+"""A program that forks processes while a book is open. It prints one JSON object.
 
-`refused` has the result of each use of the parent's book in a child; `lost` counts acknowledged writes that are
+`refused` has the result of each call on the parent's book in a child; `lost` counts acknowledged writes that are
 missing, of journals, WAL, queue and outbox. The book is a folder, or a settings file with servers.
 """
 
@@ -24,7 +24,7 @@ from tidebook.outbox import Message
 SECONDS_MAX = 60
 WORKERS = 3
 FEATURES = ("journal", "wal", "queue", "outbox")
-#: Topics, queues and namespaces of a run: servers are shared with other tests.
+#: The name of the run's topics, queues and namespace, because servers are shared with other tests.
 NAME = sys.argv[3] if len(sys.argv) > 3 else "t"
 
 
@@ -115,7 +115,7 @@ def workers(folder: str, method: str) -> dict[str, Any]:
 
 
 def uses(book: Any) -> dict[str, Callable[[], Any]]:
-    """Return calls of everything that a sync book does, by name."""
+    """Return a call of each operation of a sync book, by name."""
     journal, region = book.journal(NAME), book.wal(NAME).open_region(9, create=True)
     queue, tags, outbox = book.queue(NAME), book.tags, book.outbox
     queue.put({"n": 0})
@@ -148,7 +148,7 @@ def reported(use: Callable[[], Any]) -> str:
 
 
 def answer_of(pid: int, source: int) -> tuple[dict[str, str], int]:
-    """Return what a child wrote, and its exit status."""
+    """Return the answers that a child wrote, and its exit status."""
     with open(source) as answered:
         text = answered.read()
     return json.loads(text or "{}"), os.waitpid(pid, 0)[1]
@@ -171,7 +171,7 @@ def preload(folder: str) -> dict[str, Any]:
                     book.journal(NAME).append(f"worker {number}", [Event({"n": n})])
             os.write(sink, json.dumps(refused).encode())
             master.__exit__(None, None, None)
-            sys.exit(0)  # the interpreter ends as usual, with its clean-up
+            sys.exit(0)  # the interpreter exits normally, with its clean-up
         os.close(sink)
         master.journal(NAME).append("0", [Event({"n": number})])
         found, status = answer_of(pid, source)
@@ -244,7 +244,7 @@ def asynchronous(folder: str) -> dict[str, Any]:
             }
 
             def in_flight() -> list[asyncio.Task[Any]]:
-                """Start calls before the process forks, which later ones would wait for."""
+                """Start calls before the fork; later calls would wait for them."""
                 calls: list[Any] = [journal.append("4", [Event({})]), listed(journal.read("0")), journal.pointer("0")]
                 calls += [listed(journal.ids()), listed(tags.read("x")), outbox.status()]
                 return [asyncio.create_task(call) for call in calls]

@@ -41,7 +41,7 @@ def start(folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 def acknowledged(sender: subprocess.Popen[str], name: str, count: int) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """Return what was acknowledged to a sender before it was killed, after `count`: key and value by place."""
+    """Kill a sender after `count` acknowledgements; return all acknowledged keys and values by partition and offset."""
     reported: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     assert sender.stdout is not None
     for line in sender.stdout:
@@ -79,7 +79,7 @@ async def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, cou
     await log.close()
 
 
-async def test_one_of_two_processes_is_killed_and_the_other_goes_on(tmp_path: Path) -> None:
+async def test_one_of_two_processes_is_killed_and_the_other_continues(tmp_path: Path) -> None:
     dying, living = start(tmp_path, "dying"), start(tmp_path, "living")
     reported = acknowledged(dying, "dying", 200)
     reported |= acknowledged(living, "living", 2000)

@@ -1,4 +1,4 @@
-"""A full disk refuses writes, changes nothing, and leaves reading alone."""
+"""A full disk refuses writes, but changes no data, and reads still work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidebook.store.sqlite import SqliteStore
 
 def mount(folder: Path, options: str) -> None:
     if os.geteuid() != 0:
-        pytest.skip("a file system of a given size can be mounted by root alone: the full disk was NOT tested")
+        pytest.skip("only root can mount a file system of a given size: the full disk was NOT tested")
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
@@ -57,7 +57,7 @@ def fill_up(filling: Path) -> None:
 
 
 async def fill(log: SqliteLog) -> int:
-    """Append until it is refused; how many were taken."""
+    """Append until an append is refused; return how many succeeded."""
     for n in range(10_000):
         try:
             await log.append(Outgoing("t", 0, b"k", b"%06d" % n * 100))
@@ -66,7 +66,7 @@ async def fill(log: SqliteLog) -> int:
     raise AssertionError("the disk never got full")
 
 
-async def test_a_full_disk_fails_the_append_and_reading_goes_on(small: Path) -> None:
+async def test_a_full_disk_fails_appends_but_not_reads(small: Path) -> None:
     log = SqliteLog(small)
     await log.create_topic("t", 1)
     taken = await fill(log)
@@ -104,7 +104,7 @@ async def test_after_room_was_made_appends_go_on_where_they_were(small: Path) ->
     await log.close()
 
 
-async def test_opening_a_new_book_on_a_full_disk_is_unavailable_and_leaves_nothing_half_made(small: Path) -> None:
+async def test_opening_a_new_book_on_a_full_disk_fails_and_leaves_no_partial_files(small: Path) -> None:
     filling = small / "filling"
     fill_up(filling)
     with pytest.raises(Unavailable):
@@ -122,7 +122,7 @@ async def test_a_disk_that_cannot_be_written_is_refused(read_only: Path) -> None
             SqliteLog(folder)
 
 
-async def test_a_book_that_is_opened_on_a_full_disk_reads_on(small: Path) -> None:
+async def test_a_book_opened_on_a_full_disk_can_be_read(small: Path) -> None:
     async with tidebook.open(small / "book") as book:
         await book.journal("orders").append("o-1", [tidebook.Event("first")])
     filling = small / "filling"
@@ -135,7 +135,7 @@ async def test_a_book_that_is_opened_on_a_full_disk_reads_on(small: Path) -> Non
         assert await orders.pointer("o-1") == 1
 
 
-async def test_a_full_disk_is_reported_where_even_reading_needs_room(small: Path) -> None:
+async def test_a_full_disk_is_reported_when_even_a_read_needs_space(small: Path) -> None:
     async with tidebook.open(small / "book") as book:
         await book.journal("orders").append("o-1", [tidebook.Event("first")])
     for shared in (small / "book").glob("*-shm"):

@@ -1,4 +1,4 @@
-"""Nothing that was acknowledged is lost, and nothing hangs, whatever forks while a book is open."""
+"""If a process forks while a book is open, nothing acknowledged is lost and nothing hangs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def assert_every_use_is_refused(refused: dict[str, str]) -> None:
 
 @pytest.fixture
 def servers(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, postgres_url: str) -> Iterator[Path]:
-    """The settings of a book that keeps everything on servers."""
+    """The settings of a book that uses servers for everything."""
     with postgres_database(postgres_url) as database:
         toml = tmp_path / "tidebook.toml"
         toml.write_text(

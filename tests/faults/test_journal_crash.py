@@ -1,4 +1,4 @@
-"""A process killed in the middle of 64 writers' appends: no acknowledged append is lost, doubled or out of order."""
+"""After a process with 64 writers is killed, no acknowledged append is lost, duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def killed_after(folder: Path, run_number: int, count: int, *, replicating: bool
     assert process.stdout is not None
     for line in process.stdout:
         if not line.endswith("\n"):
-            break  # cut off by the kill
+            break  # an incomplete line, because of the kill
         id, number, *payload = line.split()
         reported[id, int(number)] = [int(part) for part in payload]
         if len(reported) == count:
@@ -68,7 +68,7 @@ async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicat
     reported: Reported = {}
     for run_number in range(20 if long_form else 4):
         new = killed_after(tmp_path, run_number, 100 + 400 * (run_number % 3), replicating=replicating)
-        assert not reported.keys() & new.keys(), "a number was given twice"
+        assert not reported.keys() & new.keys(), "a number was assigned twice"
         reported |= new
     async with tidebook.open(tmp_path) as book:
         orders = book.journal(TOPIC)
@@ -78,6 +78,6 @@ async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicat
                 events = [event async for event in orders.read(id)]
                 assert [event.seq_nr for event in events] == list(range(1, len(events) + 1))
                 found |= {(id, event.seq_nr): event.payload for event in events}
-                assert len({tuple(event.payload) for event in events}) == len(events), "an event is there twice"
+                assert len({tuple(event.payload) for event in events}) == len(events), "an event occurs twice"
             assert {place: found.get(place) for place in reported} == reported
-            await replicate(book.log, book.store, TOPIC, batch_records=333)  # then once more, from the store
+            await replicate(book.log, book.store, TOPIC, batch_records=333)  # a second time, from the store

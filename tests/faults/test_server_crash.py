@@ -1,4 +1,4 @@
-"""kill -9 of a server under load: what was acknowledged is there once, in order, and nothing else is."""
+"""After kill -9 of a server under load, its journals have each acknowledged event once, in order, and no others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITERS = 8
 
 
 class Writer:
-    """Appends numbered events to its own journal, and repeats what was not answered with the same key."""
+    """Appends numbered events to its own journal, and repeats an unanswered append with the same key."""
 
     def __init__(self, topic: str, name: str) -> None:
         self.topic = topic
@@ -28,14 +28,14 @@ class Writer:
         self.answered = asyncio.Event()
 
     async def write(self, http: httpx.AsyncClient) -> None:
-        """Append until the server is gone."""
+        """Append until the server fails."""
         while True:
             body = {"events": [{"payload": self.next}]}
             headers = {"idempotency-key": f"{self.name}-{self.next}"}
             try:
                 answer = await http.post(f"/v1/journals/{self.topic}/{self.name}/events", json=body, headers=headers)
             except httpx.TransportError:
-                return  # unknown: the next server is asked the same again
+                return  # the outcome is unknown: the next server gets the same request
             assert answer.status_code == 200, answer.text
             assert answer.json()["first"] == self.next + 1
             self.acknowledged.append(self.next)
@@ -64,7 +64,7 @@ async def test_no_acknowledged_append_is_lost_or_doubled_on_servers(
 
 
 async def _kill_and_check(where: Path, rounds: int) -> None:
-    """Kill a server that is written to, several times, and compare the journals with what it acknowledged."""
+    """Kill a server during writes, several times, and compare the journals with the acknowledged appends."""
     pauses = random.Random(7)
     topic = f"orders-{uuid4().hex[:8]}"
     writers = [Writer(topic, f"w-{n}") for n in range(WRITERS)]

@@ -9,14 +9,14 @@ import sys
 import warnings
 from pathlib import Path
 
-#: An input that takes longer, or a process that grows beyond this, is a failure.
+#: It is a failure if an input takes longer, or if the process uses more memory.
 INPUT_S_MAX = 20
 MEMORY_MB_MAX = 1_024
 INPUT_BYTES_MAX = 4_096
 
 
 def main(name: str, seconds: int, corpus: str, kept: str) -> None:
-    """Fuzz until the time is over or a failure is found; new inputs go to `corpus`, `kept` is only read."""
+    """Fuzz until the time is over or a failure is found; write new inputs to `corpus`, and only read `kept`."""
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     warnings.simplefilter("ignore")

@@ -38,7 +38,7 @@ Target = Callable[[bytes], None]
 LIMIT_BYTES = 1_000_000
 TAG, TOPIC, ID = "paid", "orders", "o-1"
 DEADLINE_S = 2.0
-#: Words that would make a command wait for ever, start a server or other processes, or leave the folder.
+#: Words that would make a command wait forever, start a server or other processes, or leave the folder.
 NOT_RUN = {
     "up",
     "serve",
@@ -222,7 +222,7 @@ def _server() -> _Server:
 
 
 def close() -> None:
-    """Close what the targets have opened."""
+    """Close all resources that the targets have opened."""
     if _server.cache_info().currsize:
         _run(_server().close())
         _server.cache_clear()

@@ -1,4 +1,4 @@
-"""Every kept input of the fuzz targets, as an ordinary test: nothing that was found once fails again."""
+"""Run every kept input of the fuzz targets as an ordinary test, so that no failure that was found returns."""
 
 from __future__ import annotations
 

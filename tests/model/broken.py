@@ -84,7 +84,7 @@ def tombstones_before_head(
 def coalesced_purge(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R8] A purge and the next incarnation in one batch: new rows, their head, then the tombstones of the old one."""
+    """[R8] A purge and the next incarnation are one batch: new rows, their head, then the tombstones of the old one."""
     writes = list(plan_key(key, head, records, config))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
         return writes
@@ -96,7 +96,7 @@ def coalesced_purge(
 def nothing_for_the_short_lived(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R9] Created and purged within a slice: nothing is written."""
+    """[R9] Nothing is written for a journal that a slice creates and purges."""
     now = head
     for placed in records:
         if now is None or placed.position > now.position:
@@ -151,7 +151,7 @@ def listed_after_the_head(
 def forgotten_before_cleared(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R18] Segments are unlisted before what they hold is cleared."""
+    """[R18] Segments are unlisted before their rows are cleared."""
     writes = list(plan_key(key, head, records, config))
     for i, write in enumerate(writes):
         if isinstance(write, ForgetSegments):
@@ -172,7 +172,7 @@ def never_forgotten(
 def all_at_once(
     writes: Sequence[Write], interned: Interned, records: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """Nothing is awaited before the next write is sent."""
+    """Each write is sent without waiting for the ones before it."""
     singles = tuple(dict.fromkeys(single for stage in in_stages(writes, interned, records, listed) for single in stage))
     return (singles,) if singles else ()
 
@@ -194,7 +194,7 @@ def stamped_by_batch(
 def cleared_without_the_list(
     writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """[R17c] A clear reaches only what the head itself names."""
+    """[R17c] A clear removes only segments that the head itself names."""
     stages = (tuple(dict.fromkeys(singles_of(write, interned, frozenset()))) for write in writes)
     return tuple(stage for stage in stages if stage)
 

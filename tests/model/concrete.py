@@ -1,6 +1,6 @@
-"""Two replicators, step by step, breadth first: a shortest trace for rules that the lattice cannot break.
+"""Run two replicators step by step, breadth first, for a shortest trace of faults that the lattice cannot find.
 
-One that is never scheduled again has crashed; one that is scheduled late is a zombie.
+A replicator that is never scheduled again has crashed; one that is scheduled late is a zombie.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Move = tuple[int, Single] | int
 
 
 class Process(NamedTuple):
-    """A replicator: how many slices it still takes, the slice in hand, the head it has read, what it still writes."""
+    """A replicator: its remaining slices, its current slice, the heads that it has read, and its remaining writes."""
 
     left: int
     slice_: tuple[int, int] | None = None
     writes: tuple[Move, ...] | None = None
-    #: Heads that were read before the pointer, by a rule that is broken.
+    #: Heads that a broken rule reads before the pointer.
     early: tuple[int, ...] | None = None
 
 
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Concrete:
-    """The search of one world."""
+    """Searches the states of one world."""
 
     def __init__(self, world: World, *, heads_first: bool = False, pointer_early: bool = False) -> None:
         self._world = world
@@ -42,17 +42,17 @@ class Concrete:
     def trace(self) -> list[str] | None:
         """Return a shortest path to a fully replicated store that is not the fold, or whose pointer moves back."""
         begin = State(self._world.empty, Process(1), Process(2))
-        came: dict[State, tuple[State, str] | None] = {begin: None}
+        predecessors: dict[State, tuple[State, str] | None] = {begin: None}
         queue = deque([begin])
         while queue:
             state = queue.popleft()
             for label, after in self._steps(state):
-                if after in came:
+                if after in predecessors:
                     continue
-                came[after] = (state, label)
+                predecessors[after] = (state, label)
                 bad = self._bad(state, after)
                 if bad is not None:
-                    return [*self._way(came, after), bad]
+                    return [*self._path_to(predecessors, after), bad]
                 queue.append(after)
         return None
 
@@ -64,9 +64,9 @@ class Concrete:
             return self._world.unlike_the_fold(after.store)
         return None
 
-    def _way(self, came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    def _path_to(self, predecessors: dict[State, tuple[State, str] | None], state: State) -> list[str]:
         way = []
-        while (step := came[state]) is not None:
+        while (step := predecessors[state]) is not None:
             state = step[0]
             way.append(step[1])
         return way[::-1]

@@ -1,4 +1,4 @@
-"""Replicators and a reader, in every order: a read returns the journal as of one position, or raises an error."""
+"""Interleave replicators and a reader in every order: a read returns the journal as of one position, or raises."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
     store = world.stores[at]
     match question.what:
         case "end":
-            # Every position in the store is in the log already; later records may be too.
+            # The log contains every position that is in the store, and may contain later records.
             least = max(store.top, node.last_barrier, node.seen_offset)
             return [reading.answered(node, end) for end in range(least, world.size)]
         case "pointer":

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from tests.model.world import Stages, World
 
-#: Whose records, from which offset to which, and what is written for them, or the number of the head that was read for
-#: them where the list of segments is still to be read.
+#: The journal, its first and last offset, and the writes for these records; or, if the list of segments must still be
+#: read, the number of the head that was read.
 Decided = tuple[int, int, int, Stages | int]
 
 
 class Lattice:
-    """The states of a world, and which leads to which."""
+    """The states of a world, and the transitions between them."""
 
     def __init__(self, world: World, *, pointer_after_all_keys: bool = True, flicker: bool = False) -> None:
         self._world = world
@@ -49,19 +49,19 @@ class Lattice:
                     break
                 self.edges[at] = self._next(at, known)
             for later in self.edges[at]:
-                there = decided.get(later)
-                if there is None:
+                existing = decided.get(later)
+                if existing is None:
                     decided[later] = set(known)
-                elif known <= there:
+                elif known <= existing:
                     continue
                 else:
-                    there |= known
+                    existing |= known
                 if later not in waiting:
                     waiting.add(later)
                     todo.append(later)
 
     def _decide(self, at: int, seen: int, known: set[Decided]) -> None:
-        """A reader now sees the state `at`, or `seen`, where one write in flight is there already."""
+        """Add the decisions of a replicator in state `at`; `seen` may also have one write in flight."""
         world = self._world
         pointer = max(world.stores[at].pointer, world.stores[seen].pointer)
         for (first, last), keys in self._concerned.items():
@@ -105,7 +105,7 @@ class Lattice:
         return found
 
     def violation(self) -> str | None:
-        """A state whose pointer is at the log's end and which is not the fold, or a pointer that moves back."""
+        """Describe a fully replicated state that is not the fold, or a pointer that moves back; or return None."""
         world = self._world
         for at, later in self.edges.items():
             if world.stores[at].pointer == world.size - 1:

@@ -1,7 +1,7 @@
 """A last-write-wins store of cells, in which each row, each segment's tombstone and each head is applied separately.
 
-It is a model of Cassandra, not a backend: what a replicator writes is taken apart into single writes, any of which
-may be the last before a crash, or land long after its writer was given up. States are immutable and hashable.
+It is a model of Cassandra, not a backend: a replicator's writes are split into single writes, any of which may be the
+last before a crash, or land long after its writer was given up. States are immutable and hashable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.segments import event_segment
 
-#: Which segments of which incarnation are listed.
+#: The listed segments: incarnation and segment.
 Listed = Set[tuple[Position, int]]
 
 
@@ -39,7 +39,7 @@ class RowCell(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """The numbers `first` to `last` of one segment, cleared."""
+    """Clears the numbers `first` to `last` of one segment."""
 
     first: int
     last: int
@@ -68,7 +68,7 @@ class SegmentCell(NamedTuple):
 
 
 class ListTombstone(NamedTuple):
-    """The segments before `below` of one incarnation's list, cleared."""
+    """Clears the segments before `below` from one incarnation's list."""
 
     incarnation: Position
     below: int
@@ -79,7 +79,7 @@ Single = RowCell | Tombstone | HeadCell | HeadTombstone | SegmentCell | ListTomb
 
 
 class KeyCells(NamedTuple):
-    """All that the store holds for one journal."""
+    """All cells of one journal."""
 
     rows: tuple[RowCell, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()
@@ -202,7 +202,7 @@ def land_by_arrival(cells: KeyCells, single: Single) -> KeyCells:
 
 
 class Interned:
-    """Heads and rows by number, so that states are small and quick to compare."""
+    """Numbers heads and rows, so that states are small and quick to compare."""
 
     def __init__(self) -> None:
         self.heads: list[Head] = []
@@ -230,7 +230,7 @@ class Interned:
 
 
 def singles_of(write: Write, interned: Interned, listed: Listed) -> Iterator[Single]:
-    """The single writes of one write, given the listed segments; they may land in any order among themselves."""
+    """Return the single writes that one write consists of, which may land in any order; `listed` are the segments."""
     match write:
         case PutEvents():
             for row in write.rows:

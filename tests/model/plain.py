@@ -10,7 +10,7 @@ REMEMBERED = 16
 
 @dataclass
 class Incarnation:
-    """One incarnation of a journal: its events by number, and the snapshots that were saved of it."""
+    """One incarnation of a journal: its events and its snapshots, by number."""
 
     last: int = 0
     events: dict[int, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Plain:
         return None
 
     def append(self, append_id: bytes, payloads: list[int], *, expected: int | None, at: int | None) -> int | None:
-        """The first number, or None where it is void."""
+        """Return the number of the first event, or None if the append is rejected."""
         if (expected is not None and expected != self.last) or (at is not None and at <= self.last):
             return None
         first = at if at is not None else self.last + 1

@@ -1,6 +1,6 @@
-"""The real reader, step by step: each of its requests to log or store is answered by the explorer.
+"""Run the real reader step by step: the explorer answers each of its requests to log or store.
 
-The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
+The reader's code is deterministic, so its next step follows from the answers so far. These form a tree, whose
 nodes are computed once per world, by running the reader again from the start.
 """
 
@@ -56,7 +56,7 @@ class Ask:
 
 
 class AskedLog:
-    """The log: its end is a request, and its records are known."""
+    """A log whose end is a request, and whose records are known."""
 
     indexed_by_key = True
     end_is_linearizable = True
@@ -72,7 +72,7 @@ class AskedLog:
 
 
 class AskedStore:
-    """The store: every read of it is a request."""
+    """A store of which every read is a request."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         offset = await Ask(Question("pointer"))
@@ -101,7 +101,7 @@ class BarrierLast(Reader):
 
 
 class Answered:
-    """Rows that were answered already."""
+    """Rows that the explorer has already returned."""
 
     def __init__(self, rows: Sequence[EventRow]) -> None:
         self._rows = rows
@@ -117,7 +117,7 @@ class HeadKnown(Reader):
     The earlier head is read at any time before this read; the mark is slow.
     """
 
-    #: The requests with their answers so far, and the index from which they belong to a read that has used no row yet.
+    #: The requests with their answers so far, and the index of the first one of a read that has used no row yet.
     asked: list[tuple[str, Any]]
     since: int | None = None
 
@@ -162,7 +162,7 @@ class MarkFirst(HeadKnown):
         return await self._view(key, barrier, pointer, stored)
 
 
-class PartsApart(HeadKnown):
+class SplitRanges(HeadKnown):
     """A `HeadKnown` that reads its first range before everything else, and the second one after it."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
@@ -213,9 +213,9 @@ class Node(NamedTuple):
     answers: tuple[int | tuple[int, ...], ...]
     yielded: Seen
     question: Question | None
-    #: "whole", "truncated", or an unexpected error.
+    #: "whole", "truncated", or an unexpected error; empty while the read continues.
     end: str
-    #: The first barrier that it was given, and the greatest.
+    #: The first barrier of the read, and the greatest.
     first_barrier: int
     last_barrier: int
     #: The greatest offset in any answer so far: the log has at least that length.
@@ -277,7 +277,7 @@ class Reading:
                 except TidebookError as error:
                     end = repr(error)
                     break
-                if question is None:  # it only yielded to other tasks
+                if question is None:  # the reader only yielded to other tasks
                     answer = None
                     continue
                 if not left:
@@ -309,7 +309,7 @@ class Reading:
             max(barriers_given, default=-1),
             max(offsets, default=-1),
         )
-        # Readers with the same memory behave alike from here on, whatever was answered before.
+        # Readers with the same memory behave the same from here on, even if their earlier answers differ.
         return self._alike.setdefault((*node[2:], memory), node)
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Every small history, every batching of its replication, every lag: the store is the same, and readers see the fold.
+"""For every small history, batching and lag of replication, the store is the same, and readers see the fold.
 
-The histories form a tree and share their beginnings: what is known of a prefix is computed once.
+The histories form a tree, so the results of a common prefix are computed once.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tidebook.journal.view import ReadView, ViewBase
 from tidebook.log.port import Record
 from tidebook.testing.action_histories import ACTION_TEMPLATES, FIRST_MS, ActionTemplate, Extension, extensions
 
-#: About a minute of computing, more on a busy machine, and much more under --long.
+#: It takes about a minute, more on a busy machine, and much more with --long.
 pytestmark = pytest.mark.timeout(3600)
 
 KEY = KEYS[0]
-#: The range of a read: after which number, up to which.
+#: The ranges of a read: it returns the events after the first number, up to the second.
 RANGES = [(0, LAST), (1, LAST), (3, LAST), (0, 2), (2, 4)]
 SHORT = ["next x2", "expected 0", "at 3", "jump", "delete 1", "delete 5", "purge", "purge if here"]
 
 
 class Point(NamedTuple):
-    """A history so far: the fold's head and events, and the store's cells after any batching that ends here."""
+    """A prefix of a history: the fold's head and events, and the store's cells after any batching that ends here."""
 
     head: Head | None
     seen: Seen
@@ -92,7 +92,7 @@ class Explorer:
         self._placed.pop()
 
     def _seen(self, grown: Extension) -> Seen:
-        """The events after the last action, from those before it: the plainest fold there is."""
+        """Apply the last action to the events before it, in the simplest way."""
         placed, seen = self._placed[-1], dict(self._points[-1].seen)
         match grown.change:
             case PurgeApplied():
@@ -104,14 +104,14 @@ class Explorer:
                     seen[first + i] = self._interned.row(row)
             case _:
                 pass
-        gone = grown.head.delete_to if grown.head is not None else 0
-        return tuple(sorted((number, row) for number, row in seen.items() if number > gone))
+        deleted_to = grown.head.delete_to if grown.head is not None else 0
+        return tuple(sorted((number, row) for number, row in seen.items() if number > deleted_to))
 
     def _replicated(self) -> frozenset[KeyCells]:
-        """The cells after every batching: the last batch may have begun after any earlier action."""
+        """Return the cells after every batching; the last batch may begin after any earlier action."""
         found = set()
-        for begun, point in enumerate(self._points):
-            writes = self._planner(KEY, point.head, self._placed[begun:], CONFIG)
+        for start, point in enumerate(self._points):
+            writes = self._planner(KEY, point.head, self._placed[start:], CONFIG)
             for cells in point.cells:
                 for write in writes:
                     for single in list(singles_of(write, self._interned, cells.listed)):
@@ -128,7 +128,7 @@ class Explorer:
             assert head is None or all(is_found(head, cell.seq_nr, cells.listed) for cell in cells.rows), self._names
 
     def _check_readers(self) -> None:
-        """Whatever is replicated, with the pointer there or still before it, all see the result of the fold."""
+        """Check that readers see the fold, wherever replication is, and whether or not the pointer has moved."""
         for lag, point in enumerate(self._points):
             position = point.head.position.offset if point.head is not None else -1
             for as_of in {lag - 1, position}:
@@ -137,8 +137,8 @@ class Explorer:
                     view.take(record)
                 assert view.head == self._points[-1].head, self._names
                 for after, to in RANGES:
-                    wanted = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
-                    assert self._read(point, view, after, to) == wanted, (self._names, lag, as_of, after, to)
+                    expected = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
+                    assert self._read(point, view, after, to) == expected, (self._names, lag, as_of, after, to)
 
     def _read(self, point: Point, view: ReadView, after: int, to: int) -> Seen:
         plan = view.plan(after, to)
@@ -160,21 +160,21 @@ class Explorer:
         return tuple(found)
 
 
-def test_every_history_of_up_to_5_actions_is_the_same_by_every_batching_and_every_lag(long_form: bool) -> None:
+def test_every_history_of_up_to_5_actions_is_the_same_for_every_batching_and_lag(long_form: bool) -> None:
     letters = list(ACTION_TEMPLATES.values()) if long_form else [ACTION_TEMPLATES[name] for name in SHORT]
     explorer = Explorer(letters, length=5)
     explorer.run()
     assert explorer.histories > 10_000
 
 
-def test_every_history_of_up_to_3_actions_over_all_letters_is_the_same_by_every_batching_and_every_lag() -> None:
+def test_every_history_of_up_to_3_actions_of_all_kinds_is_the_same_for_every_batching_and_lag() -> None:
     explorer = Explorer(list(ACTION_TEMPLATES.values()), length=3)
     explorer.run()
     assert explorer.histories > 1_000
 
 
 @pytest.mark.parametrize("left_out", [PutEvents, PutHead, ClearEvents, ClearJournal])
-def test_a_replicator_that_leaves_something_out_is_found(left_out: type[Write]) -> None:
+def test_a_replicator_that_omits_a_write_is_found(left_out: type[Write]) -> None:
     def forgetful(
         key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
     ) -> Sequence[Write]:

@@ -1,4 +1,4 @@
-"""Each rule of replication and reading, broken, is found by the search: so the proofs are not vacuous."""
+"""The search finds every broken rule of replication and reading, so its other results are not vacuous."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidebook.journal.settings import BarrierKind
 from tidebook.journal.view import ReadPlan, ReadView, ViewBase, page_is_valid, plan_read, stored_base
 from tidebook.testing.action_histories import ACTION_TEMPLATES, ActionTemplate, append, delete, histories, purge
 
-#: About a minute of computing, more on a busy machine, and much more under --long.
+#: It takes about a minute, more on a busy machine, and much more with --long.
 pytestmark = pytest.mark.timeout(3600)
 
 SMALL = ["next x1", "next x2", "at 3", "delete 1", "delete 2", "purge"]
@@ -71,7 +71,7 @@ def test_writes_in_broken_stages_or_under_broken_stamps_are_found(expander: Expa
     )
 
 
-#: Segments hold two numbers: each of these appends jumps over one, and deletes reach over the jump.
+#: Segments hold two numbers: each of these appends jumps over one, and deletes include the jump.
 JUMPS: list[Action] = [append(), append(at=5), append(at=9), delete(5), purge()]
 
 
@@ -96,14 +96,14 @@ def test_a_clear_that_does_not_read_the_list_of_segments_is_found() -> None:
     assert any(found_by_the_lattice(world, reader=False) for world in worlds)
 
 
-def test_a_head_that_is_not_written_again_is_found_where_a_write_in_flight_may_be_seen() -> None:
-    """A head seen in flight, its record skipped, the pointer moved on, and the head never durable."""
+def test_a_head_that_is_not_rewritten_is_found_if_writes_in_flight_are_visible() -> None:
+    """A head is read in flight, its record is skipped, the pointer moves on, and the head never becomes durable."""
     worlds = [World(log, planner=broken.redo_without_the_head) for log in logs(SMALL, (1, 2))]
     assert all(Lattice(world).violation() is None for world in worlds)
     assert any(Lattice(world, flicker=True).violation() is not None for world in worlds)
 
 
-# ---- what only two replicators, step by step, can show
+# ---- faults that only two replicators, step by step, can show
 
 
 def traced(log: Sequence[Step], **how: object) -> list[str] | None:
@@ -132,7 +132,7 @@ def test_a_pointer_that_is_written_before_all_keys_are_done_is_found() -> None:
     assert Lattice(World(log), pointer_after_all_keys=False).violation()
 
 
-def test_the_rules_as_they_are_hold_step_by_step_too() -> None:
+def test_the_unchanged_rules_hold_step_by_step_too() -> None:
     assert not any(traced(log) for log in logs(SMALL, (1, 2)))
     assert not any(traced(log) for log in logs(["next x2", "delete 1", "purge"], (3,)))
 
@@ -164,7 +164,7 @@ def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pyt
     assert read_is_wrong(SMALL, (2, 3))
 
 
-def test_a_reader_that_looks_only_at_the_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_compares_only_the_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q6]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
@@ -173,7 +173,7 @@ def test_a_reader_that_looks_only_at_the_incarnation_is_found(monkeypatch: pytes
     assert read_is_wrong(SMALL, (2, 3))
 
 
-def test_a_reader_that_looks_only_at_the_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_compares_only_the_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q6b]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
@@ -205,8 +205,8 @@ def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch
     assert read_is_wrong(SMALL, (1, 2, 3))
 
 
-class RowsUnasked(HeadKnown):
-    """It asks for the first rows before it knows any head."""
+class RowsBeforeHead(HeadKnown):
+    """A reader that requests the first rows before it knows any head."""
 
     async def begin(self, key: Key, kind: BarrierKind, rows: RowPrefetcher, *, after: int, to: int) -> ReadView:
         self.since = len(self.asked)
@@ -220,7 +220,7 @@ class RowsUnasked(HeadKnown):
 
 
 class PointerLast(HeadKnown):
-    """With an earlier head's rows, it reads the pointer after the head."""
+    """A reader that has the rows of an earlier head, and reads the pointer after the head."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
@@ -230,12 +230,12 @@ class PointerLast(HeadKnown):
         return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
-@pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])
-def test_first_rows_that_are_asked_for_in_the_wrong_order_are_found(reader: type[Reader]) -> None:
+@pytest.mark.parametrize("reader", [RowsBeforeHead, PointerLast])
+def test_first_rows_that_are_requested_in_the_wrong_order_are_found(reader: type[Reader]) -> None:
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[reader])
 
 
-def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folded_head_that_is_not_fully_replicated_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.model.reading.is_replicated", lambda head, _: head is not None and head.live)
     monkeypatch.setattr("tidebook.journal.view.is_replicated", lambda head, _: head is not None and head.live)
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[HeadFolded])
@@ -252,7 +252,7 @@ def test_rows_that_are_kept_from_a_head_of_another_incarnation_are_found(monkeyp
     assert read_is_wrong(SMALL, (2, 3), page=2, readers=[HeadKnown, MarkFirst])
 
 
-def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_passes_as_complete_with_missing_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_gap_free(rows: Sequence[EventRow], after: int, head: Head) -> bool:
         return all(head.incarnation <= row.position <= head.position for row in rows)
 
@@ -260,7 +260,7 @@ def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatc
     assert read_is_wrong(SMALL, (2, 3))
 
 
-def test_a_page_that_is_taken_for_whole_with_rows_of_another_incarnation_is_found(
+def test_a_page_that_passes_as_complete_with_rows_of_another_incarnation_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def is_gap_free(rows: Sequence[EventRow], after: int, head: Head) -> bool:
@@ -294,7 +294,7 @@ def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkey
 
 
 def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[rule 5] The pointer lags, the head is gone: what was appended before the purge would be folded on nothing."""
+    """[rule 5] The pointer lags and the head is gone, so appends from before the purge are folded onto nothing."""
 
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)
@@ -307,21 +307,21 @@ def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monke
     assert read_is_wrong(SMALL, (3,))
 
 
-def test_a_reader_that_goes_on_in_another_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_continues_in_another_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebook.journal.reader.may_continue", lambda *_: True)
     assert read_is_wrong(["next x2", "delete 1", "delete 2", "purge"], (2, 3))
 
 
-def test_a_reader_that_plans_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_whose_plan_is_always_empty_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebook.journal.view.plan_read", lambda **_: None)
     assert read_is_wrong(SMALL, (1,))
 
 
-def test_the_reader_as_it_is_holds_over_the_same_histories() -> None:
+def test_the_unchanged_reader_passes_on_the_same_histories() -> None:
     assert not read_is_wrong(SMALL, (1, 2))
     assert not read_is_wrong(SMALL, (2,), page=2, start=2)
 
 
-def test_the_planner_as_it_is_holds_over_the_same_histories() -> None:
+def test_the_unchanged_planner_passes_on_the_same_histories() -> None:
     for log in logs(WITH_CONDITION, (2, 3)):
         assert not found_by_the_lattice(World(log, planner=plan_key, expander=in_stages), reader=False)

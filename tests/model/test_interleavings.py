@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
-from tests.model.reading import BarrierLast, HeadFolded, HeadKnown, MarkFirst, PartsApart, PointerKnown, Reading
+from tests.model.reading import BarrierLast, HeadFolded, HeadKnown, MarkFirst, PointerKnown, Reading, SplitRanges
 from tests.model.world import CONFIG, Step, World
 from tidebook.core.action import Action
 from tidebook.core.seq_nr import LAST
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(3600)
 ALL = list(ACTION_TEMPLATES.values())
 SMALL = [ACTION_TEMPLATES[name] for name in ("next x1", "next x2", "at 3", "delete 2", "purge")]
 
-#: Ways to read: from which number to which, how many events a page, and when the barrier is fixed.
+#: Ways to read: the range of numbers, the events per page, and the reader, which decides when the barrier is fixed.
 READS: list[tuple[int, int, int, type[Reader]]] = [
     (1, LAST, 1, Reader),
     (1, LAST, 2, BarrierLast),
@@ -42,7 +42,7 @@ READS: list[tuple[int, int, int, type[Reader]]] = [
     (1, LAST, 1, PointerKnown),
     (1, LAST, 1, HeadFolded),
     (1, LAST, 2, HeadFolded),
-    (1, LAST, 2, PartsApart),
+    (1, LAST, 2, SplitRanges),
     (1, LAST, 4, HeadKnown),
 ]
 SEED = 20_261_116

@@ -1,4 +1,4 @@
-"""Long random histories, in random batches, with replays and a zombie: the store is what the fold says."""
+"""After long random histories in random batches, with replays and a zombie, the store is the fold of the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.core.head import Head
 from tidebook.core.replication_plan import plan_key
 from tidebook.testing.action_histories import random_histories
 
-#: About a minute of computing, more on a busy machine, and much more under --long.
+#: It takes about a minute, more on a busy machine, and much more with --long.
 pytestmark = pytest.mark.timeout(3600)
 
 KEY = KEYS[0]
@@ -29,7 +29,7 @@ def batches_of(size: int, cuts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Replicator:
-    """Carries a history into one store, batch by batch."""
+    """Replicates a history into one store, batch by batch."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -50,7 +50,7 @@ class Replicator:
             self.cells = land(self.cells, single)
 
     def shown(self) -> tuple[Head | None, list[object]]:
-        """The head, and the rows that a store finds by it and by its list of segments."""
+        """Return the head, and the rows that a store finds with it and the list of segments."""
         head, listed = self.head, self.cells.listed
         found = [cell for cell in self.cells.rows if head is None or is_found(head, cell.seq_nr, listed)]
         assert len(found) == len(self.cells.rows)
@@ -81,12 +81,12 @@ def test_crashes_replays_and_late_writes_change_nothing(
     replicator = Replicator(world)
     late: list[Single] = []
     for first, stop in batches_of(len(history), cuts):
-        # One decides, writes a part, and is given up; what it had still to write lands at the very end.
+        # One replicator decides, applies some of its writes, and stops; its other writes land at the very end.
         doomed = replicator.writes(data.draw(st.integers(0, first), label="from"), stop)
         crash = data.draw(st.integers(0, len(doomed)), label="crashed after")
         replicator.land(doomed[:crash])
         late += doomed[crash:]
-        # Another does the same slice, from anywhere at or below the pointer.
+        # Another replicates the same slice, from anywhere at or below the pointer.
         replicator.land(replicator.writes(data.draw(st.integers(0, first), label="again from"), stop))
     replicator.land(replicator.writes(0, len(history)))
     replicator.land(data.draw(st.permutations(late), label="late"))

@@ -1,4 +1,4 @@
-"""Records with arbitrary contents, in an embedded log: reader, head cache, replicator and store agree on each."""
+"""Reader, head cache, replicator and store agree on every record of an embedded log, whatever its content."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tidebook.core.head import Head
 from tidebook.core.position import Position
 from tidebook.core.record import MAGIC, VERSION, read_record
 
-#: A journal, another one, what names no journal, and none.
+#: The keys of two journals, a key that is no journal id, and no key.
 keys = st.sampled_from([b"a", b"a", b"a", b"b", b"\xff", b"\x00", None])
 records = st.lists(st.tuples(keys, rests.filter(lambda rest: _epoch(rest) <= 1)), min_size=1, max_size=6)
 IDS = ("a", "b")
 
 
 def _epoch(rest: bytes) -> int:
-    """A record of a later epoch stops every reader that has the configuration of this one: that is another test."""
+    """Keep the epoch: a record of a later one stops every reader with this configuration, which another test covers."""
     return getattr(read_record(sealed(MAGIC, VERSION, rest), limit_bytes=10**6), "epoch", 1)
 
 
 @pytest.mark.parametrize("kind", ["indexed", "like kafka"])
-def test_everybody_agrees_on_whatever_the_log_holds(kind: Kind, long_form: bool) -> None:
+def test_all_parts_agree_on_arbitrary_records(kind: Kind, long_form: bool) -> None:
     @settings(
         max_examples=150 if long_form else 15,
         deadline=None,
@@ -63,7 +63,7 @@ async def _agree(
 ) -> None:
     rig = Rig(folder, kind)
     try:
-        await rig.append("a", b"first")  # so that the head cache knows it, and folds what comes
+        await rig.append("a", b"first")  # so that the head cache has the journal, and folds the records that follow
         for key, rest in first:
             await rig.write_raw(key, sealed(MAGIC, VERSION, rest))
         unreplicated = [await _state(rig, id) for id in IDS]
@@ -94,7 +94,7 @@ async def _agree(
 
 
 async def _state(rig: Rig, id: str) -> tuple[int | None, Any]:
-    """The journal's number and its events; a payload may be such that only its own reader fails."""
+    """Return the journal's last number and its events; a damaged payload fails only the read."""
     number = await rig.journal.pointer(id)
     try:
         events: Any = [(event.seq_nr, repr(event.payload), event.tags) async for event in rig.journal.read(id)]
@@ -108,7 +108,7 @@ async def _stored(rig: Rig) -> list[Head | None]:
 
 
 async def _folded(rig: Rig, id: str) -> Head | None:
-    """The journal by the log alone."""
+    """Return the state of the journal from the log alone."""
     config, head = await rig.journal.topic_config(), None
     for record in (await rig.log.read("orders", 0, start=0, stop=10**6, limit=10**6)).records:
         action = read_record(record.value, limit_bytes=config.limit_bytes)

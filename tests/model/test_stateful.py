@@ -1,7 +1,7 @@
-"""The journal's API against a plain list, on the real embedded log and store.
+"""Compare the journal's API with a plain list, on the real embedded log and store.
 
 Replication runs at any moment, in batches of any size; the log is truncated after it; the book is closed and opened
-again; a second book works on the same folder. Over a log with an index by key, and over one that is like Kafka.
+again; a second book uses the same folder. One log has an index by key, the other is like Kafka.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ books = st.integers(0, 1)
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Two books on one folder, and a plain list a journal."""
+    """Two books on one folder, and a plain list for each journal."""
 
     kind: ClassVar[Kind]
 
@@ -121,10 +121,10 @@ class JournalMachine(RuleBasedStateMachine):
         self.of(id).purge()
         self.portal.run(self.rigs[book].journal.purge(id))
 
-    # ---- expiry, decided from a head that may be an old one
+    # ---- expiry, decided from a head that may be outdated
 
     @rule(book=books, id=ids)
-    def look_at_the_head(self, book: int, id: str) -> None:
+    def remember_the_head(self, book: int, id: str) -> None:
         head = self.portal.run(self.rigs[book].store.head(Key(TOPIC, id)))
         if head is not None and head.live:
             self.heads.append((id, head))
@@ -144,7 +144,7 @@ class JournalMachine(RuleBasedStateMachine):
         if self.portal.run(expire()):
             self.of(id).purge()
 
-    # ---- what goes on beneath
+    # ---- replication, truncation, restarts and damaged records
 
     @rule(batch=st.integers(1, 9), most=st.none() | st.integers(1, 3))
     def replicate(self, batch: int, most: int | None) -> None:
@@ -152,7 +152,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.portal.run(self.rigs[0].replicate(batch_records=batch, batches_max=most))
 
     @rule()
-    def cut_the_log_behind_replication(self) -> None:
+    def truncate_the_replicated_log(self) -> None:
         async def cut() -> None:
             pointer = await self.rigs[0].store.pointer(TOPIC, 0)
             if pointer is not None:
@@ -166,7 +166,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.rigs[book] = self.open_rig()
 
     @rule(value=st.binary(max_size=5), id=ids)
-    def somebody_writes_poison(self, value: bytes, id: str) -> None:
+    def write_a_damaged_record(self, value: bytes, id: str) -> None:
         self.portal.run(self.rigs[0].write_raw(id.encode(), value))
 
     # ---- snapshots
@@ -205,7 +205,7 @@ class JournalMachine(RuleBasedStateMachine):
         assert sorted(found) == sorted(id for id, plain in self.plain.items() if plain.incarnation is not None)
 
     @invariant()
-    def both_books_see_every_journal_as_it_is(self) -> None:
+    def both_books_see_every_journal(self) -> None:
         for book in (0, 1):
             for id, plain in self.plain.items():
                 assert self.portal.run(self.rigs[book].journal.pointer(id)) == (
@@ -229,7 +229,7 @@ class LikeKafkaMachine(JournalMachine):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", [IndexedMachine, LikeKafkaMachine])
-def test_a_journal_is_a_plain_list_whatever_goes_on_beneath(machine: type[JournalMachine], long_form: bool) -> None:
+def test_a_journal_behaves_like_a_plain_list(machine: type[JournalMachine], long_form: bool) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

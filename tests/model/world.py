@@ -1,4 +1,4 @@
-"""One small log: what the fold makes of it after every offset, what replicators write for it, and store states."""
+"""A small log, with its fold after every offset, the writes of its replicators, and the states of the store."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.testing.action_histories import FIRST_MS, placed_at
 
-#: Segments of two numbers, so that the smallest history crosses a border.
+#: Segments of two numbers, so that even the smallest history crosses a border.
 CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=2, segments=2)
 KEYS = (Key("orders", "a"), Key("orders", "b"))
 
-#: Whose journal, and what happens to it.
+#: The index of a journal, and an action on it.
 Step = tuple[int, Action]
-#: What a replicator writes for one key from its head as read and its records: write by write, each acknowledged.
+#: Returns a replicator's writes for one key, from the head that it read and the records; each write is acknowledged
+#: before the next.
 Planner = Callable[[Key, Head | None, Sequence[PositionedAction], TopicConfig], Sequence[Write]]
-#: How the writes of a key become stages of single writes. All of a stage is acknowledged before the next begins.
+#: The stages of single writes of a key. All writes of a stage are acknowledged before the next stage begins.
 Stages = tuple[tuple[Single, ...], ...]
-#: What clears reach depends on the list of segments, which is read after the head.
+#: Turns writes into stages. The rows that a clear removes depend on the list of segments, read after the head.
 Expander = Callable[[Sequence[Write], Interned, Sequence[PositionedAction], Listed], Stages]
 #: Events as a reader sees them: number and row.
 Seen = tuple[tuple[int, int], ...]
@@ -75,7 +76,7 @@ def own_segments(writes: Sequence[Write]) -> Listed:
 
 
 def reads_the_list(writes: Sequence[Write]) -> bool:
-    """Return whether what these writes clear depends on the list of segments."""
+    """Return whether the rows that these writes clear depend on the list of segments."""
     return any(isinstance(write, ClearEvents | ClearJournal) and write.head.run_start for write in writes)
 
 
@@ -88,14 +89,14 @@ class Store(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """A journal as the fold has it: its head, if it has one, and the events that are there."""
+    """A journal as the fold has it: its head, if any, and its events."""
 
     head: Head | None
     seen: Seen
 
 
 class World:
-    """A log under one way of replicating it. Store states are numbers."""
+    """A log and one way of replicating it. Store states are identified by numbers."""
 
     def __init__(
         self,
@@ -123,12 +124,12 @@ class World:
         self.empty = self.number(Store())
 
     def _truths(self, key: int) -> list[Truth]:
-        """After no record, after the first, and so on."""
+        """Return the truth before the first record, and after each one."""
         head: Head | None = None
         rows: dict[int, int] = {}
         truths = [Truth(None, ())]
-        for placed, (whose, _) in zip(self.placed, self.log, strict=True):
-            if whose == key:
+        for placed, (journal, _) in zip(self.placed, self.log, strict=True):
+            if journal == key:
                 head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, CONFIG)
                 if isinstance(change, PurgeApplied):
                     rows = {}
@@ -153,7 +154,7 @@ class World:
         return found
 
     def land(self, at: int, key: int, single: Single) -> int:
-        """The state after one single write has landed."""
+        """Return the state after a single write has landed."""
         found = self._landed.get((at, key, single))
         if found is None:
             store = self.stores[at]
@@ -189,14 +190,14 @@ class World:
         cell = self.stores[at].keys[key].head
         return None if cell is None else self.interned.heads[cell.head]
 
-    # ---- what replicators do
+    # ---- the steps of replicators
 
     def listed(self, at: int, key: int) -> Listed:
-        """The list of segments as this state has it."""
+        """Return the list of segments in this state."""
         return self.stores[at].keys[key].listed
 
     def head_number(self, at: int, key: int) -> int:
-        """The head as this state has it, by number; -1 for none."""
+        """Return the number of the head in this state; -1 if there is none."""
         cell = self.stores[at].keys[key].head
         return -1 if cell is None else cell.head
 
@@ -214,7 +215,7 @@ class World:
         return found
 
     def program(self, key: int, name: int, first: int, last: int, listed: Listed = frozenset()) -> Stages:
-        """Return the writes for the records `first` to `last` of a replicator that has read this head and this list."""
+        """Return the writes for the records `first` to `last` by a replicator that has read this head and list."""
         found = self._programs.get((key, name, first, last, listed))
         if found is None:
             writes, records = self._plan(key, name, first, last)
@@ -222,7 +223,7 @@ class World:
             self._programs[key, name, first, last, listed] = found
         return found
 
-    # ---- what must hold
+    # ---- invariants
 
     def unlike_the_fold(self, at: int, offset: int | None = None) -> str | None:
         """Return how the store differs from the fold of the log through `offset`, or None."""
@@ -243,11 +244,11 @@ class World:
                 for incarnation, _ in listed
                 if head is None or not head.live or incarnation != head.incarnation
             ]:
-                return f"segments of {KEYS[key].id}: lives {left} are over and still listed"
+                return f"segments of {KEYS[key].id}: incarnations {left} are over and still listed"
         return None
 
     def shown(self) -> str:
-        """The log, for a failing test's message."""
+        """Return the log as text, for the message of a failing test."""
         return "\n".join(
             f"  {offset}: {KEYS[key].id} {_brief(action)}" for offset, (key, action) in enumerate(self.log)
         )

@@ -10,16 +10,16 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-#: `random() < probability` is false for it, and `randrange` and `choice` take the first.
+#: `random() < probability` is false for the calm choice, and `randrange` and `choice` take the first value.
 CALM = 0.999_999
-#: Marks a choice that is replaced by the calm one.
+#: Replaces a choice by the calm one.
 IS_CALM = None
 
 Choice = float | int | None
 
 
 class RecordedChoices(random.Random):
-    """A source of choices that writes down what it gave; with `replayed`, it gives those, and calm ones after them."""
+    """A source of choices that records them; with `replayed`, it repeats those, and then makes calm ones."""
 
     def __init__(
         self, seed: float, replayed: Sequence[Choice] | None = None, *, recorded: list[Choice] | None = None
@@ -44,7 +44,7 @@ class RecordedChoices(random.Random):
         return self
 
     def split(self) -> RecordedChoices:
-        """Return a source of its own for a part of the simulation; its choices are written down with these."""
+        """Return a separate source for a part of the simulation; its choices are recorded together with these."""
         return RecordedChoices(self.random(), self._replayed, recorded=self.recorded)
 
     def _next(self, drawn: float, calm: float) -> float:
@@ -70,7 +70,8 @@ def reduce_choices(
         return runs <= runs_max and fails(candidate)
 
     low, high = 0, len(best)
-    while low < high:  # where the end can be cut; a failure need not be monotonic, so the result is checked again
+    # Search for the shortest prefix that fails. Failures need not be monotonic, so the result is checked again.
+    while low < high:
         middle = (low + high) // 2
         if is_better(best[:middle]):
             high = middle
@@ -97,7 +98,7 @@ def count_wild(choices: Sequence[Choice]) -> int:
 
 
 class Explainable(NamedTuple):
-    """What a run has done and found."""
+    """The choices, events and violations of a run."""
 
     recorded: Sequence[Choice]
     story: Sequence[object]
@@ -105,7 +106,7 @@ class Explainable(NamedTuple):
 
 
 def explain(seed: int, run: Callable[[Sequence[Choice] | None], Explainable], *, runs_max: int = 400) -> str:
-    """Reduce a failing seed; return what happens in the smallest run that still fails, and what is wrong with it."""
+    """Reduce a failing seed; return the events and the violations of the smallest run that still fails."""
     recorded = run(None).recorded
     reduced = reduce_choices(recorded, lambda choices: bool(run(choices).violations), runs_max=runs_max)
     smallest = run(reduced)

@@ -66,14 +66,14 @@ _SERIAL = {acsylla.Consistency.SERIAL, acsylla.Consistency.LOCAL_SERIAL}
 class Faults(NamedTuple):
     """The probability of each fault."""
 
-    #: Of a mutation to one replica: it arrives late, perhaps after the client's timeout; much later; never.
+    #: A mutation to one replica arrives late, perhaps after the client's timeout; much later; or never.
     late: float = 0.0
     much_later: float = 0.0
     lost: float = 0.0
-    #: Of a request: it fails before it is sent; its answer is lost.
+    #: A request fails before it is sent; its answer is lost.
     refused: float = 0.0
     unanswered: float = 0.0
-    #: Of a read: the replicas are read at different times; differences are not repaired; a page ends early.
+    #: The replicas of a read are read at different times; differences are not repaired; a page ends early.
     torn: float = 0.5
     unrepaired: float = 0.5
     short_page: float = 0.2
@@ -97,7 +97,7 @@ class Cluster:
         self._clock_us = CLOCK_US
 
     def define(self, definition: Definition) -> None:
-        """Execute DDL. All replicas agree at once."""
+        """Execute DDL. It takes effect on all replicas at once."""
         match definition:
             case CreateTable(table, if_not_exists):
                 if table.name not in self.schema:
@@ -164,7 +164,7 @@ class Cluster:
             write.acknowledged()
 
     def change_now(self, mutations: Sequence[Mutation]) -> None:
-        """Change all replicas at once, as all later reads see a completed compare-and-set."""
+        """Change all replicas at once, because all later reads see a completed compare-and-set."""
         for replica in self.replicas:
             for mutation in mutations:
                 replica.apply([mutation])
@@ -226,7 +226,7 @@ class Bound:
         self.options = options
 
     def set_is_idempotent(self, _: bool) -> None:
-        """Ignored: a client retries after a timeout by itself."""
+        """Do nothing: the client itself retries after a timeout."""
 
     def set_retry_policy(self, _: str) -> None:
         """Ignored."""
@@ -301,10 +301,10 @@ class Driver:
         self.stops_after: int | None = None
 
     def destroy(self) -> None:
-        """The client's cluster object is closed with its session."""
+        """Do nothing: the client's cluster object is closed with its session."""
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     async def create_prepared(self, cql: str, timeout: float | None = None) -> Prepared:
         return Prepared(parse(cql))
@@ -469,8 +469,8 @@ def _evaluate(
     if row is None:
         return False, {}
     found = {each.columns[0]: row.get(each.columns[0]) for each in conditions}
-    wanted = {each.columns[0]: value_of(values, each.terms[0]) for each in conditions}
-    return (True, {}) if found == wanted else (False, found)
+    expected = {each.columns[0]: value_of(values, each.terms[0]) for each in conditions}
+    return (True, {}) if found == expected else (False, found)
 
 
 class _Descending:

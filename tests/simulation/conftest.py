@@ -1,4 +1,4 @@
-"""The loop of the simulated clusters."""
+"""The event loop that simulated clusters run on."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ class _Parser:
         return CreateTable(Table(name, types, partition_key, clustering, descending), if_not_exists)
 
     def _options(self, clustering: tuple[str, ...]) -> tuple[bool, ...]:
-        """Parse a table's options; only the order of the clustering columns affects what a statement does."""
+        """Parse a table's options, of which only the order of the clustering columns affects statements."""
         descending = dict.fromkeys(clustering, False)
         if self._accept("WITH"):
             while True:

@@ -22,14 +22,14 @@ TOPIC = "orders"
 PARTITION = 0
 IDS = ("a", "b")
 TAGS = ("x", "y")
-#: Events per append: one, a few that are packed into one row, and more than fit into one.
+#: Events per append: one, a few that are packed into one row, and more than one row holds.
 COUNTS = (1, 2, 3, 3, 5, 5, 18)
 #: Packed rows end at segment borders, so both short and long segments matter.
 SEGMENT_SIZES = (2, 5, 5, 40)
 
 
 class Truth(NamedTuple):
-    """Every journal as the fold has it: heads and graves, existing events, and their tag rows."""
+    """All journals as the fold has them: heads (also of purged journals), existing events, and their tag rows."""
 
     heads: Mapping[str, Head]
     rows: Mapping[str, tuple[EventRow, ...]]
@@ -39,7 +39,7 @@ class Truth(NamedTuple):
 
 
 class History(NamedTuple):
-    """A log, and the truth before its first record, after it, and so on."""
+    """A log, and the truth before its first record and after each record."""
 
     config: TopicConfig
     records: list[Record]
@@ -77,12 +77,12 @@ class HistoryBuilder:
         return History(self._config, self._records, self._truths, "\n  ".join(self._shown))
 
     def append(self, id: str, action: Action | None) -> None:
-        """Append the next record; None is a damaged one."""
+        """Append the next record; None is a damaged record."""
         value = b"\0damaged" if action is None else encode_record(action, limit_bytes=self._config.limit_bytes)
         self.append_value(id, value, key=None if isinstance(action, Mark) else id.encode(), shown=_brief(action))
 
     def append_value(self, id: str, value: bytes, *, key: bytes | None, shown: str) -> None:
-        """Append a record of this value, which may mean anything."""
+        """Append a record with any value."""
         config, offset = self._config, len(self._records)
         record = Record(offset, FIRST_MS + offset * self._step_ms, key, value)
         read = read_record(value, limit_bytes=config.limit_bytes)

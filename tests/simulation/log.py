@@ -1,4 +1,4 @@
-"""A simulated log: a broker in memory, and a client of it for each simulated process, with faults at every call."""
+"""A simulated log: a broker in memory with a client for each simulated process; every call may fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidebook.runtime.futures import resolve_future
 class LogFaults(msgspec.Struct):
     """The probability of each fault of a call, and the longest duration of a call."""
 
-    #: The call fails, and has no effect.
+    #: The call fails without an effect.
     refused: float = 0.0
     #: The record is written, or is written later, or never; the client gets no answer.
     unanswered: float = 0.0
@@ -107,7 +107,7 @@ class SimulatedLog:
         self._dead = True
 
     async def resumed(self) -> None:
-        """Wait while the process is paused; a dead one waits for ever."""
+        """Wait while the process is paused; a dead one waits forever."""
         while (left_s := self._paused_until_s - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_s)
 
@@ -172,7 +172,7 @@ class SimulatedLog:
             self.send(many.record(index), one_of(on_sent, index))
 
     async def _pump(self, at: tuple[str, int]) -> None:
-        """Send what waits for a partition, in order, in batches of random size."""
+        """Send the waiting records of a partition, in order, in batches of random size."""
         waiting = self._waiting[at]
         while waiting:
             await self.resumed()
@@ -197,7 +197,7 @@ class SimulatedLog:
             result = OutcomeUnknown("the log did not answer")
         else:
             result = self._write(record)
-        # Answers come in the order of the records, and not before a paused process continues.
+        # Answers arrive in the order of the records; a paused process gets them when it continues.
         after_s = loop.time() + chance.random() * faults.call_s_max
         when_s = max(self._answers_s.get(at, 0.0), after_s, self._paused_until_s)
         self._answers_s[at] = when_s

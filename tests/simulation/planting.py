@@ -1,4 +1,4 @@
-"""Plant a fault in a function of the product, one text of its source becomes another, and expect that it is found."""
+"""Plant a fault in a function by replacing a text of its source, and expect the simulation to find it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def assert_found(violations: Callable[[int], Sequence[str]], seeds: Sequence[int]) -> None:
-    """Assert that some seed has violations; a product that is broken may also raise, which is noticed as well."""
+    """Assert that some seed finds the fault: it has violations, or the mutant raises."""
     for seed in seeds:
         try:
             if violations(seed):
@@ -25,7 +25,7 @@ def assert_found(violations: Callable[[int], Sequence[str]], seeds: Sequence[int
 
 
 def assert_reduced(explained: str) -> None:
-    """Assert that what explains a failing seed keeps fewer of its choices, and still has a violation."""
+    """Assert that the explanation of a failing seed has fewer choices, and still a violation."""
     found = re.match(r"seed \d+, (\d+) of (\d+) choices:\n", explained)
     assert found is not None
     assert int(found[1]) < int(found[2])
@@ -40,7 +40,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, owner: ModuleType | type, name: str, 
     if source.count(old) != 1:
         raise ValueError(f"{old!r} occurs {source.count(old)} times in {name}")
     namespace: dict[str, Any] = {}
-    # A future import, as its module has: annotations are not evaluated.
+    # Annotations must not be evaluated, as in the original module.
     code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutant of {name}>", "exec")
     exec(code, original.__globals__, namespace)
     mutant = namespace[name]

@@ -1,7 +1,7 @@
-"""One seeded run of a queue: putters and workers that pause and die, over a database that answers late or not at all.
+"""One seeded run of a queue: putters and workers that pause and die, on a database that answers late or never.
 
-Real are the store with all its SQL and the engine that runs it, in memory. Simulated are the connection to it, which
-has a fault at every call, the processes, and the clock.
+The store with all its SQL and the engine that runs it, in memory, are real. The connection to it, which may fail at
+every call, the processes and the clock are simulated.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Connection:
         await asyncio.sleep(self._database.chance.random() * self._database.faults.call_s_max)
 
     async def run(self, run: Any, call: Any, size_bytes: int = 0) -> Any:
-        """Make one transaction: there, its effect at one moment, and back."""
+        """Execute a transaction: the request travels, takes effect at one moment, and the answer travels back."""
         database = self._database
         await self.resumed()
         await self._travel()
@@ -114,13 +114,13 @@ class Process:
         self._run = run
         self.name = name
         self.connection = Connection(run.database)
-        self.store = SqliteQueues.__new__(SqliteQueues)  # without a file
+        self.store = SqliteQueues.__new__(SqliteQueues)  # the book has no file
         self.store._writer = self.connection  # type: ignore[assignment]
         self.store._clock = VirtualClock()
         self._holds = itertools.count(1)
 
     async def put(self) -> None:
-        """Put entries for ever."""
+        """Put entries until the run ends."""
         chance = self._run.chance
         for number in itertools.count(1):
             value, key = f"{self.name}-{number}", chance.choice(KEYS)
@@ -197,7 +197,7 @@ def _of(found: dict[LeasedEntry, int], held: LeasedEntry) -> int:
 
 
 class QueueRun:
-    """One course of events, determined by the seed, or by choices that are replayed."""
+    """One run, determined by the seed, or by choices that are replayed."""
 
     def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
         self.chance = chance = RecordedChoices(seed, replayed)

@@ -1,4 +1,4 @@
-"""Write down the calls of simulated processes, for the checker of histories."""
+"""Record the calls of simulated processes, for the checker of histories."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.line import HistoryLine
 
-#: Errors that say that nothing was changed.
+#: Errors that are only raised if the call changed nothing.
 WITHOUT_EFFECT: tuple[type[TidebookError], ...] = (Unavailable, InvalidInput)
 
 
 class Recorder:
-    """The history of one simulation, by its clock: no two lines have the same time."""
+    """Records the history of one simulation by its clock; no two lines have the same time."""
 
     def __init__(self) -> None:
         self._lines: list[HistoryLine] = []
@@ -25,7 +25,7 @@ class Recorder:
         return int(asyncio.get_running_loop().time() * 1e9) + len(self._lines)
 
     def observe(self, process: str, op: str, result: Any, **args: Any) -> None:
-        """Write down what was seen at this moment."""
+        """Record what was seen at this moment."""
         self._calls += 1
         self._lines.append(HistoryLine(process, self._calls, op, "ok", self._now_ns(), args, result))
 
@@ -39,7 +39,7 @@ class Recorder:
         failures: tuple[type[TidebookError], ...] = WITHOUT_EFFECT,
         **args: Any,
     ) -> Any:
-        """Make a call, write it down, and return what it returned or its error. A killed process writes no end."""
+        """Make a call, record it, and return its result or its error. A killed process records no end."""
         self._calls += 1
         number = self._calls
         self._lines.append(HistoryLine(process, number, op, "invoke", self._now_ns(), args))
@@ -60,5 +60,5 @@ class Recorder:
 
     @property
     def history(self) -> RecordedHistory:
-        """Everything that was written down."""
+        """Return everything that was recorded."""
         return pair_lines(self._lines)

@@ -1,8 +1,8 @@
-"""One seeded run of an outbox: publishers and relays that pause, stop and die, over a database and a log with faults.
+"""One seeded run of an outbox: publishers and relays that pause, stop and die, on a database and a log with faults.
 
-Real are the relay with its loops, the operations on the outbox's tables with their SQL, and the engine that runs it, in
-memory. Simulated are the threads, the connections, PostgreSQL's way of making rows visible at the commit, a crash that
-loses what was committed without waiting for the disk, the log with its fences, and time.
+The relay with its loops, the operations on the outbox's tables with their SQL, and the engine that runs it, in memory,
+are real. The threads, the connections, PostgreSQL's visibility of rows from the commit on, crashes that lose commits
+which did not wait for the disk, the log with its fences, and time are simulated.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Faults(msgspec.Struct):
 
 
 class OpenTransaction(msgspec.Struct):
-    """A publisher's transaction: its number and its rows, which become visible at the commit."""
+    """A publisher's transaction, with its number and the rows that become visible when it commits."""
 
     number: int
     rows: list[tuple[int, str, bytes | None, bytes]]
@@ -92,7 +92,7 @@ class OpenTransaction(msgspec.Struct):
 
 
 class SimulatedDatabase:
-    """The tables. Between two durable commits, the engine's transaction stays open: a crash rolls it back."""
+    """The tables. The engine's transaction stays open between two durable commits, so that a crash can roll it back."""
 
     def __init__(self, scheduler: ThreadScheduler, chance: random.Random, faults: Faults) -> None:
         self.scheduler, self.chance, self.faults = scheduler, chance, faults
@@ -146,7 +146,7 @@ class SimulatedDatabase:
         self.engine.execute("BEGIN")
 
     def execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """Run a statement; each statement of a transaction sees what others have committed before it."""
+        """Run a statement, which sees everything that others have committed before."""
         ready = [each for each in self.open if each.state == "ready"] if self._inside else ()
         if ready and self.chance.random() > 0.8:
             self.commit(ready[0])
@@ -178,7 +178,7 @@ class SimulatedDatabase:
             self._meanwhile = []
 
     def crash(self) -> None:
-        """Lose what was not made durable, every open transaction and every connection."""
+        """Lose all data that is not durable, every open transaction and every connection."""
         self.engine.execute("ROLLBACK")
         self.engine.execute("BEGIN")
         self.generation += 1
@@ -205,7 +205,7 @@ class SimulatedStore(OutboxStore):
         self, database: SimulatedDatabase, settings: OutboxSettings, floors: ScanFloors, process: RelayProcess
     ) -> None:
         self._process = process
-        # Without the base class, which would put together all statements for each of thousands of connections.
+        # The base class would format all statements again for each of thousands of connections.
         self._sql, self._floors, self._known_topics = _STATEMENTS, floors, set()
         self._lock_limit_ms, self._hold_parked = settings.lock_limit_ms, True
         self._database = database
@@ -230,7 +230,7 @@ class SimulatedStore(OutboxStore):
 
     @contextmanager
     def _travels(self) -> Iterator[None]:
-        """Go to the database, let it act, and come back; on the way both may be lost."""
+        """Let the request travel, take effect, and its answer travel back; either may be lost."""
         database = self._database
         self._travel()
         if database.chance.random() < database.faults.refused:
@@ -296,7 +296,7 @@ class SimulatedLog:
         self.skew_ms = skew_ms
         #: Called when a process is about to send.
         self.tempt: Callable[[SimulatedProcess], None] = lambda process: None
-        #: By topic: the epoch of the newest transactional producer, and the process that holds the file lock.
+        #: The epoch of each topic's newest transactional producer, and the process that holds its file lock.
         self.epochs: dict[str, int] = {}
         self.locks: dict[str, SimulatedProcess] = {}
 
@@ -311,7 +311,7 @@ class SimulatedLog:
         self.of(topic)[_partition(message)].append(SentRecord(message.key, message.value, message.headers))
 
     def delay_s(self) -> float:
-        """Return how long a request travels; few travel for much longer than a lock lasts."""
+        """Return how long a request travels; a few travel much longer than a lock lasts."""
         is_late = self.chance.random() < self.faults.unanswered
         return self.chance.random() * (self.faults.late_s_max if is_late else self.faults.call_s_max)
 
@@ -380,7 +380,7 @@ class SimulatedTarget(port.RelayTarget):
 
 
 class SimulatedChannel:
-    """A batch on its way. A paused process sends the rest when it goes on, a dead one nothing."""
+    """A batch that is being sent. A paused process sends the rest when it continues; a dead one sends nothing more."""
 
     def __init__(self, log: SimulatedLog, process: RelayProcess, topic: port.TargetTopic) -> None:
         self.log, self.process, self.topic = log, process, topic
@@ -397,7 +397,7 @@ class SimulatedChannel:
         self.dropped = True
 
     def depart(self, act: Callable[[], None], after_s: float = 0.0) -> None:
-        """Do something in the process after a while, unless the channel is dropped before."""
+        """Call `act` in the process after a delay, unless the channel is dropped before."""
 
         def go() -> None:
             if self.process.dead or self.dropped:
@@ -410,7 +410,7 @@ class SimulatedChannel:
         self.log.scheduler.call_at(self.log.scheduler.now_s + after_s, go)
 
     def travel(self, act: Callable[[], None]) -> None:
-        """Do something at the broker once a request has arrived, even if its sender is dead."""
+        """Call `act` at the broker when the request arrives, even if its sender is dead."""
         arrives_s = self.log.scheduler.now_s + self.log.delay_s()
         self.log.scheduler.call_at(max(arrives_s, self.process.isolated_until_s), act)
 
@@ -423,12 +423,12 @@ Chain = list[tuple[int, port.RelayedMessage]]
 
 
 class TimestampChannel(SimulatedChannel):
-    """An idempotent producer: messages of a partition arrive in order, once, unless they are too old."""
+    """An idempotent producer: messages of a partition arrive once and in order, unless they are too old."""
 
     def __init__(self, log: SimulatedLog, process: RelayProcess, topic: port.TargetTopic, *, singly: bool) -> None:
         super().__init__(log, process, topic)
         self.singly = singly
-        #: By partition: how many messages of this producer the broker has taken.
+        #: The number of messages that the broker has taken from this producer, by partition.
         self._taken: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
 
@@ -454,7 +454,7 @@ class TimestampChannel(SimulatedChannel):
         self._send(partition, chain[:size], chain[size:])
 
     def _send(self, partition: int, part: Chain, rest: Chain) -> None:
-        """Send one produce request; a lost one is sent again as it was."""
+        """Send one produce request; a lost one is retried unchanged."""
         if self.is_lost():
             self.depart(lambda: self._send(partition, part, rest), RETRY_S)
         else:
@@ -539,7 +539,7 @@ class TransactionChannel(SimulatedChannel):
 
 
 class LockChannel(SimulatedChannel):
-    """The embedded log: a batch is written at one moment, by the process that holds the topic's lock."""
+    """The embedded log: the process that holds the topic's lock writes a batch at one moment."""
 
     def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
         log = self.log
@@ -588,8 +588,8 @@ class SimulatedWakeup:
     def wait(self, timeout_s: float) -> bool:
         if not self._is_set:
             self._scheduler.sleep(timeout_s)
-        woken, self._is_set = self._is_set, False
-        return woken
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
 class SimulatedTopicQueue:
@@ -628,7 +628,7 @@ class RelayProcess(SimulatedProcess):
 
     def __init__(self, run: RelayRun, name: str) -> None:
         super().__init__(name)
-        #: Until then its requests to the database fail, and those to the log are delayed.
+        #: Until then the process's requests to the database fail, and those to the log are delayed.
         self.isolated_until_s = 0.0
         scheduler, settings = run.scheduler, run.settings
         target = SimulatedTarget(run.log, self, settings.fence_ms)
@@ -649,7 +649,7 @@ class RelayProcess(SimulatedProcess):
 
 
 class Publisher(SimulatedProcess):
-    """A process that publishes in transactions, some of which end badly."""
+    """A process that publishes in transactions, some of which fail or roll back."""
 
     def __init__(self, run: RelayRun, name: str, count: int) -> None:
         super().__init__(name)
@@ -682,7 +682,7 @@ class Publisher(SimulatedProcess):
             database.open.remove(transaction)
             transaction.state = "aborted"
         elif transaction.state == "open":
-            transaction.state = "ready"  # the commit is on its way
+            transaction.state = "ready"  # the commit has been sent
             run.scheduler.sleep(run.chance.random() * database.faults.call_s_max)
             if transaction.state == "ready":
                 database.commit(transaction)
@@ -695,7 +695,7 @@ class Publisher(SimulatedProcess):
 
 
 class RelayRun:
-    """One course of events, determined by the seed, or by choices that are replayed."""
+    """One run, determined by the seed, or by choices that are replayed."""
 
     def __init__(self, seed: int, replayed: Sequence[Any] | None = None, *, fence: Fence | None = None) -> None:
         self.chance = chance = RecordedChoices(seed, replayed)
@@ -713,7 +713,7 @@ class RelayRun:
             stop_s=chance.choice((1.0, 0.05)), fence_s=LOCK_LIMIT_S / chance.choice((3, 2)),
         )  # fmt: skip
         chosen = chance.choice(FENCES) if fence is None else fence
-        #: The clocks of database and brokers may differ by less than the lock limit less the fence.
+        #: The difference between the clocks of database and brokers; it must be below the lock limit minus the fence.
         skew_ms = chance.choice((0, -1000, 200))
         self.topics = ("t1",) if chance.random() > 0.3 else ("t1", "t2")
         self.database = SimulatedDatabase(self.scheduler, chance, faults)
@@ -744,7 +744,7 @@ class RelayRun:
         self._relays.append(RelayProcess(self, f"relay-{next(self._names)}"))
 
     def _trouble(self) -> None:
-        """Cause one fault, and set the time of the next."""
+        """Cause one fault, and schedule the next."""
         self._cause_fault(self._relays.pop(0))
         if (next_s := self.scheduler.now_s + self.chance.random() * 3.0) < TROUBLE_S:
             self.scheduler.call_at(next_s, self._trouble)
@@ -810,7 +810,7 @@ class RelayRun:
             self.scheduler.run(TROUBLE_S)
             calm = Faults()
             self.database.faults = self.log.faults = calm
-            self.scheduler.run(TROUBLE_S + 2 * LOCK_LIMIT_S)  # until what was late has arrived
+            self.scheduler.run(TROUBLE_S + 2 * LOCK_LIMIT_S)  # until late requests have arrived
             while not self._is_drained() and self.scheduler.now_s < TROUBLE_S + QUIET_S:
                 self.scheduler.run(self.scheduler.now_s + 1.0)
         finally:

@@ -1,4 +1,4 @@
-"""A run that then damages rows and repairs them from the log, during reads and late replays of old slices."""
+"""Run a simulation, then damage rows and repair them from the log, during reads and late replays of old slices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidebook.store.cassandra.mutations import CqlStatement, event_batches
 from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX
 from tidebook.store.cassandra.tag_writes import clear_batches
 
-#: The faults during a repair: slow replicas, and requests whose answers are lost.
+#: The faults during a repair: replicas are slow, and answers are lost.
 SLOW = Faults(late=0.1, unanswered=0.02)
 
 
@@ -45,11 +45,11 @@ class RepairedRun(Run):
         pointer = Pointer(last, truth.time_ms)
         await self._damage(store, id, pointer)
         found = await read_everything(self.clients.store(asks=range(3)))
-        wanted = self._state(truth.heads[id], truth.rows[id], [row for tag in TAGS for row in truth.tags[tag]], id)
+        expected = self._state(truth.heads[id], truth.rows[id], [row for tag in TAGS for row in truth.tags[tag]], id)
         damaged_state = self._state(
             found.heads[id], found.events_of_table[id], [row for tag in TAGS for row in found.tags[tag]], id
         )
-        folded = FoldedJournal(Key(TOPIC, id), PARTITION, wanted, Position(self.config.epoch, 0), False)
+        folded = FoldedJournal(Key(TOPIC, id), PARTITION, expected, Position(self.config.epoch, 0), False)
         intact = {row for row in truth.rows[id] if damaged_state.rows.get(row.seq_nr) == row}
         reading = asyncio.ensure_future(self._read_during_repair(id, truth.heads[id], intact))
         self.cluster.faults = SLOW
@@ -80,7 +80,7 @@ class RepairedRun(Run):
         wrong = msgspec.structs.replace(chosen, encoded=encode_event(Event("wrong")))
         damages = [
             [CqlStatement(cql.CLEAR_EVENT, [stamp, id, TOPIC, segment, chosen.seq_nr])],
-            # As a single row, and within its packed row.
+            # both as a single row, and within its packed row
             *event_batches(PutEvents(key, head, (wrong,)), stamp=stamp, packed=False),
             *event_batches(PutEvents(key, head, self._packed_with(rows, wrong)), stamp=stamp),
         ]
@@ -116,7 +116,7 @@ class RepairedRun(Run):
         raise Wrong("the repair did not finish")
 
     async def _read_during_repair(self, id: str, head: Head, intact: set[EventRow]) -> None:
-        """Check that the rows that were right before the repair are readable all the time."""
+        """Check that the rows that were correct before the repair can always be read."""
         store = self.clients.store()
         while True:
             await asyncio.sleep(self.dice.random() * 0.02)
@@ -128,7 +128,7 @@ class RepairedRun(Run):
                 raise Wrong(f"while {id} was repaired {missing} were not there")
 
     async def _replay(self) -> None:
-        """Apply a slice that was planned before anything was in the store."""
+        """Apply a slice that was planned while the store was empty."""
         records = self.history.records[: self.dice.randint(1, len(self.history.records))]
         by_id: dict[str, list[PositionedAction]] = {}
         time_ms = 0

@@ -68,7 +68,7 @@ class Restriction(NamedTuple):
         return some == self.values if self.operator == "=" else _COMPARE[self.operator](some, self.values)
 
 
-#: A set of rows of one partition: those that all restrictions admit. Without any it is the whole partition.
+#: The rows of one partition that all restrictions admit; without restrictions, the whole partition.
 Slice = frozenset[Restriction]
 ALL: Slice = frozenset()
 

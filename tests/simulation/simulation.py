@@ -34,14 +34,14 @@ from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
 from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.port import StoredSnapshot
 
-#: How long faults happen and records are appended, in seconds of simulated time.
+#: The duration of faults and appends, in seconds of simulated time.
 TROUBLE_S = 40.0
 EVER_MS = 2**62
 PAGE = 1000
 
 
 class Wrong(AssertionError):
-    """The store, or a reader of it, returned something that differs from the log."""
+    """The store, or a reader, returned something that differs from the log."""
 
 
 class SimulatedLog:
@@ -95,7 +95,7 @@ class SavedIncarnation(NamedTuple):
 
 
 class Run:
-    """One history with one course of events, all determined by the seed."""
+    """One history and one course of events; the seed determines both."""
 
     def __init__(self, seed: int, history: History | None = None) -> None:
         self.dice = dice = random.Random(seed)
@@ -146,7 +146,7 @@ class Run:
         self.cluster.faults = NONE
         await self._catch_up(self.clients.store())
         await self._check(dice.choice(_PAIRS))
-        # Now paused replicators continue, and what they and the dead ones had sent arrives.
+        # Now paused replicators continue, and late requests arrive, also those of dead replicators.
         for outcome in await asyncio.gather(*replicators, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
@@ -180,14 +180,14 @@ class Run:
             await asyncio.sleep(dice.random() * 2 * TROUBLE_S / count)
             try:
                 pointer = await store.pointer(TOPIC, PARTITION)
-                wanted = 0 if pointer is None else pointer.position.offset + 1
-                start = max(0, wanted - dice.choice((0, 0, 1, 3)))
-                stop = self._log.size if complete else dice.randint(wanted, max(wanted, self._log.size))
+                next_offset = 0 if pointer is None else pointer.position.offset + 1
+                start = max(0, next_offset - dice.choice((0, 0, 1, 3)))
+                stop = self._log.size if complete else dice.randint(next_offset, max(next_offset, self._log.size))
                 driver.stops_after = dice.randint(2, 9) if dice.random() < stops else None
                 records = self.history.records[start:stop]
                 await replicate_slice(store, TOPIC, PARTITION, records, self.config)
             except (Unavailable, OutcomeUnknown, LogLost):
-                continue  # the pointer that was read may not be visible to the next read yet
+                continue  # the next read may not yet see the pointer that was read
 
     async def _catch_up(self, store: CassandraStore) -> None:
         pointer = await replicate_slice(store, TOPIC, PARTITION, self.history.records, self.config)
@@ -209,7 +209,7 @@ class Run:
             left_s -= wait_s + down_s
 
     async def _save_snapshots(self, seed: float) -> None:
-        """Save snapshots of incarnations that exist, or existed a moment before."""
+        """Save snapshots of incarnations that exist or existed a moment ago."""
         dice = random.Random(seed)
         store = self.clients.store()
         for _ in range(dice.randint(0, 4)):
@@ -230,7 +230,7 @@ class Run:
     # Readers
 
     async def _read_journals(self, seed: float) -> None:
-        """Read with the real reader: a result is the journal as of one position at or after the start, or an error."""
+        """Check the real reader: it returns the journal as of one position at or after the start, or raises."""
         dice = random.Random(seed)
         store, metrics = self.clients.store(), Metrics()
         settings = JournalSettings(page_events=dice.choice((1, 2, 4, 100)), follow_s=0.0)
@@ -261,7 +261,7 @@ class Run:
         await cache.close()
 
     async def _read_tags(self, seed: float) -> None:
-        """Read a tag below the pointer's time: no row that is never deleted is missing, and no deleted row is there."""
+        """Check a read of a tag below the pointer's time: it has all rows that stay, and no deleted one."""
         dice = random.Random(seed)
         store = self.clients.store()
         for _ in range(dice.randint(0, 2)):
@@ -276,11 +276,11 @@ class Run:
                 continue
             offset = pointer.position.offset
             allowed = {row for row in self.history.truths[offset + 1].tags[tag] if row.time_ms < pointer.time_ms}
-            wanted = set(allowed)
+            required = set(allowed)
             for truth in self.history.truths[offset + 2 :]:
-                wanted &= set(truth.tags[tag])
-            if not wanted <= set(rows) <= allowed:
-                raise Wrong(f"tag {tag} through offset {offset} gave {rows}, not {wanted} to {allowed}")
+                required &= set(truth.tags[tag])
+            if not required <= set(rows) <= allowed:
+                raise Wrong(f"tag {tag} through offset {offset} gave {rows}, not {required} to {allowed}")
 
     # Final checks
 
@@ -296,7 +296,7 @@ class Run:
         await self._check_snapshots(store, truth)
 
     async def _check_pointer(self) -> None:
-        """Check the pointer on all replicas: a read that misses the last one only replicates the end again."""
+        """Check the merged pointer of all replicas: a read that misses the last one only causes a replay."""
         pointer = await self.clients.store(asks=range(REPLICAS)).pointer(TOPIC, PARTITION)
         last, time_ms = Position(self.config.epoch, len(self.history.records) - 1), self.history.truths[-1].time_ms
         if pointer != Pointer(last, time_ms):
@@ -369,7 +369,7 @@ async def _tag_rows(store: CassandraStore, tag: str, until_ms: int) -> list[TagR
 def simulate(
     loop: VirtualTimeLoop, seed: int, history: History | None = None, *, run_type: type[Run] = Run
 ) -> str | None:
-    """Run one seed, over its own random log or this one; return what went wrong, with the log, or None."""
+    """Run one seed, over its own random log or this one; return the error with the log, or None."""
     run = run_type(seed, history)
     try:
         loop.run(run.go())

@@ -1,4 +1,4 @@
-"""The store's contract on the simulated cluster: what the real server is tested for, without a server."""
+"""Run the store's conformance suite on the simulated cluster, without a server."""
 
 from __future__ import annotations
 

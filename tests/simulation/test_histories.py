@@ -1,6 +1,6 @@
-"""Thousands of random histories on a simulated cluster: the store always becomes the fold of the log.
+"""Replicate thousands of random histories on a simulated cluster: the store always becomes the fold of the log.
 
-A failing seed is printed with its log; `simulate(VirtualTimeLoop(), SEED)` runs exactly that one again.
+A failing seed is printed with its log; `simulate(VirtualTimeLoop(), SEED)` repeats exactly that run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ RUNS_LONG = 5_000
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_store_is_the_fold_of_the_log_after_any_course_of_events(
-    loop: VirtualTimeLoop, part: int, long_form: bool
-) -> None:
+def test_the_store_becomes_the_fold_of_the_log(loop: VirtualTimeLoop, part: int, long_form: bool) -> None:
     runs = RUNS_LONG if long_form else RUNS
     for seed in range(part * RUNS_LONG, part * RUNS_LONG + runs):
         wrong = simulate(loop, seed)
@@ -29,7 +27,7 @@ def test_the_store_is_the_fold_of_the_log_after_any_course_of_events(
 
 
 def test_a_seed_gives_the_same_run_every_time(loop: VirtualTimeLoop) -> None:
-    """Otherwise a seed that failed could not be run again."""
+    """A failing seed can only be repeated if its run is deterministic."""
     first: list[float] = []
     second: list[float] = []
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Records that mean anything, on a simulated cluster: the store is the fold of the log, whatever the log holds."""
+"""On a simulated cluster, the store becomes the fold of the log even if the log has arbitrary records."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import MAGIC, VERSION, read_record
 from tidebook.core.seq_nr import LAST
 
-#: A record of a later epoch stops a process that has the configuration of this one: that is another test.
+#: A record of a later epoch stops a process with this configuration, which another test covers.
 values = rests.map(lambda rest: sealed(MAGIC, VERSION, rest)).filter(
     lambda value: getattr(read_record(value, limit_bytes=10**6), "epoch", FIRST_EPOCH) <= FIRST_EPOCH
 )
 
 
 class UnreadRun(Run):
-    """A run whose journals nobody reads: the payload of an event may be such that only its reader fails."""
+    """A run without readers, because a damaged payload makes only the read fail."""
 
     async def _read_journals(self, seed: float) -> None:
         pass
 
 
 def history_of(content: Sequence[tuple[str, bytes]], *, end: str = "") -> History:
-    """A log with an append to each journal, the content, one more append, and perhaps a delete or a purge of all."""
+    """Return a log: an append to each journal, `content`, one more append, and perhaps a delete or purge of all."""
     builder = HistoryBuilder()
     for offset, id in enumerate(IDS):
         builder.append(id, append(offset, 3, tags=["x"]))
@@ -47,7 +47,7 @@ def history_of(content: Sequence[tuple[str, bytes]], *, end: str = "") -> Histor
     return builder.history()
 
 
-def test_the_store_is_the_fold_of_whatever_the_log_holds(loop: VirtualTimeLoop, long_form: bool) -> None:
+def test_the_store_is_the_fold_of_arbitrary_records(loop: VirtualTimeLoop, long_form: bool) -> None:
     @settings(
         max_examples=1_000 if long_form else 60,
         deadline=None,
@@ -63,7 +63,7 @@ def test_the_store_is_the_fold_of_whatever_the_log_holds(loop: VirtualTimeLoop, 
 
 
 @pytest.mark.parametrize("end", ["", "delete", "purge"])
-def test_the_store_passes_over_what_is_void(loop: VirtualTimeLoop, end: str) -> None:
+def test_the_store_skips_void_records(loop: VirtualTimeLoop, end: str) -> None:
     small = [("a", sealed(MAGIC, VERSION, rest)) for rest in NONSENSE.values() if len(rest) < 100_000]
     for seed in range(3):
         wrong = simulate(loop, seed, history_of(small, end=end), run_type=UnreadRun)

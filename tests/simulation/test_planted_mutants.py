@@ -1,4 +1,4 @@
-"""The Cassandra store with one fault planted: the simulation must find each, or it proves nothing."""
+"""The simulation must find each fault that is planted in the Cassandra store, or its success proves nothing."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def purge() -> Purge:
 
 
 def does_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packed row that this slice already writes without its deleted part is not rewritten above others' writes."""
+    """A packed row that this slice writes without its deleted part is not rewritten over the writes of others."""
     monkeypatch.setattr(repair, "_is_cut", lambda first, to: first.seq_nr <= to)
 
 
 def cuts_rows_of_other_incarnations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a packed row is rewritten after a delete although the row belongs to a purged incarnation."""
+    """A delete rewrites the rest of a packed row although the row belongs to a purged incarnation."""
     rows_after_delete = repair.rows_after_delete
 
     async def of_any_incarnation(
@@ -134,7 +134,7 @@ def clears_only_tags_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clears_the_first_page_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a long journal only the first page of tag rows is cleared."""
+    """Only the first page of a long journal's tag rows is cleared."""
     clear = TagViews._clear
 
     async def clear_one_page(self: TagViews, *writes: Any) -> AsyncIterator[Iterator[Batch]]:
@@ -165,7 +165,7 @@ def writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def awaits_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rounds of a slice are sent at once."""
+    """All rounds of a slice are sent concurrently."""
     rounds_of = mutations.rounds_of
     monkeypatch.setattr(stores, "rounds_of", lambda *given: iter([chain.from_iterable(rounds_of(*given))]))
 
@@ -177,13 +177,13 @@ def moves_the_pointer_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stamps_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two writes the one with the greater bytes wins, whichever record caused it."""
+    """All writes have the same stamp, so that the one with the greater bytes wins."""
     monkeypatch.setattr(mutations, "write_stamp", lambda position, rev=0: 1 << 60)
 
 
 class Planted(NamedTuple):
     plant: Plant
-    #: The log to find it on; None: random ones.
+    #: The log on which the mutant is found; None means random logs.
     log: History | None = None
 
 

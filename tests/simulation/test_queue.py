@@ -1,4 +1,4 @@
-"""Simulated workers of a queue: whatever is late, lost, paused or killed, an entry has one holder and is finished."""
+"""Simulated workers of a queue: an entry has one holder and is finished, even if calls are late or processes die."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.virtual_time import run_in_virtual_time
 from tidebook.queue.sqlite import claims, expired_leases
 
 SEEDS, LONG_SEEDS = 20, 4_000
-#: How often the test of a failing seed runs it again.
+#: The runs in which the test reduces a failing seed.
 RUNS_MAX = 60
 SEEDS_MAX = 60
 

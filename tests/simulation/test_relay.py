@@ -1,6 +1,6 @@
-"""Simulated relays of an outbox: whatever is late, lost, paused or killed, a committed message arrives once, in order.
+"""Simulated relays of an outbox: a committed message arrives once and in order, despite faults and killed processes.
 
-A failing seed is printed with its faults after it was reduced; `RelayRun(SEED).go()` runs exactly that one again.
+A failing seed is reduced and printed with its faults; `RelayRun(SEED).go()` repeats exactly that run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidebook.outbox.scan_floor import ScanFloor
 from tidebook.outbox.store import OutboxStore
 from tidebook.outbox.topic_relay import TopicRelay
 
-#: With those of the other simulations, the short form runs more than 20,000 seeds.
+#: Together with the other simulations, the short form runs more than 20,000 seeds.
 PARTS, SEEDS, LONG_SEEDS = 8, 2_100, 10_000
 SEEDS_MAX = 600
 
@@ -44,7 +44,7 @@ def test_a_committed_message_arrives_once_and_in_order(part: int, long_form: boo
             raise AssertionError(explain(seed, partial(run, seed)))
 
 
-def test_a_seed_is_one_course_of_events() -> None:
+def test_a_seed_determines_the_run() -> None:
     def course(seed: int) -> tuple[list[Choice], list[Any]]:
         run = RelayRun(seed)
         run.go()
@@ -55,7 +55,7 @@ def test_a_seed_is_one_course_of_events() -> None:
 
 
 class Planted(NamedTuple):
-    """A fault of one function, the fence of the runs that find it, and a seed soon before the first that does."""
+    """A fault of one function, the fence of the runs that find it, and a seed shortly before the first that does."""
 
     owner: Any
     name: str
@@ -66,7 +66,7 @@ class Planted(NamedTuple):
 
 
 PLANTED = {
-    "a relay that lost its lock goes on": Planted(
+    "a relay that lost its lock continues": Planted(
         OutboxStore, "begin", "_held_row(lock, guard)", "guard.rows[0] if guard.rows else (0, 0, 0, 0)", None, 300
     ),
     "a session left open is not resolved": Planted(

@@ -22,7 +22,7 @@ SEEDS_MAX = 200
 
 
 @pytest.mark.timeout(3600)
-def test_a_repaired_journal_is_what_the_log_says_and_stays_it(loop: VirtualTimeLoop, long_form: bool) -> None:
+def test_a_repaired_journal_matches_the_log_and_stays_so(loop: VirtualTimeLoop, long_form: bool) -> None:
     for seed in range(RUNS_LONG if long_form else RUNS):
         wrong = simulate(loop, seed, run_type=RepairedRun)
         assert wrong is None, wrong

@@ -1,4 +1,4 @@
-"""The store on the simulated Cassandra: how long it waits, what it asks for, how much it writes at once."""
+"""The store on the simulated Cassandra: the bounds of its waits, reads and concurrent writes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def moved(offset: int) -> SliceWrites:
 # ---- waiting for a pointer
 
 
-def test_a_wait_ends_with_its_time_or_as_soon_as_the_pointer_is_beyond() -> None:
+def test_a_wait_ends_at_its_timeout_or_when_the_pointer_has_passed() -> None:
     async def program() -> None:
         store = simulated()
         await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
@@ -98,7 +98,7 @@ def test_a_wait_ends_with_its_time_or_as_soon_as_the_pointer_is_beyond() -> None
     run(program)
 
 
-def test_a_wait_asks_less_often_the_longer_it_lasts() -> None:
+def test_a_long_wait_polls_less_and_less_often() -> None:
     async def program() -> int:
         store = simulated()
         calls = counted(store)
@@ -112,7 +112,7 @@ def test_a_wait_asks_less_often_the_longer_it_lasts() -> None:
 
 
 class Swaps:
-    """Replaces the compare-and-set of a store: each attempt is lost, refused or unanswered, as configured."""
+    """Replaces the compare-and-set of a store: each attempt is lost, refused or unanswered, as the test says."""
 
     def __init__(self, store: CassandraStore, *outcomes: str) -> None:
         self.outcomes = list(outcomes)
@@ -139,7 +139,7 @@ class Swaps:
         (["lost"] * (SERIAL_ATTEMPTS - 1), SERIAL_ATTEMPTS),
     ],
 )
-async def test_a_configuration_is_set_though_an_attempt_has_no_answer(outcomes: list[str], attempts: int) -> None:
+async def test_a_configuration_is_set_even_if_an_attempt_has_no_answer(outcomes: list[str], attempts: int) -> None:
     store, config = simulated(), topic_config(TOPIC)
     swaps = Swaps(store, *outcomes)
     assert await store.set_topic_config(TOPIC, config, expected=None) == config
@@ -187,7 +187,7 @@ async def test_the_number_of_segments_is_read_once() -> None:
     for _ in range(2):
         assert await store.head(Key("nobody", "a")) is None
         assert await store.heads("nobody", ["a"]) == {}
-    assert calls["read"] == calls["read_serial"] == 4, "what is not configured may be created any time"
+    assert calls["read"] == calls["read_serial"] == 4, "a missing configuration is not cached"
     await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
     calls.clear()
     for _ in range(3):
@@ -207,7 +207,7 @@ async def filled(store: CassandraStore, *actions: Any) -> TopicConfig:
 
 
 async def test_a_journal_that_no_longer_expires_is_not_listed_as_expired() -> None:
-    """Its head is read after the scan has found it."""
+    """The head is read again after the scan has found the journal."""
     store = simulated()
     await filled(store, ("a", append(1)), ("b", append(1)))
     found = await store.heads(TOPIC, ["a", "b"])
@@ -244,7 +244,7 @@ async def test_a_journal_that_no_longer_expires_is_not_listed_as_expired() -> No
     assert await expired(at_ms) == ["a", "b"]
 
 
-async def test_a_journal_that_lives_again_is_not_listed_as_a_grave() -> None:
+async def test_a_re_created_journal_is_not_listed_as_a_grave() -> None:
     store = simulated()
     await filled(store, ("a", append(1)), ("a", purge()), ("b", append(1)), ("b", purge()), ("c", append(1)))
     graves = {id: head async for id, head in store.graves(TOPIC)}
@@ -260,14 +260,14 @@ async def test_a_journal_that_lives_again_is_not_listed_as_a_grave() -> None:
     assert [id async for id in store.ids(TOPIC)] == ["c"]
 
 
-async def test_a_topic_without_configuration_has_nothing_and_takes_nothing() -> None:
+async def test_a_topic_without_a_configuration_is_empty_and_refuses_writes() -> None:
     store = simulated()
     calls = counted(store)
     assert [id async for id in store.ids("nobody")] == []
     assert [each async for each in store.graves("nobody")] == []
     assert [each async for each in store.expired("nobody", now_ms=2**60)] == []
     assert [each async for each in store.parked("nobody")] == []
-    assert calls["read"] == calls["read_serial"] == 4, "no segment of it is read"
+    assert calls["read"] == calls["read_serial"] == 4, "no segment of the topic is read"
     grave = Head(False, 1, 1, Position(1, 0), Position(1, 1), 10, None, 0, (), None, ())
     await store.remove_graves("nobody", [("a", grave)])
     repair = Repair(key=Key("nobody", "a"), partition=0, pointer=Pointer(Position(1, 1), 5), rev=1, head=grave)
@@ -298,7 +298,7 @@ class Writes:
             self.in_flight -= 1
 
 
-async def test_a_slice_writes_so_many_batches_at_once_and_no_more() -> None:
+async def test_a_slice_bounds_its_concurrent_batches() -> None:
     store = simulated(in_flight_max=3, partitions_together_max=1)
     config = await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
     writes = Writes(store)
@@ -308,7 +308,7 @@ async def test_a_slice_writes_so_many_batches_at_once_and_no_more() -> None:
     assert len([id async for id in store.ids(TOPIC)]) == 40
 
 
-async def test_records_are_unparked_so_many_at_once() -> None:
+async def test_unparking_bounds_its_concurrent_writes() -> None:
     store = simulated(in_flight_max=2)
     await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
     parked = [Parked(TOPIC, 0, Position(FIRST_EPOCH, offset), 5, "a", "damaged", b"value") for offset in range(20)]

@@ -1,4 +1,4 @@
-"""Streams, settings and repairs of a store, alike on the embedded one and on the simulated Cassandra."""
+"""Streams, settings and repairs of a store behave the same on the embedded one and on the simulated Cassandra."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def config(store: StoreWriter) -> TopicConfig:
 
 
 def tagged(offset: int, id: str, *tags: set[str], hours: int = 0) -> Record:
-    """An append of one event for each set of tags, at its hour."""
+    """Return a record at that hour which appends one event for each set of tags."""
     events = [Event(f"{id}-{offset}-{n}", tags=each) for n, each in enumerate(tags)]
     body, counts = encode_events(events)
     action = Append(FIRST_EPOCH, b"%016d" % offset, len(events), body, tagged=counts)
@@ -72,7 +72,7 @@ def tagged(offset: int, id: str, *tags: set[str], hours: int = 0) -> Record:
 
 
 async def fill(store: StoreWriter, config: TopicConfig) -> None:
-    """Replicate events of three hours: x on all but one, y on some."""
+    """Replicate events of three hours: all but one have the tag x, some have y."""
     records = [
         tagged(0, "a", {"x"}, {"x", "y"}, {"y"}),
         tagged(1, "b", {"x"}),
@@ -106,7 +106,7 @@ async def test_a_stream_is_read_in_pages_in_the_order_of_the_log(
         assert [row.position for row in found] == [Position(FIRST_EPOCH, n) for n in (0, 0, 1, 2, 3)]
 
 
-async def test_a_stream_has_bounds_in_time(store: StoreWriter, config: TopicConfig) -> None:
+async def test_a_stream_is_bounded_in_time(store: StoreWriter, config: TopicConfig) -> None:
     await fill(store, config)
 
     async def between(from_ms: int, until_ms: int) -> list[tuple[str, int, int]]:
@@ -149,7 +149,7 @@ async def test_deleted_and_purged_events_leave_their_streams(store: StoreWriter,
     assert [id async for id, _ in store.graves(TOPIC)] == ["c"]
 
 
-async def test_a_setting_changes_only_from_its_present_value(store: StoreWriter) -> None:
+async def test_a_setting_changes_only_from_its_current_value(store: StoreWriter) -> None:
     assert await store.setting("s") is None
     assert not await store.set_setting("s", "1", expected="0")
     assert await store.set_setting("s", "1", expected=None)
@@ -202,7 +202,7 @@ async def test_parked_records_are_listed_by_topic_and_removed(store: StoreWriter
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-async def test_the_splits_of_a_topic_hold_each_journal_once(
+async def test_the_splits_of_a_topic_contain_each_journal_once(
     store: StoreWriter, config: TopicConfig, count: int
 ) -> None:
     ids = [f"j-{n}" for n in range(7)]
@@ -218,7 +218,7 @@ async def test_the_splits_of_a_topic_hold_each_journal_once(
     assert await store.splits("nobody", count=1) is not None
 
 
-async def test_what_a_store_cannot_keep_is_refused(store: StoreWriter, config: TopicConfig) -> None:
+async def test_values_that_a_store_cannot_keep_are_refused(store: StoreWriter, config: TopicConfig) -> None:
     with pytest.raises(NotFound):
         await store.set_topic_config("nobody", topic_config("x"), expected=config)
     if isinstance(store, SqliteStore):

@@ -1,4 +1,4 @@
-"""Simulated owners of a write-ahead log: whatever is late, lost, paused or killed, acknowledged is replayed."""
+"""Simulated owners of a write-ahead log: acknowledged writes are replayed, despite faults and killed processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tidebook.wal import meta, snapshot
 from tidebook.wal.group_commit import GroupCommit
 
 SEEDS, LONG_SEEDS = 20, 4_000
-#: How often the test of a failing seed runs it again.
+#: The runs in which the test reduces a failing seed.
 RUNS_MAX = 60
-#: The rarest of the planted faults is found by a seed soon after the first.
+#: Even the rarest planted fault is found by a seed soon after the first.
 FIRST_SEED, SEEDS_MAX = 240, 60
 
 
@@ -43,7 +43,7 @@ def test_what_is_acknowledged_is_replayed(long_form: bool) -> None:
             raise AssertionError(explain(seed, partial(run, seed)))
 
 
-def test_a_seed_is_one_course_of_events() -> None:
+def test_a_seed_determines_the_run() -> None:
     def lines(seed: int) -> list[str]:
         run = WalRun(seed)
         run_in_virtual_time(run.go)
@@ -72,7 +72,7 @@ def test_a_seed_is_one_course_of_events() -> None:
         "a mark covers one entry too many",
         "a gap before an acknowledgement is not read",
         "an unknown write is retried without a new claim",
-        "an acknowledgement is taken for the outcome",
+        "an acknowledgement counts as the outcome",
         "a truncation removes what tables need",
     ],
 )

@@ -1,4 +1,4 @@
-"""Simulated threads for blocking code: each is a greenlet, and the clock jumps to the next one that has to go on."""
+"""Simulated threads for blocking code: each is a greenlet, and the clock jumps to the next one that is due."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
-#: A run that takes more steps than this does not end.
+#: A run with more steps than this is considered endless.
 STEPS_MAX = 200_000
 
 
 class SimulatedProcess:
-    """A process, whose threads stop together for a while, or for good."""
+    """A process, whose threads are paused or stopped together."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class SimulatedThread(greenlet):  # type: ignore[misc]
 class ThreadScheduler:
     """Runs one thread at a time, in the order of their wake-up times; equal times keep the order of the calls.
 
-    A thread goes on only inside `sleep`, which every simulated call makes: the program, and not the machine, decides
+    Threads switch only inside `sleep`, which every simulated call makes: the program, and not the machine, decides
     how threads interleave.
     """
 
@@ -52,11 +52,11 @@ class ThreadScheduler:
         self._wake(self.now_s, thread)
 
     def call_at(self, when_s: float, act: Callable[[], None]) -> None:
-        """Call a function at a time, outside of every thread."""
+        """Call a function at this time, outside all threads."""
         self._wake(max(when_s, self.now_s), act)
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling thread wait, and for longer while its process is paused; a dead one never goes on."""
+        """Let the calling thread wait, longer if its process is paused; a thread of a dead process never continues."""
         thread = getcurrent()
         assert isinstance(thread, SimulatedThread)
         if self._is_over or thread.process.dead:
@@ -67,7 +67,7 @@ class ThreadScheduler:
             raise GreenletExit
 
     def run(self, until_s: float) -> None:
-        """Run until a time."""
+        """Run until this time."""
         steps = 0
         while self._due and self._due[0][0] <= until_s:
             steps += 1

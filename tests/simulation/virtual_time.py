@@ -29,7 +29,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now_s += max(timeout_s, 0.0)
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
-        """Run a program to its end, then cancel the tasks that it has left."""
+        """Run a program to its end, then cancel the tasks that it left running."""
         try:
             return self.run_until_complete(program)
         finally:

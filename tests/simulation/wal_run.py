@@ -1,6 +1,6 @@
 """One seeded run of a write-ahead log region: owners that take it from one another, pause and die, and readers.
 
-Real is everything of `tidebook.wal`. Simulated are the log, the network before it, the processes, and time.
+All of `tidebook.wal` is real. The log, the network to it, the processes and time are simulated.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Owner:
         return f"{self.name}-{self._values}"
 
     async def replay(self, region: Region) -> bool:
-        """Replay the region and write it down; return whether it succeeded."""
+        """Replay the region and record the result; return whether it succeeded."""
 
         async def collect() -> list[list[Any]]:
             return [[entry.table, entry.seq, entry.payload.decode()] async for entry in region.read()]
@@ -101,7 +101,7 @@ class Owner:
 
 
 class WalRun:
-    """One course of events, determined by the seed, or by choices that are replayed."""
+    """One run, determined by the seed, or by choices that are replayed."""
 
     def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
         self.chance = chance = RecordedChoices(seed, replayed)
@@ -119,7 +119,7 @@ class WalRun:
             pack_bytes=chance.choice((64, 4096)),
         )
         self._lives = 0
-        #: Kept, so that their tasks, which wait for ever, are not collected.
+        #: References that keep tasks which wait forever from being collected.
         self._dead: list[Owner] = []
         self._owners: list[tuple[Owner, asyncio.Task[None]]] = []
 
@@ -152,7 +152,7 @@ class WalRun:
                 task.result()
             task.cancel()
         self.broker.faults = CALM
-        await asyncio.sleep(30.0)  # until what was late has arrived
+        await asyncio.sleep(30.0)  # until late requests have arrived
         for writable in (False, True):
             last = Owner(self, f"last-{writable}")
             if not await last.replay(await last.wal.open_region(REGION, create=True, writable=writable)):

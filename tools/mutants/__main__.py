@@ -28,27 +28,27 @@ from tools.mutants.fork_server import ROOT, ForkServer, Outcome, TextMutant, rep
 from tools.mutants.operators import Mutant, mutants_of
 
 PACKAGE = ROOT / "src" / "tidebook"
-#: The tests that need no server: a mutant that only a server could reveal is a missing unit test. The tests of other
-#: packages are left out: they run the same lines for other purposes, and take most of the time.
+#: The tests that need no server, because a mutant that only a server reveals means that a unit test is missing. Tests
+#: of other packages are omitted: they run the same lines for other purposes, and take most of the time.
 TESTS = (
     *(f"tests/unit/{package}" for package in ("core", "journal", "store", "replication", "tags")),
     *("tests/model", "tests/simulation"),
     *(f"tests/conformance/test_embedded_{suite}.py" for suite in ("journal", "log", "store", "tags")),
 )
 DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark"
-#: Slow tests are tried last, and by default no more than this many seconds of tests are run against one mutant.
+#: Slow tests run last, and by default the tests of one mutant take at most this many seconds.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
-#: How many modules of tests one process measures.
+#: The number of test modules that one process measures.
 MEASURED_AT_ONCE = 12
-#: Quicker tests of a mutant's own package are tried before all others.
+#: Tests of a mutant's own package that are quicker than this run before all others.
 NEAR_SECONDS_MAX = 1.0
-#: A test that takes longer with a mutant than without it, by this factor and this time, is run again after a control
-#: run: a busy machine must not count as a kill.
+#: A test that takes longer with a mutant than without it, by this factor plus this time, runs again after a control
+#: run, because a busy machine must not count as a kill.
 SLOWER_MAX = 4.0
 LATE_SECONDS_MIN = 5.0
 NAMED_SECONDS_MAX = 120.0
-#: Rewriting the asserts of Tidebook, which is a plugin of pytest, would import its modules in front of the mutant.
+#: Rewriting the asserts of Tidebook, which is a pytest plugin, would import its modules before the mutant is in place.
 PYTEST_OPTIONS = (
     *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0", "--assert=plain"),
     *("-m", DESELECTED),
@@ -59,14 +59,14 @@ DEFAULT_PACKAGES = ("core", "journal", "store", "replication")
 
 
 class Verdict(Enum):
-    """What the tests said of a mutant."""
+    """The result of the tests on a mutant."""
 
     KILLED = "killed"
     SURVIVED = "survived"
     UNCOVERED = "not run"
-    #: The tests did not notice it, and the list says why nobody could.
+    #: The tests did not notice it, and the list of equivalents says why none could.
     EQUIVALENT = "equivalent"
-    #: The tests could not be run: neither a failure nor a success of theirs.
+    #: The tests could not be run, so they neither passed nor failed.
     ERROR = "error"
 
 
@@ -76,7 +76,7 @@ class CoverageData:
 
     lines: Mapping[str, Mapping[str, Sequence[str]]]
     seconds: Mapping[str, float]
-    #: How long the tests of one mutant may take.
+    #: The time limit for the tests of one mutant.
     seconds_max: float = TEST_SECONDS_MAX
 
     def tests_of(self, mutant: Mutant) -> list[str]:
@@ -102,14 +102,14 @@ class CoverageData:
         return chosen
 
     def _distance(self, test: str, path: str) -> int:
-        """Return how far a test is from the module that it is to notice a mutant of; a slow test is as far as any."""
+        """Return the distance between a test and the mutant's module; slow tests have the greatest distance."""
         folder = f"tests/unit/{'/'.join(Path(path).parts[2:3])}/"
         if not test.startswith(folder) or self.seconds.get(test, 0.0) > NEAR_SECONDS_MAX:
             return 2
         return 0 if test.startswith(f"{folder}test_{Path(path).stem}") else 1
 
     def is_imported(self, mutant: Mutant) -> bool:
-        """Return True if the line runs outside tests: the mutant must be there when its module is imported."""
+        """Return True if the line runs outside tests, so the mutant must be in place when its module is imported."""
         return IMPORT in self._found(mutant)
 
     def _found(self, mutant: Mutant) -> Sequence[str]:
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     chosen = {name: sample(mutants, options.sample, options.seed) for name, mutants in every.items()}
     run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
-    random.Random(options.seed).shuffle(run)  # so that a part of it is a sample as well
+    random.Random(options.seed).shuffle(run)  # shuffled, so that any part of it is a random sample as well
     _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
     ends_s = math.inf if options.minutes_max is None else time.monotonic() + 60 * options.minutes_max
     covered = _coverage(options.tests, options.seconds_max, refresh=options.refresh)
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     remembered = VerdictFile(ROOT / ".mutants" / f"verdicts-{state}-{options.seconds_max:g}.txt")
     verdicts = _run_all(run, covered, files, options.jobs, remembered, ends_s)
     if len(verdicts) < len(run):
-        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command goes on from there")
+        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command continues from there")
     verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
@@ -151,16 +151,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Return this many of the mutants, chosen at random and in their order; all of them if `count` is 0."""
+    """Return a random sample of this many mutants, in their original order; all of them if `count` is 0."""
     if not 0 < count < len(mutants):
         return list(mutants)
     return [mutants[index] for index in sorted(random.Random(seed).sample(range(len(mutants)), count))]
 
 
 def report(mutants: Sequence[Mutant], verdicts: Mapping[Mutant, Verdict], of: int) -> dict[str, float]:
-    """Return how many of a package's mutants came to what, and the share killed; errors count as not killed.
+    """Return the number of a package's mutants by verdict, and the share killed; errors count as not killed.
 
-    `share` is of the mutants that are not listed as equivalent, `share_of_all` of all.
+    `share` is the share of the mutants that are not listed as equivalent, `share_of_all` that of all mutants.
     """
     counts = Counter(verdicts[mutant] for mutant in mutants)
     found: dict[str, float] = {verdict.value.replace(" ", "_"): counts[verdict] for verdict in Verdict}
@@ -170,7 +170,7 @@ def report(mutants: Sequence[Mutant], verdicts: Mapping[Mutant, Verdict], of: in
 
 
 class Equivalent(NamedTuple):
-    """A change that gives a program which no user, operator or test can tell from the present one."""
+    """A change whose program no user, operator or test can distinguish from the current one."""
 
     path: str
     text: str
@@ -191,7 +191,7 @@ def equivalents(text: str) -> set[Equivalent]:
 
 
 def without_equivalents(verdicts: Mapping[Mutant, Verdict], listed: set[Equivalent]) -> dict[Mutant, Verdict]:
-    """Return the verdicts, with those mutants as equivalent that are listed and that the tests did not kill."""
+    """Return the verdicts, changed to equivalent for listed mutants that the tests did not kill."""
     return {
         mutant: Verdict.EQUIVALENT
         if verdict is Verdict.SURVIVED and Equivalent(mutant.path, mutant.text, mutant.change) in listed
@@ -210,13 +210,17 @@ def exit_code(reports: Mapping[str, Mapping[str, float]], at_least: float) -> in
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dev mutate", description=__doc__)
     parser.add_argument("packages", nargs="*", default=DEFAULT_PACKAGES, help="packages or modules below src/tidebook")
-    parser.add_argument("--sample", type=int, default=0, help="run a random sample of so many of each package (0: all)")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="run a random sample of this many of each package (0: all)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="the seed of the sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants that run at the same time")
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
-    parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
-    parser.add_argument("--minutes-max", type=float, help="stop after this time; the same command goes on from there")
+    parser.add_argument(
+        "--seconds-max", type=float, default=TEST_SECONDS_MAX, help="the time limit for the tests of a mutant"
+    )
+    parser.add_argument("--minutes-max", type=float, help="stop after this time; the same command continues from there")
     parser.add_argument("--named", action="store_true", help="run the mutants of named.toml, each against its test")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     return parser.parse_args(arguments)
@@ -233,12 +237,14 @@ def _modules(name: str) -> Iterable[Path]:
 
 
 def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> CoverageData:
-    """Return which tests run which lines; measure it once for each state of the sources and of a test module."""
+    """Return which tests run which lines; measure them once for each state of the sources and of a test module."""
     every = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     shared = _digest(path for path in every if not path.name.startswith("test_"))
     caches = {path: ROOT / ".mutants" / f"{shared}-{_digest([path])}.json" for path in _test_files(tests)}
     missing = [path for path, cache in caches.items() if refresh or not cache.exists()]
-    for first in range(0, len(missing), MEASURED_AT_ONCE):  # so that a run that ends meanwhile has not lost all of them
+    for first in range(
+        0, len(missing), MEASURED_AT_ONCE
+    ):  # in parts, so that an interrupted run keeps the finished ones
         _say(f"measuring which lines the tests run: {len(missing) - first:,} modules left (minutes)")
         _measure({path: caches[path] for path in missing[first : first + MEASURED_AT_ONCE]})
     lines: dict[str, dict[str, list[str]]] = {}
@@ -283,7 +289,7 @@ def _measure(caches: Mapping[Path, Path]) -> None:
 
 
 def parts_of(measured: Mapping[str, Any], modules: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the part of a map that each module of tests has in it; what runs outside tests belongs to all."""
+    """Return the part of a map for each test module; lines that run outside tests belong to all parts."""
     parts: dict[str, dict[str, Any]] = {module: {"lines": {}, "seconds": {}} for module in modules}
     for test, seconds in measured["seconds"].items():
         parts[test.split("::")[0]]["seconds"][test] = seconds
@@ -297,7 +303,7 @@ def parts_of(measured: Mapping[str, Any], modules: Sequence[str]) -> dict[str, d
 
 
 class Judge:
-    """Runs mutants against their tests, on fork servers that its threads share out."""
+    """Runs mutants against their tests; each of its threads has its own fork server."""
 
     def __init__(self, covered: CoverageData, files: Sequence[str]) -> None:
         self._covered = covered
@@ -308,17 +314,17 @@ class Judge:
         self._controls: dict[str, bool] = {}
 
     def verdict(self, mutant: Mutant) -> Verdict:
-        """Return what the tests of a mutant's line say of it."""
+        """Return the verdict of the tests that run the mutant's line."""
         if not (tests := self._covered.tests_of(mutant)):
             return Verdict.UNCOVERED
         found = self._verdict(partial(self._server().run, mutant), tests)
-        # Code that ran while the tests were loaded may have left its results there: only a failure proves anything.
+        # Results of code that ran while the tests were loaded are not from the mutant, so a success proves nothing.
         if found is Verdict.KILLED or (found is not None and not self._covered.is_imported(mutant)):
             return found
         files = sorted({test.split("::")[0] for test in tests})
         server = ForkServer(files, mutant, options=PYTEST_OPTIONS)
         try:
-            # A module that the mutant keeps from loading is a failed test: without it, the other server has loaded it.
+            # A mutant that keeps a module from loading is killed: the other server has loaded the module.
             if not server.is_loaded:
                 return Verdict.KILLED
             return self._verdict(partial(server.run, None), tests) or Verdict.ERROR
@@ -353,9 +359,10 @@ def judge(
 ) -> Verdict | None:
     """Return the verdict of tests on a mutant, or None if it cannot be run in this way.
 
-    `seconds` says how long each test took without the mutant. A test that fails is run without the mutant too, once for
-    all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again without the
-    mutant, as busy as the machine is now, and then once more with it, with a limit that follows from that control run.
+    `seconds` has the duration of each test without the mutant. A test that fails is run without the mutant too, once
+    for all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again
+    without the mutant, under the current load, and then once more with it, with a limit that is derived from that
+    control run.
     """
     left = [test for test in tests if controls.get(test, True)]
     limits_s = [LATE_SECONDS_MIN + SLOWER_MAX * seconds.get(test, 0.0) for test in left]
@@ -389,7 +396,7 @@ def judge(
 
 
 def run_named(mutants: Sequence[Mapping[str, str]]) -> int:
-    """Run each mutant that a person described against the test that must fail; return 1 if one does not."""
+    """Run each handwritten mutant against the test that must fail; return 1 if a test does not."""
     survived = 0
     for each in mutants:
         module, test = each["test"].split("::")[0], each["test"]
@@ -412,7 +419,7 @@ def run_named(mutants: Sequence[Mapping[str, str]]) -> int:
 
 
 class VerdictFile:
-    """The verdicts of one state of the sources and tests, so that a run can go on where another has ended."""
+    """The verdicts of one state of the sources and tests, so that a run can continue where an earlier one ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -424,7 +431,7 @@ class VerdictFile:
         return self._known.get(f"{mutant.path} {mutant.index}")
 
     def add(self, mutant: Mutant, verdict: Verdict) -> None:
-        """Add a verdict; an error is tried again by the next run."""
+        """Add a verdict; the next run retries errors."""
         if verdict is not Verdict.ERROR:
             with self._path.open("a") as file:
                 file.write(f"{mutant.path} {mutant.index} {verdict.name}\n")

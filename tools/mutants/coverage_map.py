@@ -1,4 +1,4 @@
-"""A pytest plugin that records which lines each test runs, and how long it takes."""
+"""A pytest plugin that records the lines that each test runs, and its duration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 #: Environment variables: the file of the map, and the package to measure.
 OUTPUT = "TIDEBOOK_MUTANTS_MAP"
 SOURCE = "TIDEBOOK_MUTANTS_SOURCE"
-#: In place of a test: lines that run while modules are imported, or between tests.
+#: The name for lines that run while modules are imported, or between tests.
 IMPORT = ""
 
 
 class CoverageMap:
-    """Switches coverage's context to the test that runs."""
+    """Switches coverage's context to the running test."""
 
     def __init__(self) -> None:
         self._coverage = coverage.Coverage(data_file=None, source=[os.environ[SOURCE]], config_file=False)
@@ -36,7 +36,7 @@ class CoverageMap:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         for memory in self._memories:
-            memory.cache_clear()  # else only the first test of many would run what is remembered
+            memory.cache_clear()  # otherwise only the first of several tests would run the cached function
         self._coverage.switch_context(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -53,7 +53,7 @@ class CoverageMap:
         lines: dict[str, dict[int, list[str]]] = {}
         for path in data.measured_files():
             found = data.contexts_by_lineno(path)
-            # A test that fails without any mutation would seem to kill every mutant.
+            # A test that fails without a mutant would seem to kill every mutant.
             lines[path] = {line: [test for test in tests if test not in self._failed] for line, tests in found.items()}
         Path(os.environ[OUTPUT]).write_text(json.dumps({"lines": lines, "seconds": self._seconds}))
 

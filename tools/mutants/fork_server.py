@@ -1,6 +1,6 @@
 """A process that has loaded the tests and runs some of them in a fork, with or without a mutant.
 
-Starting pytest and importing the tests takes longer than most tests; a fork has all of it. The mutant replaces the code
+Starting pytest and importing the tests takes longer than most tests; a fork skips both. The mutant replaces the code
 of the functions that are already loaded.
 """
 
@@ -34,15 +34,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src"
 
 Functions = Mapping[tuple[str, str, int], Sequence[types.FunctionType]]
-#: Caches of functions, with what they returned while the tests were loaded.
+#: Caches of functions, with results from the time when the tests were loaded.
 Memories = Sequence["functools._lru_cache_wrapper[Any]"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the tests that a fork ran, in their order, until one failed or did not end in time."""
+    """The results of the tests that a fork ran in order, until one failed or did not end in time."""
 
-    #: How long each test that ended took.
+    #: The duration of each test that ended.
     seconds: list[float] = field(default_factory=list)
     #: The first test that failed.
     failed: str | None = None
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TextMutant:
-    """A change that a person wrote: one text of a module replaced by another."""
+    """A handwritten change, which replaces one text of a module by another."""
 
     path: str
     old: str
@@ -69,7 +69,7 @@ class ForkServer:
     def __init__(
         self, tests: Sequence[str], mutant: Mutant | TextMutant | None = None, *, options: Sequence[str]
     ) -> None:
-        """Start the process; a mutant given here is imported by it, and is part of every run."""
+        """Start the process; if a mutant is given, the process imports it, and every run includes it."""
         self._folder = tempfile.TemporaryDirectory(prefix="mutants")
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
@@ -93,7 +93,7 @@ class ForkServer:
         self._writer = os.fdopen(self._requests, "w")
         self._reader = os.fdopen(self._answers)
         found = json.loads(self._reader.readline() or "null")
-        #: Whether all test modules could be loaded, and the tests in them.
+        #: Whether all test modules could be loaded, and their tests.
         self.is_loaded = found is not None
         self.tests: list[str] = found or []
 
@@ -128,7 +128,7 @@ class MutantFinder(MetaPathFinder):
     """Imports one module with its mutation; all others are imported normally."""
 
     def __init__(self, path: str, *change: Any) -> None:
-        """`change` is the index of a mutation, or a text of the module and the one that replaces it."""
+        """`change` is the index of a mutation, or a text of the module and its replacement."""
         self._path = ROOT / path
         source = self._path.read_text()
         tree = mutated(source, *change) if len(change) == 1 else ast.parse(replaced(source, *change))
@@ -151,7 +151,7 @@ class MutantFinder(MetaPathFinder):
 
 
 def replaced(source: str, old: str, new: str) -> str:
-    """Return the source with the text replaced; raise `LookupError` if it is not there exactly once."""
+    """Return the source with the text replaced; raise `LookupError` if it does not occur exactly once."""
     if source.count(old) != 1:
         raise LookupError(f"the text to replace is there {source.count(old)} times: {old!r}")
     return source.replace(old, new)
@@ -199,7 +199,7 @@ def _identity(code: types.CodeType) -> tuple[str, str, int]:
 
 
 class ForkingLoop:
-    """A pytest plugin that, instead of running the tests, forks for each request and runs those that it names."""
+    """A pytest plugin that forks for each request and runs the requested tests in the fork."""
 
     def __init__(self, requests: TextIO, answers: TextIO) -> None:
         self._requests = requests
@@ -220,7 +220,7 @@ class ForkingLoop:
         functions = loaded_functions()
         self._memories = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
         gc.collect()
-        gc.freeze()  # a collection in a fork would copy the memory of everything that is loaded
+        gc.freeze()  # garbage collection in a fork would copy the memory of all loaded objects
         for line in self._requests:
             request = json.loads(line)
             self._answer(self._run(items, functions, **request))

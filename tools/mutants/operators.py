@@ -1,4 +1,4 @@
-"""Mutation operators: the small changes of a module that give a different program."""
+"""Mutation operators: small changes of a module that change the program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _REPORTING = {"debug", "info", "warn", "warning", "error", "exception", "observe", "count", "gauge", "time"}
 #: Texts for people.
 _TEXT_METHODS = {"__repr__", "__str__"}
-#: Calls that no program of the right types reaches.
+#: Calls that a correctly typed program never reaches.
 _UNREACHABLE = {"assert_never"}
 
 
@@ -127,7 +127,7 @@ def _of_node(node: ast.AST) -> Iterator[_Mutation]:
             yield line, f"{value} -> {not value}", lambda: _set(node, value=not value)
         case ast.Constant(value=int(number), lineno=line) if abs(number) <= INTEGER_MAX:
             yield line, f"{number} -> {number + 1}", lambda: _set(node, value=number + 1)
-        # None in place of False is the same to every caller; a constant is mutated by itself.
+        # Every caller treats None like False; constants are mutated separately.
         case ast.Return(value=ast.expr() as value, lineno=line) if not (
             isinstance(value, ast.Constant) and (value.value is None or value.value is False)
         ):
@@ -137,7 +137,7 @@ def _of_node(node: ast.AST) -> Iterator[_Mutation]:
         case ast.Call(func=ast.Name(id=name, lineno=line) as function) if name in _CALLS:
             yield line, f"{name} -> {_CALLS[name]}", lambda: _set(function, id=_CALLS[name])
         case _:
-            return  # other nodes have no effect that a test could observe, or their children are mutated
+            return  # the effects of other nodes are not observable, or their children are mutated
 
 
 def _set(node: ast.AST, **fields: object) -> None:
@@ -160,7 +160,7 @@ def _is_left_out(node: ast.Expr) -> bool:
             return name in _REPORTING
         case ast.Call(func=ast.Name(id=name)):
             return name in _UNREACHABLE
-        # A yield to other tasks changes when work is done, not what is done.
+        # A yield to other tasks changes when work is done, but not its result.
         case ast.Await(ast.Call(ast.Attribute(ast.Name("asyncio"), "sleep"), [ast.Constant(0)])):
             return True
         case _:

@@ -1,4 +1,4 @@
-"""What users and Tidebook itself test with: scenarios, conformance suites, faults, clocks, histories, real servers."""
+"""Test support for users and Tidebook: scenarios, conformance suites, faults, clocks, histories, real servers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ManualClock", "Scenario", "scenario"]
 
-if not TYPE_CHECKING:  # if a type checker saw `__getattr__`, it would accept any name
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Import a name at its first use: pytest loads this package in every project, so that it must load fast."""
+        """Import a name at its first use, because pytest loads this package in every project, so it must load fast."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from tidebook.domain import scenario

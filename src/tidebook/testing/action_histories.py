@@ -17,7 +17,7 @@ from tidebook.core.topic_config import TopicConfig
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-#: The timestamp of offset 0; each further record is a second later.
+#: The timestamp of offset 0; each later record follows after a second.
 FIRST_MS = 1_700_000_000_000
 
 
@@ -71,7 +71,7 @@ def _fixed(name: str, action: Action) -> ActionTemplate:
     return ActionTemplate(name, lambda head: action)
 
 
-#: All kinds of actions, with numbers that are small enough to collide.
+#: All kinds of actions, with numbers so small that they collide.
 ACTION_TEMPLATES: Mapping[str, ActionTemplate] = {
     template.name: template
     for template in (
@@ -86,7 +86,7 @@ ACTION_TEMPLATES: Mapping[str, ActionTemplate] = {
         _fixed("delete 2", delete(2)),
         _fixed("delete 5", delete(5)),
         _fixed("purge", purge()),
-        # The purge that an expiry sends: once for the current head, once for a head that has changed since.
+        # The purge of an expiry, once for the current head, and once for a head that has changed since.
         ActionTemplate("purge if here", lambda head: purge(if_position=head.position if head is not None else START)),
         _fixed("purge if there", purge(if_position=Position(FIRST_EPOCH, 0))),
         _fixed("mark", Mark(FIRST_EPOCH)),
@@ -97,7 +97,7 @@ ACTION_TEMPLATES: Mapping[str, ActionTemplate] = {
 def extensions(
     head: Head | None, offset: int, templates: Iterable[ActionTemplate], config: TopicConfig
 ) -> Iterator[Extension]:
-    """Yield every extension of a history by one action, but only one rejected append: like a mark, it has no effect."""
+    """Yield every extension of a history by one action; of rejected appends, which have no effect, yield only one."""
     has_rejected = False
     for template in templates:
         action = template.make(head)

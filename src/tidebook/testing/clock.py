@@ -1,4 +1,4 @@
-"""A clock for tests, which advances only when the test says so."""
+"""A clock for tests, which only the test advances."""
 
 from __future__ import annotations
 

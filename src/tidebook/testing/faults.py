@@ -86,7 +86,7 @@ class Faults:
         return cast("T", _Faulty(port, self))
 
     def hold(self, call: str, *, after: bool = False, where: Where | None = None) -> HeldCall:
-        """Hold the next call of this name before its effect or, with `after`, before it returns."""
+        """Hold the next call of this name, before its effect or, with `after`, before it returns."""
         held = HeldCall()
         self._faults.setdefault(call, []).append(_Fault(held=held, after=after, where=where))
         return held
@@ -100,7 +100,7 @@ class Faults:
         times: int | None = 1,
         where: Where | None = None,
     ) -> None:
-        """Fail the next `times` calls of this name before their effect or, with `after`, after it.
+        """Fail the next `times` calls of this name, before their effect or, with `after`, after it.
 
         With `times=None` all calls fail, until `heal`.
         """

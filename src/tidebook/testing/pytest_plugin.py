@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds them where Tidebook is installed: `book`, `sync_book`, `manual_clock`.
+"""Fixtures for pytest, which finds them if Tidebook is installed: `book`, `sync_book`, `manual_clock`.
 
     async def test_an_order_is_paid(book):
         await book.journal("orders").append("o-1", [tidebook.Event({"total": 3}, tags={"paid"})])
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # pytest imports this module in every project, so it must loa
 async_fixture: Any
 try:
     from pytest_asyncio import fixture as async_fixture
-except ImportError:  # without it only `sync_book` can be used
+except ImportError:  # without pytest-asyncio, only `sync_book` can be used
     async_fixture = None
 
 
 @pytest.fixture
 def manual_clock() -> ManualClock:
-    """A clock that advances only when the test says so; the test's book uses it."""
+    """A clock that only the test advances; the test's book uses it."""
     from tidebook.testing.clock import ManualClock
 
     return ManualClock()
@@ -52,7 +52,7 @@ def _new_book(folder: Path, request: pytest.FixtureRequest) -> Book:
 
 
 async def _open_book(tidebook_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Book]:
-    """A book in a temporary folder, replicated by the test's process; `await book.settle()` makes all visible."""
+    """A book in a temporary folder, replicated by the test; `await book.settle()` makes all events visible."""
     async with _new_book(tidebook_folder, request) as opened:
         yield opened
 
@@ -71,7 +71,7 @@ book = (
 
 @pytest.fixture
 def sync_book(tidebook_folder: Path, request: pytest.FixtureRequest) -> Iterator[SyncBook]:
-    """The same book for tests without an event loop; `sync_book.settle()` makes all visible."""
+    """The same book for tests without an event loop; `sync_book.settle()` makes all events visible."""
     from tidebook.wiring.sync import SyncBook
 
     with SyncBook(_new_book(tidebook_folder, request)) as opened:

@@ -49,5 +49,5 @@ async def _replicate_partition(
                 start=start, stop=batch.next_offset, clear_tags=clear_tags,
             )  # fmt: skip
         except Fenced:
-            continue  # another replicator was faster: plan again from its pointer
+            continue  # another replicator was faster: plan the next slice from its pointer
         done += 1

@@ -30,7 +30,7 @@ ACCOUNTS, CLIENTS = 5, 4
 
 
 async def decide(folder: Path, start: int, acknowledged: Path) -> None:
-    """Execute commands from a number on, each under its id; write the number of each that is done to a file."""
+    """Execute the commands from `start` on, each with a command id; write the number of each finished one to a file."""
     file = os.open(acknowledged, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     async with tidebook.open(folder) as book:
         accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=7)
@@ -45,7 +45,7 @@ async def decide(folder: Path, start: int, acknowledged: Path) -> None:
 
 
 async def project(folder: Path, url: str) -> None:
-    """Run the projection, and replicate, until killed."""
+    """Run the projection and the replication until killed."""
     projection_runner.REBALANCE_S = 0.05  # type: ignore[misc]
     projection_runner.OUTAGE_MAX_S = 0.2  # type: ignore[misc]
     supervisor.RESTART_MAX_S = 0.5  # type: ignore[misc]
@@ -75,8 +75,8 @@ def fork(work: Coroutine[Any, Any, None]) -> int:
 
 def main() -> None:
     """Fork until the input ends."""
-    logging.disable(logging.CRITICAL)  # outages are what the tests make
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed children are not waited for
+    logging.disable(logging.CRITICAL)  # the tests cause outages, which need no log
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that killed children do not stay zombies
     print("ready", flush=True)
     for line in sys.stdin:
         what, folder, *more = line.rstrip("\n").split("\t")

@@ -1,6 +1,6 @@
-"""kill -9 of a decider's process, of projection runners and of the database: every command once, tables are the fold.
+"""After kill -9 of deciders, projection runners and the database, commands took effect once, and tables are the fold.
 
-In all 20 kills; with --long 200.
+There are 20 kills in all, and 200 with --long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHIN_S = 60.0
 
 
 class Bank:
-    """A book under load: a process that decides and two that run the projection, started again when they are killed."""
+    """A book under load: a process that decides and two that run the projection, restarted when they are killed."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Bank:
         return int(self._answer())
 
     def _decide(self) -> int:
-        """Start with the first command that is not acknowledged: those after it may have been executed, too."""
+        """Start at the first command that is not acknowledged, although later ones may have been executed."""
         done = set(self.done())
         start = next(n for n in range(len(done) + 1) if n not in done)
         return self._start("decide", str(self.folder), str(start), str(self._acknowledged))
@@ -128,7 +128,7 @@ async def check(bank: Bank, engine: Engine, done: list[int]) -> int:
     async with tidebook.open(bank.folder, replicate=True) as book:
         accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=7)
         projection = book.projection("balances", topics=["accounts"], into=engine, tables=[BALANCES])(add)
-        for each in sorted(set(done))[-20:]:  # again, as a client that saw no answer would
+        for each in sorted(set(done))[-20:]:  # retry, as a client without an answer would
             await accounts.execute(f"a-{each % ACCOUNTS}", Deposit(1), command_id=f"c-{each}")
         found = list[str]()
         folded = dict[str, int]()

@@ -1,4 +1,4 @@
-"""Books on either backend; the PostgreSQL is one of these tests' own, to be killed."""
+"""Fixtures of books on either backend, with a PostgreSQL that these tests may kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that put entries and work on them, and the faults injected into them: kills, stops and wrong clocks."""
+"""Processes that put entries or work on them, and their faults: kills, stops and wrong clocks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Crew:
         return None in codes
 
     def end(self) -> None:
-        """Ask all processes to end, and wait until they have."""
+        """Terminate all processes, and wait for them."""
         self.resume()
         processes = [*self._workers, *self._putters]
         for process in processes:
@@ -95,7 +95,7 @@ class Crew:
                 process.kill()
                 process.wait()
                 raise
-        # A process that was started just now may get the signal before it handles it.
+        # A process that has just started may get the signal before it has installed its handler.
         well = {0, -signal.SIGTERM}
         assert all(worker.returncode in well for worker in self._workers), f"a worker ended badly: {self.log()}"
 

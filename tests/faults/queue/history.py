@@ -1,4 +1,4 @@
-"""The rules that a recorded history must satisfy, whatever was killed, stopped or restarted meanwhile."""
+"""The rules that a recorded history must satisfy, even if processes were killed, stopped or restarted."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Hold(NamedTuple):
     started_at: int
     #: The last end of its lease that was returned to the worker.
     lease_until: int
-    #: When the worker began to finish it or to give it back; NEVER: it died before, or its lease was lost.
+    #: When the worker began to finish the entry or give it back; NEVER if it died before or had lost its lease.
     released: int
     released_by: str | None
-    #: `finished`, `failed`, `lost`, `unknown`; None: it died before it got an answer.
+    #: `finished`, `failed`, `lost` or `unknown`; None if the worker died before it got an answer.
     outcome: str | None
     reported: int
 
@@ -67,7 +67,7 @@ def read(files: Iterable[Path]) -> Histories:
 
 
 def of(events: list[dict[str, Any]]) -> Histories:
-    """Return the puts and holds of recorded events, which are in the order of time."""
+    """Return the puts and holds of recorded events, which must be sorted by time."""
     put = {(e["member"], e["serial"]) for e in events if e["what"] == "put"}
     puts = [
         Put(
@@ -122,8 +122,8 @@ def _handed_out_wrongly(holds: list[Hold]) -> Iterator[str]:
 def _held_by_two(holds: list[Hold]) -> Iterator[str]:
     """Check that two holds of one key do not overlap: the first was released, or its lease had ended.
 
-    A claim has the time at which its statement began, and may get an entry that a sweep freed while it ran: it took
-    effect at some time during the call.
+    A claim has the time at which its statement began, but may get an entry that a sweep freed later: it takes effect at
+    some time during the call.
     """
     for first, second in combinations(holds, 2):
         took_ms = (second.at - second.asked) / 1_000_000
@@ -143,9 +143,9 @@ def _finished_wrongly(holds: list[Hold]) -> Iterator[str]:
 
 
 def _never_done(found: Histories) -> Iterator[str]:
-    """Check that each acknowledged put is done, itself or merged into a later one of its key.
+    """Check that each acknowledged put is finished, itself or merged into a later one of its key.
 
-    An entry whose worker died while finishing it counts as done.
+    An entry whose worker died while finishing it counts as finished.
     """
     done: dict[object, int] = {}
     for hold in found.holds:
@@ -160,7 +160,7 @@ def _never_done(found: Histories) -> Iterator[str]:
 
 
 def _merged_wrongly(found: Histories) -> Iterator[str]:
-    """A job is the merge of all puts of its key from the one that it was inserted by to the one whose data it has."""
+    """Check that an entry merges all puts of its key, from the one that inserted it to the one whose data it has."""
     puts: dict[str, list[Put]] = defaultdict(list)
     for put in found.puts:
         if put.key is not None:

@@ -1,6 +1,6 @@
 """A crew process that puts or works, and records what it does: `python member.py put|work BOOK FILE NAME SEED …`.
 
-Every line is written before the next step is taken, so that a killed process has written all that matters. Times
+Each line is written before the next step, so that a killed process has recorded every step that took effect. Times
 (`at`) are of the machine's monotonic clock, which all processes share; dates are the store's.
 """
 
@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 OFF_S = float(os.environ.get("MEMBER_CLOCK_OFF_S", "0"))
-if OFF_S and sys.argv[2].endswith(".toml"):  # a machine whose clock is wrong, as far as Python can see
+if OFF_S and sys.argv[2].endswith(".toml"):  # simulates, for Python code, a machine whose clock is wrong
     _time, _time_ns = time.time, time.time_ns
     time.time = lambda: _time() + OFF_S
     time.time_ns = lambda: _time_ns() + int(OFF_S * 1e9)
@@ -61,7 +61,7 @@ class CountingClock(SystemClock):
 
 
 class OffClock(SystemClock):
-    """A client's clock that is wrong. In an embedded book only this one can be: the store uses the machine's clock."""
+    """A client's clock that is wrong; the store of an embedded book still uses the machine's clock."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + int(OFF_S * 1000)
@@ -76,7 +76,7 @@ async def put_all(queue: Queue, clock: CountingClock, history: History, member: 
     for serial in range(1, count + 1):
         key = None if chance.random() < 0.3 else f"{member}-{chance.randrange(KEYS)}"
         config = put_facts(key, serial, chance)
-        for _ in range(2 if chance.random() < 0.1 else 1):  # a client that is unsure of the outcome puts again
+        for _ in range(2 if chance.random() < 0.1 else 1):  # a client that does not know the outcome puts again
             await put_until_acknowledged(queue, clock, history, member, config)
         await asyncio.sleep(chance.random() * 0.02)
 
@@ -99,7 +99,7 @@ async def put_until_acknowledged(
     queue: Queue, clock: CountingClock, history: History, member: str, config: dict[str, Any]
 ) -> None:
     while True:
-        # The put uses the next time that the clock returns.
+        # The put gets the next time of the clock.
         history.note("putting", inserted_at=clock.now_ms() + 1, **config)
         try:
             await queue.put(
@@ -118,7 +118,7 @@ async def put_until_acknowledged(
 
 
 class MemberWorker:
-    """Works on entries: some quickly, some long with heartbeats, some past their lease; some fail."""
+    """Works on entries: some quickly, some for long with heartbeats, some past their lease; some fail."""
 
     def __init__(self, queue: Queue, history: History, member: str, seed: int) -> None:
         self._queue = queue

@@ -1,4 +1,4 @@
-"""The check of histories finds violations: a check that cannot fail would prove nothing."""
+"""The check of histories finds violations, so that its success proves something."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def faults(*events: dict[str, Any]) -> list[str]:
     return faults_in(of(sorted(events, key=lambda event: event["at"])))
 
 
-def test_a_plain_history_is_right() -> None:
+def test_a_correct_history_has_no_violations() -> None:
     assert faults(*putting(1, 0), claimed("a", 10), *finished("a", 20)) == []
 
 
@@ -64,7 +64,7 @@ def test_finishing_the_entry_of_another_worker_is_found() -> None:
     assert any("finished the entry of b" in fault for fault in found)
 
 
-def test_work_that_comes_again_after_it_was_finished_is_found() -> None:
+def test_an_entry_that_is_claimed_after_it_was_finished_is_found() -> None:
     found = faults(*putting(1, 0), claimed("a", 10), *finished("a", 20), claimed("b", 130), *finished("b", 140))
     assert any("claimed what a had finished" in fault for fault in found)
 

@@ -1,4 +1,4 @@
-"""Single faults, one by one: a worker that is stopped past its lease, wrong clocks, thousands of timers, duplicates."""
+"""Single faults of queues: a worker stopped past its lease, wrong clocks, thousands of timers, duplicates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.postgres
 PATIENCE_S = 60
 LEASE_S = 0.5
 
-#: Claims a job, prints it, waits for a line, tries to finish it, and prints the outcome.
+#: Claims entries and prints them; then calls the method named by each input line on them, and prints the outcome.
 HOLDER = """
 import asyncio, json, sys, time
 book, lease_s, off_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
@@ -99,7 +99,7 @@ async def test_a_worker_stopped_past_its_lease_cannot_finish_an_entry_of_another
         await queue.put("x", key="k")
         with holder(where) as stopped:
             assert stopped.receive() == {"data": ["x"], "timeouts": [0]}
-            # In a folder, a process stopped with the write lock would block all others: this put shows it has none.
+            # In a folder, a process stopped with the write lock would block all others; this put shows it has none.
             await queue.put("later", process_at=datetime.now(UTC) + timedelta(hours=1))
             stopped.process.send_signal(signal.SIGSTOP)
             (job,) = await taken_over(queue)
@@ -180,10 +180,10 @@ async def test_ten_thousand_timers_fire_each_at_its_date(where: Path, long_form:
         assert all(job.started_at >= job.process_at for job in done)
         late_s = sorted((job.started_at - job.process_at).total_seconds() for job in done)
         print(f"late by {late_s[count // 2]:.4f} s (median), {late_s[count * 99 // 100]:.4f} s (99th percentile)")
-        assert late_s[count // 2] < 2, "they were found by the slow poll"
+        assert late_s[count // 2] < 2, "the slow poll found the timers"
 
 
-async def test_the_same_puts_again_while_they_wait_make_no_second_copy(where: Path) -> None:
+async def test_repeated_puts_of_waiting_entries_are_merged(where: Path) -> None:
     async with tidebook.open(where) as book, tidebook.open(where) as other:
         entry = tidebook.queue.Entry
         entries = [entry(data=number, key=f"k{number}") for number in range(50)]
@@ -195,7 +195,7 @@ async def test_the_same_puts_again_while_they_wait_make_no_second_copy(where: Pa
         assert sorted(job.data for job in jobs) == list(range(50))
 
 
-async def test_a_listener_and_a_worker_outlive_a_restart_of_the_database(
+async def test_a_listener_and_a_worker_survive_a_restart_of_the_database(
     settings_file: Path, own_postgres: Postgres
 ) -> None:
     async with tidebook.open(settings_file) as book:
@@ -220,9 +220,7 @@ async def test_a_listener_and_a_worker_outlive_a_restart_of_the_database(
         await asyncio.wait_for(running, PATIENCE_S)
 
 
-async def test_what_was_put_before_a_crash_of_the_database_is_there_after_it(
-    settings_file: Path, own_postgres: Postgres
-) -> None:
+async def test_entries_survive_a_crash_of_the_database(settings_file: Path, own_postgres: Postgres) -> None:
     async with tidebook.open(settings_file) as book:
         await book.queue("mail").put_many(list(range(100)))
         (held,) = await book.queue("mail").claim(lease=120)

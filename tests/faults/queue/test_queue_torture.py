@@ -1,4 +1,4 @@
-"""Workers killed and stopped at random, a database that goes down, wrong clocks: the history satisfies the rules."""
+"""With killed and stopped workers, a killed database and wrong clocks, the history satisfies the rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seeded() -> random.Random:
 
 
 async def drained(where: Path, running: Crew) -> None:
-    """Wait until everything is put and nothing is left; the workers continue meanwhile."""
+    """Wait until all entries are put and the queue is empty; the workers keep running."""
     async with asyncio.timeout(PATIENCE_S), tidebook.open(where) as book:
         while running.putting:  # noqa: ASYNC110  a process has no event to await
             await asyncio.sleep(0.05)
@@ -46,14 +46,14 @@ def holds_the_rules(running: Crew) -> None:
     assert history.faults_in(found)[:5] == []
 
 
-async def test_killed_and_stopped_workers_do_everything_and_never_two_at_a_time(
+async def test_killed_and_stopped_workers_finish_every_entry_with_one_holder_at_a_time(
     where: Path, tmp_path: Path, long_form: bool
 ) -> None:
     rounds, puts = (300, 6_000) if long_form else (10, 200)
     chance = seeded()
     with crew(where, tmp_path, chance, puts=puts) as running:
         for _ in range(rounds):
-            await asyncio.sleep(chance.uniform(0.1, 0.6))  # the faults' own rhythm
+            await asyncio.sleep(chance.uniform(0.1, 0.6))  # the interval of the faults
             running.disturb()
         running.resume()
         await drained(where, running)

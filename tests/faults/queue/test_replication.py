@@ -22,7 +22,7 @@ WAITING: list[Synchronous] = ["remote_write", "on", "remote_apply"]
 
 
 def configure(postgres: Postgres, names: str) -> None:
-    """Which standbys a commit waits for."""
+    """Set the standbys that a commit waits for."""
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = local")
         connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
@@ -30,8 +30,8 @@ def configure(postgres: Postgres, names: str) -> None:
 
 
 @pytest.fixture
-def nobody(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
-    """A primary whose standby is down; calling it makes the primary stop waiting for the standby."""
+def stop_waiting(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
+    """Return a function that makes the primary stop waiting for its standby, which is down."""
     yield lambda: configure(own_postgres, "")
     configure(own_postgres, "")
 
@@ -42,8 +42,8 @@ async def book(settings_file: Path) -> AsyncIterator[tidebook.Book]:
         yield book
 
 
-async def leave_alone(postgres: Postgres) -> None:
-    """Let commits wait for a standby that is down; return when one waits, since a reload takes its time."""
+async def wait_for_missing_standby(postgres: Postgres) -> None:
+    """Let commits wait for a standby that is down; return when one does, because a reload takes some time."""
     configure(postgres, "nobody")
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         await connection.execute("SET synchronous_commit = on")
@@ -59,7 +59,7 @@ async def leave_alone(postgres: Postgres) -> None:
 
 
 async def waiting(postgres: Postgres) -> None:
-    """Until a commit waits for a standby."""
+    """Return when a commit waits for a standby."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         async with asyncio.timeout(30):
             while True:
@@ -71,7 +71,7 @@ async def waiting(postgres: Postgres) -> None:
 
 
 def calls(queue: Queue, jobs: list[Any]) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """Every call that commits."""
+    """Return every call that commits."""
     return {
         "put": lambda: queue.put("x"),
         "put_once": lambda: queue.put_once(["x"], source="s", steps=[Step(1, None, "a")]),
@@ -84,12 +84,12 @@ def calls(queue: Queue, jobs: list[Any]) -> dict[str, Callable[[], Awaitable[Any
     }
 
 
-async def test_no_call_of_a_local_queue_waits_for_anybody(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None]
+async def test_no_call_of_a_local_queue_waits_for_a_standby(
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None]
 ) -> None:
     queue = book.queue("local")
     await queue.put_many(list(range(10)))
-    await leave_alone(own_postgres)
+    await wait_for_missing_standby(own_postgres)
     jobs = await queue.claim(5)
     for call in calls(queue, jobs).values():
         await asyncio.wait_for(call(), 30)
@@ -97,33 +97,33 @@ async def test_no_call_of_a_local_queue_waits_for_anybody(
 
 @pytest.mark.parametrize("level", WAITING)
 async def test_every_call_of_a_synchronous_queue_waits_for_the_replicas(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None], level: Synchronous
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None], level: Synchronous
 ) -> None:
     queue = book.queue(level, settings=QueueSettings(synchronous=level))
     for call in calls(queue, []):
         await queue.put_many(list(range(10)))
         jobs = await queue.claim(5)
-        await leave_alone(own_postgres)
-        asked = asyncio.ensure_future(calls(queue, jobs)[call]())
+        await wait_for_missing_standby(own_postgres)
+        call_task = asyncio.ensure_future(calls(queue, jobs)[call]())
         await waiting(own_postgres)
-        assert not asked.done(), call
-        nobody()
-        await asyncio.wait_for(asked, 30)
+        assert not call_task.done(), call
+        stop_waiting()
+        await asyncio.wait_for(call_task, 30)
 
 
 async def test_a_put_in_the_callers_transaction_makes_its_commit_wait(
-    book: tidebook.Book, own_postgres: Postgres, nobody: Callable[[], None]
+    book: tidebook.Book, own_postgres: Postgres, stop_waiting: Callable[[], None]
 ) -> None:
     queue = await book.queue("strict", settings=QueueSettings(synchronous="remote_apply")).open()
     async with await psycopg.AsyncConnection.connect(own_postgres.url) as connection:
         await connection.execute("SET synchronous_commit = local")
         await connection.commit()
-        await leave_alone(own_postgres)
+        await wait_for_missing_standby(own_postgres)
         await queue.put("x", transaction=connection)
         committing = asyncio.ensure_future(connection.commit())
         await waiting(own_postgres)
         assert not committing.done()
-        nobody()
+        stop_waiting()
         await asyncio.wait_for(committing, 30)
 
 
@@ -146,7 +146,7 @@ async def test_with_three_servers_a_put_that_was_acknowledged_survives_the_loss_
             await queue.put_many(list(range(100)))
             (done,) = await queue.claim()
             await queue.done(done)
-            for standby in standbys:  # visible there at once, since it is applied
+            for standby in standbys:  # visible on the standby at once, because the commit waits until it is applied
                 with psycopg.connect(standby.url) as connection:
                     row = connection.execute("SELECT count(*) FROM tidebook_queue.entry").fetchone()
                     assert row == (99,)

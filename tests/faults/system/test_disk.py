@@ -1,4 +1,4 @@
-"""The disks of a run fail as the schedule says."""
+"""The disks of a run fail when the schedule says so."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(program: str, path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_small_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
+def test_a_small_disk_is_filled_and_freed(tmp_path: Path) -> None:
     found = run(SMALL, tmp_path / "disk")
     if found == "not allowed":
         pytest.skip("this user may not mount a file system")

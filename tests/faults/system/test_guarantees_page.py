@@ -1,4 +1,4 @@
-"""The page about guarantees names every fault of the schedule, and only tests that exist."""
+"""The page about guarantees names every fault of the schedule, and refers only to tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between processes: who has connected is known, and each direction can be cut."""
+"""A link between processes identifies the process that connects, and can be cut in each direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faults.links import LinkProxy
 
 WAIT_S = 0.3
 TIMEOUT_S = 20.0
-#: A node that sends each line of its input, and prints what it gets.
+#: A node that sends each line of its input, and prints the data that it receives.
 NODE = """
 import socket, sys, threading
 found = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

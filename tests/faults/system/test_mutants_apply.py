@@ -1,4 +1,4 @@
-"""Every mutant still changes the source: its text occurs exactly once."""
+"""Every mutant still applies to the source: its text occurs exactly once."""
 
 from __future__ import annotations
 

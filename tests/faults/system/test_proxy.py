@@ -1,4 +1,4 @@
-"""The TCP proxy does to connections what its mode says."""
+"""The TCP proxy treats connections as its mode says."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ async def test_nothing_comes_back_and_the_connection_ends_with_the_fault(proxy: 
     assert await ask(proxy, b"again") == b"again"
 
 
-async def test_a_server_that_is_away_resets(proxy: TcpProxy) -> None:
+async def test_connections_to_a_stopped_server_are_reset(proxy: TcpProxy) -> None:
     proxy._target = ("127.0.0.1", 1)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await ask(proxy, b"x")
 
 
 async def test_a_connection_that_has_ended_meanwhile_is_no_error(proxy: TcpProxy) -> None:
-    """A transport forgets its socket only after its last callback, so that a writer may still be listed without one."""
+    """A transport drops its socket only after its last callback, so a writer may still be listed without a socket."""
     reader, writer = await asyncio.open_connection(*proxy.address)
     writer.write(b"hello")
     await reader.readexactly(5)

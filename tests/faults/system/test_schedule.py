@@ -29,7 +29,7 @@ CLUSTER = Targets(
 )
 
 
-def test_a_seed_is_a_schedule() -> None:
+def test_a_seed_determines_the_schedule() -> None:
     first, second = (make_schedule(5, 60, EMBEDDED) for _ in range(2))
     assert first == second
     assert first != make_schedule(6, 60, EMBEDDED)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED = 7
-#: Every rule that a run on an embedded book checks against something.
+#: Every rule that a run on an embedded book has facts to check against.
 RULES = 14
 
 

@@ -1,4 +1,4 @@
-"""A later build continues with the data of the present one; the present one stops at data of the later one."""
+"""A later build continues with the data of the current one; the current one stops at data of the later one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ID = b"0123456789abcdef"
 
 
 class BadInputCases(JournalSuite):
-    """Test cases of refused input. Input is checked before the log or store is used, so one facade is enough."""
+    """Test cases of refused input. One facade is enough, because input is checked before the log or store is used."""
 
     @pytest.mark.parametrize(
         ("how", "why"),

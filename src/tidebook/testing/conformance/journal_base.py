@@ -19,15 +19,15 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
-#: Opens one more book on the same data, as another process would; `[journal]` options may be given by name.
+#: Opens another book on the same data, as another process would; keywords are `[journal]` options.
 BookFactory = Callable[..., AbstractAsyncContextManager[Book]]
 Facade = Literal["async", "sync"]
-#: How much of what a case writes the store has: nothing, what came before the last write, everything.
+#: The writes of a case that are replicated: none, all before the last one, or all.
 Lag = Literal["nothing", "some", "everything"]
 
-#: Small, so that the cases cross pages, segments and partitions.
+#: These are so small that the cases cross pages, segments and partitions.
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
-#: Far more than any case needs: a case that takes this long has failed.
+#: A case that takes this long, far more than any needs, has failed.
 PATIENCE_S = 60.0
 
 
@@ -72,7 +72,7 @@ class JournalDesk:
             await asyncio.to_thread(items.close)  # type: ignore[attr-defined]
 
     def _sync(self) -> SyncJournal:
-        """Return the sync facade, over a portal into the event loop in which the book was opened."""
+        """Return the sync facade, on a portal into the event loop in which the book was opened."""
         if self._portal is None:
             self._portal = _PortalHere(asyncio.get_running_loop())
         return SyncJournal(self._portal, self.journal)
@@ -85,7 +85,7 @@ class JournalDesk:
         return answer
 
     async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
-        """Replicate everything, whatever lag this test case has."""
+        """Replicate everything, regardless of the lag of this test case."""
         await replicate(
             self.book.log, self.book.store, self.topic, batch_records=batch_records, batches_max=batches_max
         )
@@ -143,7 +143,7 @@ class JournalSuite:
 
     @pytest.fixture
     def book_factory(self) -> BookFactory:
-        raise NotImplementedError("the subclass gives book_factory")
+        raise NotImplementedError("the subclass must provide book_factory")
 
     @pytest.fixture
     def topic(self) -> str:

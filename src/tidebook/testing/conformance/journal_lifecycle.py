@@ -98,7 +98,7 @@ class LifecycleCases(JournalSuite):
         assert (await desk.append("a", events(5))).first == 5
         assert numbers(await desk.read("a")) == [5]
 
-    # ---- expiry: the values that the pipeline reads
+    # ---- expiry, with the values that the pipeline reads
 
     async def _head(self, desk: JournalDesk, id: str) -> Head:
         await desk.replicate()

@@ -81,9 +81,9 @@ class RacingCases(JournalSuite):
             await one.append("a", events(1))
             tail = other.tail("a")
             assert (await asyncio.wait_for(anext(tail), PATIENCE_S)).payload == 1
-            coming = asyncio.ensure_future(anext(tail))
+            next_event = asyncio.ensure_future(anext(tail))
             await one.append("a", events(2))
-            assert (await asyncio.wait_for(coming, PATIENCE_S)).payload == 2
+            assert (await asyncio.wait_for(next_event, PATIENCE_S)).payload == 2
             await tail.aclose()  # type: ignore[attr-defined]
 
     async def test_snapshots_are_shared(self, open_desk: OpenDesk) -> None:

@@ -147,17 +147,17 @@ class JournalReadingCases(JournalSuite):
         await desk.append("a", events(1, 2))
         tail = desk.tail("a")
         assert [(await _next(tail)).payload for _ in range(2)] == [1, 2]
-        coming = asyncio.create_task(_next(tail))
+        next_event = asyncio.create_task(_next(tail))
         await desk.append("b", events("of another"))
         await desk.append("a", events(3))
-        assert (await coming).payload == 3
+        assert (await next_event).payload == 3
         await tail.aclose()  # type: ignore[attr-defined]
 
     async def test_a_tail_may_begin_before_the_journal(self, desk: JournalDesk) -> None:
         tail = desk.tail("a")
-        coming = asyncio.create_task(_next(tail))
+        next_event = asyncio.create_task(_next(tail))
         await desk.append("a", events(1))
-        assert (await coming).payload == 1
+        assert (await next_event).payload == 1
         await tail.aclose()  # type: ignore[attr-defined]
 
     async def test_a_tail_begins_at_start(self, desk: JournalDesk) -> None:
@@ -179,9 +179,9 @@ class JournalReadingCases(JournalSuite):
         await _next(tail)
         await _next(tail)
         await desk.purge("a")
-        coming = asyncio.create_task(_next(tail))
+        next_event = asyncio.create_task(_next(tail))
         await desk.append("a", events("new", "newer"))
-        new = [await coming, await _next(tail)]
+        new = [await next_event, await _next(tail)]
         assert [(event.seq_nr, event.payload) for event in new] == [(1, "new"), (2, "newer")]
         await tail.aclose()  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Small journal histories as log records, and their fold, which is the expected content of a store."""
+"""Turn small journal histories into log records, and fold them into the expected content of a store."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 
-#: The log's time of offset 0; each further record comes a second later.
+#: The log time of offset 0; each later record follows after a second.
 FIRST_MS = 1_700_000_000_000
 
-#: One step of a history: whose journal, and what happens to it.
+#: One step of a history: a journal id, and an action on that journal.
 Step = tuple[str, Action]
 
 

@@ -16,11 +16,11 @@ import pytest_asyncio
 from tidebook.core.errors import TidebookError
 from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns, read_all
 
-#: Opens one more log on the same data, as another process would.
+#: Opens another log on the same data, as another process would.
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
 
 PARTITIONS = 3
-#: Far more than any case needs: a case that takes this long has failed.
+#: A case that takes this long, far more than any needs, has failed.
 PATIENCE_S = 60.0
 
 
@@ -35,7 +35,7 @@ class LogBase:
     @pytest.fixture
     def open_log(self) -> OpenLog:
         """Return a function that opens another instance on the same data; leaving its context closes it."""
-        raise NotImplementedError("give the fixture open_log")
+        raise NotImplementedError("the subclass must provide open_log")
 
     @pytest_asyncio.fixture
     async def log(self, open_log: OpenLog) -> AsyncIterator[Log]:
@@ -58,7 +58,7 @@ class Sending:
         self._log = log
         self._count = 0
         self._changed = asyncio.Event()
-        #: The number of the record that each result belongs to.
+        #: The index of the record of each result.
         self.order: list[int] = []
         self.done: list[Acknowledged | TidebookError] = []
         self.threads: set[int] = set()

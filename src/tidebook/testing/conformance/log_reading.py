@@ -120,7 +120,7 @@ class LogReadingCases(LogBase):
 
     async def test_an_indexed_log_finds_a_key_in_one_call(self, log: Log, topic: str) -> None:
         if not self.indexed_by_key:
-            pytest.skip("declared: not indexed by key")
+            pytest.skip("the log declares no index by key")
         await fill(log, topic, 3000)
         await log.append(outgoing(topic, b"found", key=b"last"))
         stop = await log.end(topic, 0)

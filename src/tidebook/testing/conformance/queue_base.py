@@ -25,13 +25,13 @@ from tidebook.queue.port import (
     QueueStore,
 )
 
-#: Opens one more store on the same data, as another process would.
+#: Opens another store on the same data, as another process would.
 OpenQueues = Callable[[], AbstractAsyncContextManager[QueueStore]]
-#: Moves the store's clock on by this many milliseconds.
+#: Advances the store's clock by this many milliseconds.
 Advance = Callable[[int], Awaitable[None]]
 
 LEASE_MS = 10_000
-#: Where the clock of the case begins.
+#: The time at which the clock of a case starts.
 START_MS = 1_700_000_000_000
 _numbers = itertools.count(1)
 
@@ -106,7 +106,7 @@ def entry(
 class QueueBase:
     """Fixtures for the test cases of a queue store."""
 
-    #: Whether `put_within` takes part in the caller's own transaction.
+    #: Whether `put_within` joins the caller's transaction.
     takes_transactions: ClassVar[bool]
 
     pytestmark: ClassVar = [pytest.mark.asyncio]
@@ -114,12 +114,12 @@ class QueueBase:
     @pytest.fixture
     def open_queues(self) -> OpenQueues:
         """Return a function that opens another store on the same data; leaving its context closes it."""
-        raise NotImplementedError("give the fixture open_queues")
+        raise NotImplementedError("the subclass must provide open_queues")
 
     @pytest.fixture
     def advance(self) -> Advance:
         """Return a function that advances the clock of all stores, which starts at START_MS."""
-        raise NotImplementedError("give the fixture advance")
+        raise NotImplementedError("the subclass must provide advance")
 
     @pytest_asyncio.fixture
     async def store(self, open_queues: OpenQueues) -> AsyncIterator[QueueStore]:

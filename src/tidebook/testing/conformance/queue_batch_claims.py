@@ -21,7 +21,7 @@ async def claim_of(desk: Desk, *names: str) -> list[Taken]:
 async def finish_and_claim(
     desk: Desk, *calls: tuple[int, list[LeasedEntry]]
 ) -> tuple[list[list[bool]], list[list[str]]]:
-    """Return which entries each caller has finished, and the data of what it has claimed."""
+    """Return the finished entries of each caller, and the data of the entries that it has claimed."""
     claims = [FinishingClaim(uuid.uuid4().bytes, limit, finished) for limit, finished in calls]
     finished, claimed = await desk.store.finish_and_claim(desk.ref, claims, lease_ms=LEASE_MS, together=False)
     names = [[each.data.decode() for each in claimed if each.token == claim.token] for claim in claims]
@@ -29,7 +29,7 @@ async def finish_and_claim(
 
 
 class BatchClaimCases(QueueBase):
-    """Test cases of claims of many entries: a change of some leaves the others unchanged."""
+    """Test cases of claims of many entries: a change of some entries leaves the others unchanged."""
 
     async def test_a_whole_claim_is_finished_at_once(self, desk: Desk, advance: Advance) -> None:
         taken = await claim_of(desk, *"abc")

@@ -153,9 +153,9 @@ class PuttingCases(QueueBase):
     async def test_what_one_store_puts_another_claims(self, open_queues: OpenQueues, desk: Desk) -> None:
         await desk.put("k")
         async with open_queues() as other:
-            there = Desk(other, await other.queue(desk.ref.name))
-            assert there.ref == desk.ref
-            assert await there.names() == ["k"]
+            other_desk = Desk(other, await other.queue(desk.ref.name))
+            assert other_desk.ref == desk.ref
+            assert await other_desk.names() == ["k"]
 
     async def test_settings_are_kept_with_the_queue(self, open_queues: OpenQueues, store: QueueStore) -> None:
         ref = await new_queue(store, max_timeouts=7, parallel_keys=True)

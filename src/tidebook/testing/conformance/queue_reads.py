@@ -99,7 +99,7 @@ class QueueReadCases(QueueBase):
 
 
 class DeadLetterCases(QueueBase):
-    """Dead letters can be edited, retried and dropped."""
+    """Test cases of dead letters, which can be edited, retried and dropped."""
 
     async def dead(self, store: QueueStore, key: str | None = "k") -> Desk:
         desk = Desk(store, await new_queue(store, max_timeouts=0))

@@ -1,4 +1,4 @@
-"""Test cases of a queue store: workers report themselves, and those that are silent are gone."""
+"""Test cases of a queue store: workers report themselves, and silent ones are listed as gone."""
 
 from __future__ import annotations
 

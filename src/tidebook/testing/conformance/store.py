@@ -1,4 +1,4 @@
-"""The conformance suite of stores. An adapter uses it with one fixture:
+"""The conformance suite of stores. An adapter subclasses it and provides one fixture:
 
     class TestMyStore(StoreContract):
         last_write_wins = True
@@ -7,7 +7,7 @@
         async def open_store(self):
             ...yield an async function that opens one more StoreWriter on the same data; close them all afterwards
 
-Topics and settings have their own names in every test, so the data need not be empty.
+Every test uses new names of topics and settings, so the data need not be empty.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
             assert await store.head(Key(topic, "a")) == head
             return
         await store.delete_topic(topic)
-        await store.delete_topic(topic)  # harmless to repeat
+        await store.delete_topic(topic)  # a repetition is harmless
         assert await store.topic_config(topic) is None
         assert topic not in await store.topics()
         assert await store.pointers(topic) == {}

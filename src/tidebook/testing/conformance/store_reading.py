@@ -125,7 +125,7 @@ class StoreReadingCases(StoreSuite):
             id: each.head for id, each in truth_of(more, config).items() if id not in ("j-0", "j-2")
         }
         assert [id async for id, _ in store.graves(topic)] == ["j-3"]
-        # A zombie writes its grave a second time.
+        # A zombie writes its purged head a second time.
         with self.late():
             await store.apply(SliceWrites(topic, 0, None, Pointer(Position(FIRST_EPOCH, 0), FIRST_MS), (
                 (PutHead(Key(topic, "j-0"), dict(graves)["j-0"]),),

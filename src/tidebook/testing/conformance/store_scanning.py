@@ -1,4 +1,4 @@
-"""Test cases of a store: scanning it in parts, and repairing a journal."""
+"""Test cases of a store: scans in parts, and repairs of a journal."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ScanningCases(StoreSuite):
         rows = tuple(row for row in truth.rows if row.seq_nr in {2, 4, 6, 9, 11})
         await store.repair(Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
         await assert_shows(store, topic, config, steps)
-        # Deleted events are removed, however their rows are packed now.
+        # Deleted events are removed, regardless of how their rows are packed.
         more: list[Step] = [*steps, ("a", delete(6))]
         await replicate_slice(store, topic, 0, records_of(more)[3:], config)
         await assert_shows(store, topic, config, more)
@@ -135,7 +135,7 @@ class ScanningCases(StoreSuite):
         await assert_shows(store, topic, config, steps)
 
     async def _damage(self, store: StoreWriter, topic: str, head: Head, pointer: Pointer) -> None:
-        """Write two rows with wrong bytes, and two rows that no record of the log explains."""
+        """Write two rows with wrong bytes, and two rows of events that are not in the log."""
         first = head.incarnation
         key = Key(topic, "a")
         wrong = tuple(EventRow(n, b"wrong", 1, first, n, 1) for n in (2, 3))

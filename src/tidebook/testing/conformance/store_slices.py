@@ -1,4 +1,4 @@
-"""Test cases of a store's `apply`: however the log is cut into slices, the store equals the fold."""
+"""Test cases of a store's `apply`: the store equals the fold, regardless of how the log is cut into slices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, delete, purge, records_of, truth_of
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, assert_shows
 
-#: Histories of every kind of action; each is replicated whole, record by record, and in every two parts.
+#: Histories of every kind of action; each is replicated in one slice, record by record, and in every two parts.
 HISTORIES: dict[str, list[Step]] = {
     "one event": [("a", append())],
     "appends of all kinds": [

@@ -53,7 +53,7 @@ async def read_pages(store: StoreWriter, key: Key, head: Head, *, after: int = 0
 
 
 async def assert_shows(store: StoreWriter, topic: str, config: TopicConfig, steps: Sequence[Step]) -> None:
-    """Assert that the store has exactly the content that the fold of the history gives."""
+    """Assert that the store has exactly the content of the fold of the history."""
     truth = truth_of(steps, config)
     pointer = await store.pointer(topic, 0)
     assert pointer is not None

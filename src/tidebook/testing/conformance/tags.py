@@ -66,7 +66,7 @@ class TagsContract(TagsLate, TagsSizes):
         await journal.append("a", [Event(1, tags={tag})])
         await self.settle(book, topic)
         (event,) = await self.read(book, tag, topic)
-        # The log's time of a new topic is at least that of all others, which may be ahead of the clock.
+        # The log time of a new topic is at least that of all other topics, which may be later than the clock.
         moment = datetime.fromtimestamp(event.place.time_ms / 1000, UTC)
         assert await self.read(book, tag, topic, after=moment - timedelta(hours=1)) == [event]
         assert await self.read(book, tag, topic, after=moment + timedelta(hours=1)) == []
@@ -298,7 +298,7 @@ class TagsContract(TagsLate, TagsSizes):
             expected = [(event.seq_nr, event.payload) async for event in journal.read(id)]
             assert [(event.seq_nr, event.payload) for event in events if event.id == id] == expected
             numbers = [event.tag_seq_nr for event in events if event.id == id]
-            assert numbers == [seq_nr for seq_nr, _ in expected], "every event has the tag, so both number alike"
+            assert numbers == [seq_nr for seq_nr, _ in expected], "every event has the tag, so both numbers are equal"
 
     async def test_a_rebuild_leaves_deleted_events_where_they_are_kept(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)

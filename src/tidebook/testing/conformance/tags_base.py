@@ -27,7 +27,7 @@ class TagsBase:
 
     @pytest.fixture
     def book_factory(self) -> BookFactory:
-        raise NotImplementedError("the subclass gives book_factory")
+        raise NotImplementedError("the subclass must provide book_factory")
 
     @pytest.fixture
     def topic(self) -> str:
@@ -54,7 +54,7 @@ class TagsBase:
         return [event async for event in book.tags.read(tag, after=after, topics=topics)]
 
     async def advance(self, book: Book, topic: str, time_ms: int, *partitions: int) -> None:
-        """Advance the log's time to at least `time_ms`, as a tick of another topic would."""
+        """Advance the log time to at least `time_ms`, as a tick of another topic would."""
         config = await book.store.topic_config(topic)
         assert config is not None
         value = encode_record(Mark(config.epoch, time_ms), limit_bytes=config.limit_bytes)

@@ -43,7 +43,7 @@ class TagsLate(TagsBase):
     async def change_rows(
         self, book: Book, like: TagRow, *, put: tuple[TagRow, ...] = (), cut: tuple[TagRow, ...] = ()
     ) -> None:
-        """Remove the rows `cut` from the tag view, or write the rows `put`: rows are lost, or arrive late."""
+        """Remove the rows `cut` from the tag view as lost, or write the rows `put` as late."""
         key = Key(like.topic, like.id)
         pointer, head = await book.store.pointer(like.topic, like.partition), await book.store.head(key)
         assert pointer is not None
@@ -69,13 +69,13 @@ class TagsLate(TagsBase):
                 await self.advance(book, topic, most_ms + MINUTE_MS, 0)
             await journal.append(ahead if n % 2 else behind, [Event(n, tags={tag})])
             await replicate(book.log, book.store, topic, batches_max=1)
-            # A query that is restarted after the last offset that another query returned.
+            # Restart a query after the last offset that another query returned.
             seen += await self.read(book, tag, topic, after=seen[-1].tag_offset if seen else None)
         await self.settle(book, topic)
         seen += await self.read(book, tag, topic, after=seen[-1].tag_offset if seen else None)
         assert sorted(event.payload for event in seen) == list(range(8))
         places = [event.place for event in seen]
-        assert places == sorted(places), "in one order, whatever the clocks did"
+        assert places == sorted(places), "the order does not depend on the clocks"
         assert await self.read(book, tag, topic) == seen
 
     async def test_a_new_topic_holds_the_horizon_and_brings_nothing_from_before_what_was_delivered(
@@ -94,7 +94,7 @@ class TagsLate(TagsBase):
         await self.settle(book, new, topic)
         (second,) = await self.read(book, tag, topic, new, after=first.tag_offset)
         assert second.payload == "second"
-        assert second.place > first.place, "an hour late by the clock, but not by the log's time"
+        assert second.place > first.place, "the event is an hour late by the clock, but not by log time"
 
     async def test_lost_rows_are_found_with_delay_consistency_however_old_they_are(
         self, book: Book, topic: str, tag: str
@@ -124,7 +124,7 @@ class TagsLate(TagsBase):
         await book.journal(topic).append("a", [Event(n, tags={tag}) for n in range(5)])
         await self.settle(book, topic)
         rows = [event.row for event in await self.read(book, tag, topic)]
-        # The journal is replicated less far than the tag view: its numbers are above the head's count.
+        # The head is replicated less far than the tag view, so the view has numbers above the head's count.
         far = msgspec.structs.replace(rows[-1], time_ms=rows[-1].time_ms + 1, tag_seq_nr=9)
         await self.change_rows(book, rows[0], put=(far,))
         tags, _, _ = delayed_tags(book, rows[-1].time_ms + MINUTE_MS, missing_timeout_s=0.0)
@@ -172,7 +172,7 @@ class TagsLate(TagsBase):
         for n, event in enumerate(events):
             found = tags.read(tag, topics=[topic], after=event.tag_offset)
             assert [each async for each in found] == events[n + 1 :]
-        # A journal that is in no scanned bucket is looked up, and its number is accepted.
+        # The query looks up a journal that is in no scanned bucket, and accepts its number.
         clock.advance(3 * HOUR_MS)
         await self.advance(book, topic, clock.now_ms())
         await book.journal(topic).append("a", [Event(4, tags={tag})])

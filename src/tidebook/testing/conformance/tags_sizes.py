@@ -13,12 +13,12 @@ from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.conformance.tags_base import HOUR_MS, OPTIONS, TagsBase
 from tidebook.wiring.book import Book
 
-#: Around a change, and further on: two of them would share an hour, and none a minute.
+#: Times around a change and later; two of them are in the same hour, and none in the same minute.
 AHEAD_MS = (-1, 0, 1, 90_000, 150_000, 3 * HOUR_MS)
 
 
 class PausedBeforeChanging:
-    """A store that pauses its user between the decision on a change and the write, while the log grows."""
+    """A store that pauses its caller between the decision on a change and the write, while the log grows."""
 
     def __init__(self, store: StoreWriter, meanwhile: Callable[[int], Awaitable[None]]) -> None:
         self._store = store
@@ -40,13 +40,13 @@ class TagsSizes(TagsBase):
     async def test_a_process_that_missed_a_change_of_the_bucket_size_writes_and_reads_as_the_others_do(
         self, book_factory: BookFactory, topic: str, tag: str
     ) -> None:
-        """No time passes for that process: a suspended machine's clock stops, while the log's time advances."""
+        """The process sees no time pass: a suspended machine's clock stops, while the log time advances."""
         async with book_factory(**OPTIONS) as paused, book_factory(**OPTIONS) as other:
             await paused.journal(topic).append("a", [Event(0, tags={tag})])
             await self.settle(paused, topic)
             assert len(await self.read(paused, tag, topic)) == 1
             count = 1
-            for size in SIZES_MS:  # one may be the current size; each following one is a change
+            for size in SIZES_MS:  # the first may be the current size; each later one is a change
                 sizes = await other.tags.set_bucket_size(size)
                 for ahead_ms in AHEAD_MS:
                     writer = paused if count % 3 else other
@@ -70,7 +70,7 @@ class TagsSizes(TagsBase):
         for size in SIZES_MS:
             tags = Tags(store=PausedBeforeChanging(book.store, go_on), clock=book.clock)
             assert (await tags.set_bucket_size(size)).changes[-1].size == size
-        async with book_factory(**OPTIONS) as another:  # a new process, which knows only the store
+        async with book_factory(**OPTIONS) as another:  # a new process, whose only state is the store
             await self.check(another, topic, tag, count)
 
     async def append_at(self, book: Book, topic: str, tag: str, time_ms: int, payload: int) -> None:

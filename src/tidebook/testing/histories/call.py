@@ -1,4 +1,4 @@
-"""Calls: the lines of a history, paired."""
+"""Calls, each paired from the lines of its beginning and its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from tidebook.testing.histories.line import HistoryLine
 
 Outcome = Literal["ok", "fail", "unknown"]
-#: The end of a call whose effect may still come.
+#: The end of a call that may still take effect later.
 NEVER_NS = 2**63 - 1
 
 
@@ -23,7 +23,7 @@ class RecordedCall(msgspec.Struct, frozen=True, eq=False):
     op: str
     args: dict[str, Any]
     start_ns: int
-    #: NEVER_NS unless the outcome is known.
+    #: NEVER_NS if the outcome is unknown.
     end_ns: int
     outcome: Outcome
     result: Any = None
@@ -44,7 +44,7 @@ class RecordedCall(msgspec.Struct, frozen=True, eq=False):
 
 
 class RecordedHistory:
-    """All calls, by operation."""
+    """All calls of a history, also by operation."""
 
     def __init__(self, calls: Iterable[RecordedCall]) -> None:
         self.calls: Sequence[RecordedCall] = sorted(calls, key=lambda call: (call.start_ns, call.process, call.number))
@@ -53,7 +53,7 @@ class RecordedHistory:
             self._by_op[call.op].append(call)
 
     def of(self, *ops: str) -> list[RecordedCall]:
-        """Return the calls of these operations, by their beginning."""
+        """Return the calls of these operations, sorted by their beginning."""
         if len(ops) == 1:
             return self._by_op.get(ops[0], [])
         return [call for call in self.calls if call.op in ops]

@@ -1,4 +1,4 @@
-"""The checker: all rules over one history."""
+"""The checker, which applies all rules to a history."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def check_history(history: RecordedHistory, *, configurations_max: int = CONFIGU
 
 
 def check_files(files: Iterable[Path]) -> list[RuleVerdict]:
-    """Check the history in these files."""
+    """Return the verdicts on the history in these files."""
     return check_history(pair_lines(read_lines(files)))

@@ -1,4 +1,4 @@
-"""The rules of deciders and process managers: each command takes effect once, and so does what an event causes."""
+"""The rules of deciders and process managers: each command, and each effect of an event, takes effect once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelAccount(NamedTuple):
 
 
 class AccountModel:
-    """What each command does: a deposit adds, a withdrawal of more than the balance is refused."""
+    """The model of accounts: a deposit adds, and a withdrawal of more than the balance is refused."""
 
     def __init__(self, numbers: Mapping[str, int] | None, retried_ids: frozenset[str]) -> None:
         #: The number of each value in the log, if the history has a dump of it.
@@ -36,7 +36,7 @@ class AccountModel:
         self._retried_ids = retried_ids
 
     def step(self, state: ModelAccount, call: RecordedCall) -> ModelAccount | None:
-        """Return the state after a call; None if it could not have returned its result in this state."""
+        """Return the state after a call; None if the call could not have returned its result in this state."""
         if call.op == "balance":
             return state if (call.result["state"], call.result["seq_nr"]) == (state.balance, state.last) else None
         args = call.args
@@ -58,7 +58,7 @@ class AccountModel:
         return ModelAccount(balance, last, retried)
 
     def kind(self, call: RecordedCall) -> tuple[object, ...] | None:
-        """Return what unknown commands have in common that are interchangeable."""
+        """Return None: no unknown commands are interchangeable."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Evidence: which events were seen, at which numbers, by anything that reads."""
+"""Evidence of events: the numbers at which any call that reads has returned them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sighting(NamedTuple):
 
 
 class Evidence:
-    """All sightings of events by their value. The values of a history are unique: each names its event."""
+    """All sightings of events by their value. Each value of a history is unique and identifies its event."""
 
     def __init__(self, history: RecordedHistory) -> None:
         self.sightings: Mapping[str, list[Sighting]] = _sightings(history)
@@ -27,7 +27,7 @@ class Evidence:
         self._removals = _removals_left(history)
 
     def number_of(self, value: str) -> int | None:
-        """Return the number that the value's event has; None if it was not seen, or seen at several."""
+        """Return the sequence number of the value's event; None if it was not seen, or seen at several numbers."""
         numbers = {each.seq_nr for each in self.sightings.get(value, ())}
         return next(iter(numbers)) if len(numbers) == 1 else None
 
@@ -52,7 +52,7 @@ def _sightings(history: RecordedHistory) -> dict[str, list[Sighting]]:
 
 
 def _removals_left(history: RecordedHistory) -> Counter[tuple[str, str, int | None]]:
-    """Return how many deletes and purges of each journal are in the log beyond those that are known to be."""
+    """Return how many more deletes and purges of each journal are in the log than were acknowledged."""
     found: Counter[tuple[str, str, int | None]] = Counter()
     for dump in history.of("dump_log"):
         for record in dump.result:

@@ -1,4 +1,4 @@
-"""The rules of journals: linearizable, nothing lost, nothing twice, nothing removed comes back."""
+"""The rules of journals: they are linearizable, keep events once and in order, and removed events never return."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ModelJournal(NamedTuple):
 
 
 class JournalModel:
-    """What each call does to a journal, as the reference of journals says it."""
+    """The model of journals: the effect of each call, as the reference documentation defines it."""
 
     def __init__(self, evidence: Evidence, retried_ids: frozenset[str]) -> None:
         self._evidence = evidence
         self._retried_ids = retried_ids
 
     def step(self, state: ModelJournal, call: RecordedCall) -> ModelJournal | None:
-        """Return the state after a call; None if it could not have returned its result in this state."""
+        """Return the state after a call; None if the call could not have returned its result in this state."""
         match call.op:
             case "append":
                 return self._append(state, call)
@@ -65,7 +65,7 @@ class JournalModel:
                 raise ValueError(f"{call.op} is no operation of a journal")
 
     def kind(self, call: RecordedCall) -> tuple[object, ...] | None:
-        """Return what unknown calls have in common that are interchangeable: no result can tell which one it was."""
+        """Return a key that interchangeable unknown calls share: no result depends on which of them took effect."""
         if call.op != "append":
             return call.op, call.args.get("to")
         values, id = call.args["values"], call.args["append_id"]
@@ -82,7 +82,7 @@ class JournalModel:
             return None
         expected, at = args.get("expected"), args.get("at")
         accepted = (expected is None or expected == state.last) and (at is None or at > state.last)
-        if call.outcome == "fail":  # a conflict: other failures are no calls of the model
+        if call.outcome == "fail":  # a conflict; the model has no calls with other failures
             found = (call.result or {}).get("found")
             return state if not accepted and found in (None, state.last) else None
         if not accepted:
@@ -91,7 +91,7 @@ class JournalModel:
         last = first + len(args["values"]) - 1
         if call.outcome == "ok" and (call.result["first"], call.result["last"]) != (first, last):
             return None
-        # Every event is named by its value, so one that was seen can only have been given the number it was seen at.
+        # A value identifies its event, so an event that was seen can only have the number at which it was seen.
         seen = self._evidence.number_of(args["values"][0])
         if seen is not None and seen != first:
             return None
@@ -147,7 +147,7 @@ def _retried_ids(calls: list[RecordedCall]) -> frozenset[str]:
 
 
 def _matters(call: RecordedCall, evidence: Evidence) -> bool:
-    """Return whether a call says something: it was answered, or may have had an effect."""
+    """Return whether a call is relevant: it was answered, or may have had an effect."""
     if call.outcome == "fail":
         return call.op == "append" and call.error == "Conflict"
     if call.outcome == "unknown":
@@ -174,10 +174,10 @@ def kept(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 
 
 def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
-    """Check that no event is in two places, that none is invented, and that reads are in order without gaps inside."""
+    """Check that no event is in two places, that none is invented, and that reads are in order and have no gaps."""
     run = RuleRun("events are once and in order")
     appended: dict[str, RecordedCall] = {}
-    for call in history.of("append"):  # by their beginning: a retry follows the first attempt
+    for call in history.of("append"):  # sorted by their beginning: a retry follows the first attempt
         for value in call.args["values"]:
             appended.setdefault(value, call)
     for value, sightings in evidence.sightings.items():
@@ -202,7 +202,7 @@ def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 
 
 def removed(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
-    """Check that what was deleted or purged never comes back.
+    """Check that deleted and purged events never return.
 
     A removal that has ended covers the events that existed before it began; no read that begins later may return them.
     """
@@ -232,7 +232,7 @@ def removed(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 
 
 def _existed_ns(history: RecordedHistory, evidence: Evidence) -> dict[str, int]:
-    """Return, for each value, a moment by which its event existed."""
+    """Return for each value a time at which its event certainly existed."""
     found: dict[str, int] = {}
     for call in history.of("append"):
         if call.outcome == "ok":
@@ -245,7 +245,7 @@ def _existed_ns(history: RecordedHistory, evidence: Evidence) -> dict[str, int]:
 
 
 def snapshots(history: RecordedHistory) -> RuleVerdict:
-    """Check that a loaded snapshot was saved, at or below the number asked for, and in no purged incarnation."""
+    """Check that a loaded snapshot was saved, at or below the requested number, and in no purged incarnation."""
     run = RuleRun("snapshots are of the present incarnation")
     saves: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("save_snapshot"):

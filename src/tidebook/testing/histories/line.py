@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PendingCall:
-    """A call that was written down as begun; write down its end with one of the methods, once."""
+    """A call whose beginning is recorded; record its end by calling one of the methods once."""
 
     def __init__(self, write: Callable[[HistoryLine], None], begun: HistoryLine, now_ns: Callable[[], int]) -> None:
         self._write = write
@@ -42,15 +42,15 @@ class PendingCall:
         self._now_ns = now_ns
 
     def ok(self, result: Any = None) -> None:
-        """Write down that the call succeeded with this result."""
+        """Record that the call succeeded with this result."""
         self._end("ok", result, None)
 
     def fail(self, error: BaseException, result: Any = None) -> None:
-        """Write down that the call failed without an effect."""
+        """Record that the call failed without an effect."""
         self._end("fail", result, type(error).__name__)
 
     def unknown(self, error: BaseException) -> None:
-        """Write down that the call may or may not have had its effect, or may yet have it."""
+        """Record that the call may have had its effect, or may still have it later."""
         self._end("unknown", None, type(error).__name__)
 
     def _end(self, type: LineType, result: Any, error: str | None) -> None:
@@ -59,7 +59,7 @@ class PendingCall:
 
 
 class HistoryFile:
-    """Writes the lines of one process; each is with the system before the call returns, so that kill -9 loses none."""
+    """Writes the lines of one process; each is passed to the system before the call returns, so kill -9 loses none."""
 
     def __init__(self, path: Path, process: str, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -68,14 +68,14 @@ class HistoryFile:
         self._calls = 0
 
     def begin(self, op: str, **args: Any) -> PendingCall:
-        """Write down that a call begins."""
+        """Record that a call begins."""
         self._calls += 1
         begun = HistoryLine(self._process, self._calls, op, "invoke", self._now_ns(), args)
         self._write(begun)
         return PendingCall(self._write, begun, self._now_ns)
 
     def observe(self, op: str, result: Any, **args: Any) -> None:
-        """Write down something that was seen at this moment: a call without a duration, in one line."""
+        """Record an observation at this moment, as one line for a call without a duration."""
         self._calls += 1
         self._write(HistoryLine(self._process, self._calls, op, "ok", self._now_ns(), args, result))
 
@@ -88,14 +88,14 @@ class HistoryFile:
 
 
 def encode_line(line: HistoryLine) -> bytes:
-    """Return a line as it is stored, without its end of line."""
+    """Return a line as it is stored, without the newline."""
     return _encode(line)
 
 
 def read_lines(files: Iterable[Path], *, after: Mapping[Path, int] | None = None) -> Iterator[HistoryLine]:
     """Yield the lines of all files; the last line of a file may be torn, because its process was killed.
 
-    `after` says how many bytes of a file are left out: those that it had at an earlier moment.
+    `after` is the number of bytes to skip at the start of each file.
     """
     for file in files:
         with file.open("rb") as opened:
@@ -107,5 +107,5 @@ def read_lines(files: Iterable[Path], *, after: Mapping[Path, int] | None = None
             try:
                 yield _decode(text)
             except msgspec.MsgspecError as error:
-                if number < len(lines):  # only what follows the last end of line is torn
+                if number < len(lines):  # only the text after the last newline is torn
                     raise ValueError(f"{file}, line {number}: {error}") from error

@@ -1,4 +1,4 @@
-"""Decide whether calls on one object are linearizable, by a search with a memory of what was tried.
+"""Decide whether calls on one object are linearizable, by a search that remembers the configurations it has tried.
 
 The search follows Wing and Gong in Lowe's form: it walks the beginnings and ends of calls in time, and lets a call take
 effect at the latest when it ends. A configuration is the moment, the state, and which of the calls in flight have taken
@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall
 
 S = TypeVar("S", bound=Hashable)
-#: Returns the state after a call, or None if the call could not have returned what it did in this state. A call whose
-#: outcome is unknown is given only to take effect; return None if it has none, since it need not take effect at all.
+#: Returns the state after a call, or None if the call could not have returned its result in this state. It gets a call
+#: of unknown outcome only to apply its effect, and returns None if there is none, since it need not take effect at all.
 Step = Callable[[S, RecordedCall], S | None]
 
-#: Returns what an unknown call has in common with those that could take its place; None if there is none such.
+#: Returns a key that an unknown call shares with those that could take its place; None if there are none.
 Kind = Callable[[RecordedCall], Hashable | None]
 
 CONFIGURATIONS_MAX = 1_000_000
@@ -34,12 +34,12 @@ class NotLinearizable(NamedTuple):
 
     configurations: int
     call: RecordedCall
-    #: The states, in which the calls that ended before are explained, and in which this one is impossible.
+    #: The possible states after the calls that ended before, in none of which this call is possible.
     states: tuple[Hashable, ...]
 
 
 class Undecided(NamedTuple):
-    """The search was given up after this many configurations."""
+    """The search ended undecided after this many configurations."""
 
     configurations: int
 
@@ -62,7 +62,7 @@ def find_order(
 ) -> Linearizable | NotLinearizable | Undecided:
     """Search for an order of the calls that respects their times and explains every result.
 
-    Of unknown calls of one `kind` the earliest is tried first: if a later one explains the results, so does it.
+    Each step tries only the earliest unknown call of each `kind`: if a later one explains the results, so does it.
     """
     kinds = [kind(call) if call.end_ns == NEVER_NS else None for call in calls]
     moments = sorted(
@@ -94,7 +94,7 @@ def find_order(
             furthest, stuck = at, []
         if at == furthest and len(stuck) < 10:
             stuck.append(state)
-        # The last pushed is tried first: the call that ends now, then the others by their end, unknown ones last.
+        # The call pushed last is tried first: the one that ends now, then the others by their end, unknown ones last.
         seen: set[Hashable] = set()
         for index in in_flight[at]:
             if index != ending and index not in applied and kinds[index] not in seen:
@@ -110,7 +110,7 @@ def find_order(
 
 
 def _in_flight(calls: Sequence[RecordedCall], moments: Sequence[_Moment]) -> list[tuple[int, ...]]:
-    """Return the calls in flight at each end of a call, those that end last first."""
+    """Return the calls in flight at each end of a call, in descending order of their ends."""
     found: list[tuple[int, ...]] = []
     current: list[int] = []
     for moment in moments:

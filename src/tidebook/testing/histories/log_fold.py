@@ -1,7 +1,7 @@
 """Compute journals from dumped log records, independently of the product, so that the checker can compare the two.
 
-This second fold is written from the documented rules of journals, for whole histories in memory, and deliberately
-shares no code with `tidebook.core.fold`.
+This second fold follows the documented rules of journals, for whole histories in memory, and deliberately shares
+no code with `tidebook.core.fold`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from tidebook.testing.histories.call import RecordedHistory
 
-#: How many append ids a journal remembers.
+#: The number of append ids that a journal remembers.
 IDS_MAX = 16
 
 
@@ -101,7 +101,7 @@ class LoggedJournal:
 
     def _remove(self, to: int) -> None:
         for event in self.events:
-            # Events of earlier incarnations are removed already, whatever their numbers.
+            # Events of earlier incarnations are already removed, regardless of their numbers.
             event.removed = event.removed or event.seq_nr <= to
 
 

@@ -9,7 +9,7 @@ from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
 def outbox(history: RecordedHistory) -> RuleVerdict:
-    """Check what arrived in each topic against the transactions that published to it."""
+    """Check the messages that arrived in each topic against the transactions that published to it."""
     run = RuleRun("outbox messages arrive once, if committed, in key order")
     places = _arrived(history, run)
     if places is None:
@@ -17,16 +17,16 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
     by_key: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
     for call in history.of("transaction"):
         values = [value for _, _, value in call.args["messages"]]
-        there = [value for value in values if value in places]
+        present = [value for value in values if value in places]
         run.check(len(values))
         match call.outcome:
-            case "ok" if len(there) < len(values):
+            case "ok" if len(present) < len(values):
                 lost = [value for value in values if value not in places]
                 run.violated(call.name, f"committed, but never arrived: {first_few(lost)}")
-            case "fail" if there:
-                run.violated(call.name, f"rolled back, but arrived: {first_few(there)}")
-            case "unknown" if 0 < len(there) < len(values):
-                run.violated(call.name, f"arrived in part: {first_few(there)} of {first_few(values)}")
+            case "fail" if present:
+                run.violated(call.name, f"rolled back, but arrived: {first_few(present)}")
+            case "unknown" if 0 < len(present) < len(values):
+                run.violated(call.name, f"arrived in part: {first_few(present)} of {first_few(values)}")
         for place in {(topic, key) for topic, key, value in call.args["messages"] if value in places}:
             by_key[place].append(call)
     published = {value for call in history.of("transaction") for _, _, value in call.args["messages"]}
@@ -39,7 +39,7 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
 
 
 def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, tuple[int, int]] | None:
-    """Return the partition and place of each message; None if nothing says what arrived."""
+    """Return the partition and place of each message; None if the history has no dump of the messages."""
     dumps = [call for call in history.of("dump_messages") if call.outcome == "ok"]
     if not dumps:
         return None
@@ -58,7 +58,7 @@ def _places_of(call: RecordedCall, topic: str, key: str, places: dict[str, tuple
 
 
 def _check_order(run: RuleRun, subject: str, calls: list[tuple[RecordedCall, list[tuple[int, int]]]]) -> None:
-    """Messages of one transaction keep their order; a transaction that committed before another began is first."""
+    """Check the order within each transaction, and that a transaction precedes those that began after its commit."""
     if len({partition for _, found in calls for partition, _ in found}) > 1:
         run.violated(subject, "the messages of one key are in several partitions")
     for call, found in calls:

@@ -13,13 +13,13 @@ from tidebook.testing.histories.verdict import RuleRun, RuleVerdict
 
 
 class Hold(msgspec.Struct):
-    """An entry in the hands of one worker, from its claim to its end."""
+    """An entry that one worker holds, from its claim to its end."""
 
     claim: RecordedCall
     id: int
     key: str | None
     value: str
-    #: By the clock of the store, which decides leases.
+    #: Both times are by the clock of the store, which decides leases.
     started_ms: int
     lease_until_ms: int
     #: When the worker began to give the entry back, finished or failed.
@@ -31,7 +31,7 @@ class Hold(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """What only one worker may hold at a time: all entries of a key, or one without a key."""
+        """The key, or the entry if it has none, which only one worker may hold at a time."""
         return self.key if self.key is not None else f"entry {self.id}"
 
 
@@ -55,7 +55,7 @@ def _holds(history: RecordedHistory) -> list[Hold]:
 
 
 def one_holder(history: RecordedHistory) -> RuleVerdict:
-    """Check that no entry, and no key, ever has two holders with a valid lease, and that finished is for good."""
+    """Check that no entry and no key has two holders with a valid lease, and that finished entries stay finished."""
     run = RuleRun("a queue entry has one valid holder")
     by_subject: dict[str, list[Hold]] = defaultdict(list)
     for hold in _holds(history):
@@ -64,7 +64,7 @@ def one_holder(history: RecordedHistory) -> RuleVerdict:
         holds.sort(key=lambda hold: (hold.started_ms, hold.claim.end_ns))
         run.check(len(holds))
         for first, second in pairwise(holds):
-            # The store dates a claim when its statement begins; it takes effect at some moment of the call.
+            # The store dates a claim when its statement begins, but it takes effect at some time during the call.
             took_ms = (second.claim.end_ns - second.claim.start_ns) / 1_000_000
             if second.started_ms + took_ms < first.lease_until_ms and second.claim.end_ns < first.released_ns:
                 run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
@@ -83,23 +83,23 @@ def one_holder(history: RecordedHistory) -> RuleVerdict:
 def finished(history: RecordedHistory) -> RuleVerdict:
     """Check that every acknowledged put is finished: itself or, merged, with a later one of its key.
 
-    It needs the end of the history to be quiet: `dump_queue` says what is left, which must be nothing.
+    The history must have a quiet end: its `dump_queue` must contain no entry.
     """
     run = RuleRun("queue entries are finished at least once")
     dumps = [call for call in history.of("dump_queue") if call.outcome == "ok"]
     if not dumps:
         return run.verdict()
     left = {entry["value"] for dump in dumps for entry in dump.result}
-    begun: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
-    #: The puts whose entries were finished, under their own data.
+    puts_by_value: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
+    #: The puts whose entries were finished with their own data.
     done: dict[str, list[RecordedCall]] = defaultdict(list)
     held: set[str] = set()
     for hold in _holds(history):
         held.add(hold.value)
-        if hold.value not in begun:
+        if hold.value not in puts_by_value:
             run.violated(hold.subject, f"{hold.value} was put by nobody")
         elif hold.released_by == "finish" and hold.outcome != "fail":
-            done[hold.key or hold.value].append(begun[hold.value])
+            done[hold.key or hold.value].append(puts_by_value[hold.value])
     lost_claim_ns = max((call.start_ns for call in history.of("claim") if call.outcome == "unknown"), default=0)
     puts: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("put"):
@@ -120,14 +120,14 @@ def finished(history: RecordedHistory) -> RuleVerdict:
 def _covered(
     puts: Sequence[RecordedCall], done: Sequence[RecordedCall], may_be_held: Callable[[RecordedCall], bool]
 ) -> set[RecordedCall]:
-    """Return the puts of one key that are finished: themselves, or merged into one that is.
+    """Return the puts of one key that are finished, themselves or merged into a finished one.
 
-    A put replaces the data of a waiting one and says that it merged; an entry that was held, and given back or left
-    until its lease ended, is merged into a newer one, which does not say so. Both may follow one another.
+    A put replaces the data of a waiting entry and reports that it merged. An entry that was held, and was given back or
+    lost its lease, is merged into a newer one without a report. Such merges may form chains.
     """
     covered = set(done)
     while True:
-        # A put is merged into a later one, so going backwards finds chains at once.
+        # Each pass finds the puts that are merged into those that are already covered.
         found = {
             put
             for put in reversed(puts)

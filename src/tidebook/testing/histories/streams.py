@@ -1,4 +1,4 @@
-"""The rules of what follows journals: streams by tag, groups, projections."""
+"""The rules of the consumers of journals: streams by tag, groups and projections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent] | No
 def _check_rest(
     run: RuleRun, dump: RecordedCall, events: Mapping[str, FoldedEvent], positions: Mapping[str, Any]
 ) -> None:
-    """Check that a whole stream, read when all was quiet, has the events that are left, and no removed one."""
+    """Check that a whole stream, read after everything was quiet, has the remaining events, and no removed one."""
     tag, found = dump.args["tag"], dump.result
     run.check(len(found))
     left = {value for value, event in events.items() if tag in event.tags and not event.removed}

@@ -1,4 +1,4 @@
-"""Verdicts: what the checker found about each rule."""
+"""Verdicts of the checker about each rule."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-#: How many violations of a rule are kept; the first ones tell the cause, and a broken rule may break everywhere.
+#: The number of violations that are kept per rule: the first ones show the cause, and there may be very many.
 VIOLATIONS_MAX = 100
 
 
 class Violation(msgspec.Struct, frozen=True):
     """One way in which a history breaks a rule."""
 
-    #: The journal, tag, topic, entry or table that it is about.
+    #: The journal, tag, topic, entry or table that broke the rule.
     subject: str
     message: str
     #: Whether the search was given up before it could decide.
@@ -24,7 +24,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     """The result of checking one rule."""
 
     rule: str
-    #: How many facts the rule was checked against; a rule that nothing was checked against proves nothing.
+    #: The number of facts that were checked; a verdict without any proves nothing.
     checked: int
     violations: tuple[Violation, ...] = ()
 
@@ -35,7 +35,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
 
 class RuleRun:
-    """Counts what a rule is checked against, and collects its violations."""
+    """Counts the checked facts of a rule, and collects its violations."""
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
@@ -52,19 +52,19 @@ class RuleRun:
             self._violations.append(Violation(subject, message, undecided))
 
     def verdict(self) -> RuleVerdict:
-        """Return what was found."""
+        """Return the verdict."""
         return RuleVerdict(self._rule, self._checked, tuple(self._violations))
 
 
 def first_few(values: Iterable[object], most: int = 5) -> str:
-    """Return the first values as text, and how many follow."""
+    """Return the first values as text, and the number of the others."""
     listed = list(values)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(map(str, listed[:most])) + more
 
 
 def repeated(values: Iterable[str]) -> Iterator[str]:
-    """Yield every value that has occurred before."""
+    """Yield every value that occurred earlier in the sequence."""
     seen: set[str] = set()
     for value in values:
         if value in seen:

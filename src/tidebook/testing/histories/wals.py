@@ -1,4 +1,4 @@
-"""The rules of write-ahead logs: what was acknowledged is replayed, what was fenced is not."""
+"""The rules of write-ahead logs: acknowledged writes are replayed, and fenced ones are not."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # so that servers that are being started are stopped
+    )  # so that servers that are starting are stopped too
     group = ServerGroup(options.home, profile=options.profile, cluster=options.cluster, report=_report)
     try:
         if options.command == "start":

@@ -22,7 +22,7 @@ ANSWER_S_MAX = 20
 SUPERUSER = Credentials("cassandra", "cassandra")
 PEM = "org.apache.cassandra.security.PEMBasedSslContextFactory"
 
-# The native protocol, version 4, as far as a readiness check needs it.
+# The part of the native protocol, version 4, that a readiness check needs.
 VERSION = 0x04
 STARTUP, READY, AUTHENTICATE, QUERY, RESULT, AUTH_RESPONSE, AUTH_SUCCESS = 0x01, 0x02, 0x03, 0x07, 0x08, 0x0F, 0x10
 QUORUM = 0x0004

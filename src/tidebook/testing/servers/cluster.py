@@ -20,13 +20,13 @@ from tidebook.testing.servers.standby import PRIMARY_SETTINGS, PostgresStandby
 
 NODES = 3
 KAFKA_HEAP_MB = 320
-#: The ring in three equal parts.
+#: The tokens that divide the ring into three equal parts.
 TOKENS = ("-9223372036854775808", "-3074457345618258603", "3074457345618258602")
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx640m", "-Dcassandra.ring_delay_ms=3000")
 
 
 class ServerCluster(ABC):
-    """Several servers that clients use as one; its interface is that of a server, as far as a group needs it."""
+    """Several servers that clients use as one; it has the part of a server's interface that a group needs."""
 
     name: ClassVar[str]
 
@@ -51,13 +51,13 @@ class ServerCluster(ABC):
         return ",".join(node.address for node in self.nodes)
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process needs to use or stop the cluster."""
+        """Return the facts that another process needs to use or stop the cluster."""
         first = self.nodes[0].describe()
         return first | {"address": self.address, "url": self.url, "nodes": [node.describe() for node in self.nodes]}
 
     def adopt(self) -> bool:
         """Use the processes of an earlier run; return whether all of them run."""
-        running = [node.adopt() for node in self.nodes]  # all of them, also if one has ended
+        running = [node.adopt() for node in self.nodes]  # a list, so that all nodes adopt even if one has ended
         return all(running)
 
     def alive(self) -> bool:

@@ -14,7 +14,7 @@ __all__ = ["Artifact", "cache_folder", "find_java", "locked", "resolve"]
 
 
 def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
-    """Return the jars of a set of artifacts; download them where the cache has no set of that name yet."""
+    """Return the jars of a set of artifacts; download them if the cache does not have the set."""
     try:
         return jars.resolve(name, artifacts)
     except TidebookError as error:

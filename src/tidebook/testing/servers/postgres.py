@@ -34,7 +34,7 @@ class Postgres(Server):
     """
 
     name: ClassVar[str] = "postgres"
-    stop_signal: ClassVar[signal.Signals] = signal.SIGINT  # its fast shutdown
+    stop_signal: ClassVar[signal.Signals] = signal.SIGINT  # SIGINT requests a fast shutdown
 
     def __init__(self, folder: Path, *, profile: Profile = "test", settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, profile=profile)

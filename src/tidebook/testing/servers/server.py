@@ -85,7 +85,7 @@ class Server(ABC):
         return self._running().pid
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process needs to use or stop this server."""
+        """Return the facts that another process needs to use or stop this server."""
         process = self._running()
         return {
             "address": self.address,
@@ -148,7 +148,7 @@ class Server(ABC):
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the server, and return when all its threads are stopped; connections stay open without answers."""
+        """Freeze the server, and return when all its threads are stopped; connections stay open, but get no answers."""
         if not self._running().freeze(STOP_S_MAX):
             raise ServerError(f"{self.name} still ran {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
 
@@ -206,7 +206,7 @@ class Server(ABC):
         """Return if the server is ready; raise OSError, EOFError or NotReady if it is not."""
 
     def after_ready(self) -> None:  # noqa: B027 - most servers need nothing here
-        """Create what tests expect, such as a database."""
+        """Create the objects that tests expect, such as a database."""
 
     def identity(self) -> dict[str, int]:
         """Return the user and group to run as, if they differ from the current ones."""

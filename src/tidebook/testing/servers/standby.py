@@ -10,14 +10,14 @@ from typing import ClassVar
 from tidebook.testing.servers.postgres import USER, Postgres
 from tidebook.testing.servers.server import Profile
 
-#: The name under which a standby follows its primary, unless it is given another.
+#: The name under which a standby follows its primary, unless another is given.
 STANDBY = "standby"
 #: With these a primary waits until the standby has written a commit to its disk.
 PRIMARY_SETTINGS = {"synchronous_standby_names": STANDBY, "wal_level": "replica", "max_wal_senders": "4"}
 
 
 class PostgresStandby(Postgres):
-    """A copy of a primary's data, made while that is stopped; once started, it follows the primary."""
+    """A standby on a copy of the data of a stopped primary; once started, it follows the primary."""
 
     name: ClassVar[str] = "postgres-standby"
 
@@ -38,4 +38,4 @@ class PostgresStandby(Postgres):
                 os.chown(path, identity["user"], identity["group"])
 
     def after_ready(self) -> None:
-        """Create nothing: the standby has what the primary has."""
+        """Create nothing, because the standby has all objects of the primary."""
