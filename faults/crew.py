@@ -84,7 +84,7 @@ class Crew:
         self._running: dict[str, BaseProcess | BuildProcess] = {}
         #: The build that processes are started from, if it is not the present one.
         self._build: Path | None = None
-        self._lives: dict[str, int] = {}
+        self._incarnations: dict[str, int] = {}
         self.ended_badly: list[str] = []
         #: How often a command ended because a server was unavailable, and was started again.
         self.restarts: dict[str, int] = {}
@@ -104,15 +104,15 @@ class Crew:
 
     def start(self, name: str) -> None:
         """Start a process, once more if it ran before."""
-        life = self._lives[name] = self._lives.get(name, 0) + 1
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
             self._running[name] = self._run_command([*command, "--book", self._plan.book], log)
         else:
             role, number = name.rsplit("-", 1)
-            seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
-            self._running[name] = self._play(role, f"{name}.{life}", seed, log)
+            seed = hash((self._plan.seed, sum(role.encode()), int(number), incarnation)) % 2**31
+            self._running[name] = self._play(role, f"{name}.{incarnation}", seed, log)
 
     def _run_command(self, command: list[str], log: str) -> BaseProcess | BuildProcess:
         if self._build is not None:
@@ -131,7 +131,7 @@ class Crew:
 
     async def started(self, name: str) -> None:
         """Wait until a process has begun its history; commands have none."""
-        file = self._plan.histories / f"{name}.{self._lives[name]}.ndjson"
+        file = self._plan.histories / f"{name}.{self._incarnations[name]}.ndjson"
         while name not in (SERVER, PIPELINE) and not file.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -193,7 +193,7 @@ class Crew:
     def _note_end(self, name: str) -> None:
         code = self._running[name].exitcode
         if code not in (None, 0) and (name not in (SERVER, PIPELINE) or code != UNAVAILABLE):
-            self.ended_badly.append(f"{name}.{self._lives[name]} ended with {code}")
+            self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {code}")
 
     def revive(self) -> None:
         """Start what has ended by itself, and remember that it did."""
@@ -217,7 +217,7 @@ class Crew:
                 process.join()
             # One that has only just started may be asked before it listens.
             elif process.exitcode not in (0, -signal.SIGTERM):
-                self.ended_badly.append(f"{name}.{self._lives[name]} ended with {process.exitcode}")
+                self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {process.exitcode}")
 
     async def inspect(self, timeout_s: float) -> None:
         """Run the inspector to its end, or kill it after this time."""

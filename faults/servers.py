@@ -16,7 +16,7 @@ from tidebook.testing.servers.kafka import Kafka
 from tidebook.testing.servers.postgres import DATABASE, USER, Postgres
 from tidebook.testing.servers.server import Server
 
-#: Clients find a Cassandra node by its address and the common port, so each proxy has an address of its own.
+#: Clients find a Cassandra node by its address and the common port, so each proxy has a separate address.
 PROXY_HOST = "127.0.1.{}"
 #: And the nodes of a ring know each other by the address of a second proxy.
 LINK_HOST = "127.0.2.{}"

@@ -1,4 +1,4 @@
-"""The pipeline as its users meet it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
+"""The pipeline as its users see it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,9 +18,10 @@ from urllib.request import urlopen
 import pytest
 from pyarrow import parquet
 
-from tests.pipeline.commands import Forwarder, free_port, processes_with, running
+from tests.pipeline.commands import Forwarder, descendants, free_port, processes_with, running
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.test_faults import assert_as_expected
+from tests.pipeline.test_leases import until
 from tests.pipeline.test_verify import damage
 from tests.pipeline.workloads import newer_record, replicate_here, write_garbage, write_history
 from tidebook.cli.app import main
@@ -32,16 +34,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
+#: How long `tidebook up` takes at most to end, on a machine with nothing else to do.
+STOP_S = 2.0
 WITHOUT_PYSPARK = "import sys; sys.modules['pyspark'] = None; from tidebook.cli.app import main; main()"
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     code: int
     rows: list[dict[str, Any]]
     err: str
 
 
-Cli = Callable[..., Told]
+Cli = Callable[..., Answered]
 
 
 @pytest.fixture
@@ -53,21 +57,21 @@ def cli(
     for each in (spark, spark.sparkContext):
         monkeypatch.setattr(each, "stop", lambda: None)
 
-    def run(*arguments: str) -> Told:
+    def run(*arguments: str) -> Answered:
         monkeypatch.setattr(sys, "argv", ["tidebook", *arguments, "--json", "--book", str(embedded.settings.folder)])
         with pytest.raises(SystemExit) as exit_:
             main()
         out, err = capsys.readouterr()
         code = exit_.value.code
         assert isinstance(code, int | None)
-        return Told(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
+        return Answered(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
 
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
+def test_a_running_replication_reports_how_far_it_is_and_ends_well_when_asked_to(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -79,9 +83,9 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
         # The rate is that of the time between two looks.
         command.until(lambda row: row["records"] > first["records"] and row["lag"] == 0 and row["records_per_s"] > 0)
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            told = answer.read().decode()
+            reported = answer.read().decode()
         for name in ("lag_records", "lag_seconds", "records_per_second", "stopped_partitions"):
-            assert f"tidebook_pipeline_{name}" in told
+            assert f"tidebook_pipeline_{name}" in reported
         code, rows = command.end()
     assert code == 0
     partitions = portal.run(embedded.journal(topic).topic_config()).partitions
@@ -89,7 +93,7 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
     assert rows[-1]["lag"] in {0, partitions}  # a tick in each partition may follow the last batch
 
 
-def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
+def test_status_reports_the_lag_in_records_and_seconds_and_what_is_parked(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
@@ -105,7 +109,7 @@ def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
 
 
 def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
-    """Not 0: a misspelt name would look as if all were well."""
+    """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
 
@@ -122,7 +126,7 @@ def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
     assert [row["stopped"] for row in cli("pipeline", "status").rows if row.get("stopped")]
 
 
-def test_verify_tells_differences_as_rows_and_by_its_exit_code(
+def test_verify_reports_differences_as_rows_and_by_its_exit_code(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -168,6 +172,35 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
     assert code == 130, err
     assert "Traceback" not in err
     assert not processes_with(f"--until-input-ends\0--json\0--book\0{toml}")
+
+
+def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
+    tmp_path: Path, embedded: Book, portal: BlockingPortal
+) -> None:
+    toml = tmp_path / "up.toml"
+    toml.write_text(f'folder = "{embedded.settings.folder}"\n[pipeline]\nengine = "spark"\nlook_every_s = 0.2\n')
+    portal.run(embedded.journal("orders").append("o-1", [Event(1)]))
+    with running("up", "--json", "--every-s", "0.2", "--book", str(toml)) as command:
+        command.until(lambda row: bool(row.get("topics")) and row["topics"][0]["lag"] == 0)
+        processes = descendants(command.process.pid)
+        assert any("java" in Path(f"/proc/{pid}/comm").read_text() for pid in processes)
+        before = slowdown()
+        began_s = time.monotonic()
+        code, _ = command.end()
+        seconds = time.monotonic() - began_s
+        slower = max(before, slowdown())
+        assert code == 0
+        assert seconds <= STOP_S * (1.0 if slower < 1.2 else 2 * slower), f"{seconds:.2f} s, slower by {slower:.1f}"
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "Spark did not end")
+
+
+def slowdown() -> float:
+    """Return by which factor a process is slower now because others use the cores."""
+    began_s = time.monotonic()
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
+    _, status, usage = os.wait4(pid, 0)
+    assert status == 0
+    return max(1.0, (time.monotonic() - began_s) / (usage.ru_utime + usage.ru_stime))
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "java"])
@@ -231,7 +264,7 @@ def test_inline_replication_beside_the_job_changes_nothing(
 def test_replicate_waits_for_servers_that_are_down_when_it_starts_and_an_interrupt_ends_it_with_130(
     tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, portal: BlockingPortal, topic: str
 ) -> None:
-    """Each is up as soon as it was waited for."""
+    """Each part is ready as soon as the wait for it returns."""
 
     def settings(name: str, kafka: str, cassandra: str) -> Path:
         file = tmp_path / name

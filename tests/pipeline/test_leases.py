@@ -1,4 +1,4 @@
-"""Leases: the live tail reaches the store at once, whatever dies, hangs, doubles or is away for a while."""
+"""Leases: the live tail reaches the store at once, whatever dies, hangs, runs twice or is down for a while."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 
 from tests.pipeline.commands import descendants, processes_with
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround, StopInSlice
+from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
-from tests.pipeline.workloads import write_history
+from tests.pipeline.workloads import rows_of, write_history
 from tidebook.core.errors import LogLost
 from tidebook.core.event import Event
+from tidebook.core.key import partition_of
 from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.servers import Kafka
@@ -42,17 +43,17 @@ BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails starts anew after half a second, however often it has failed."""
+    """Let a failed query start again after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
 
 
-def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 
     more.setdefault("settings", SHORT)
-    return Replication(spark, book, portal, topics=[topic], **more)
+    return Replication(spark, book, portal, topics=topics, **more)
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
 def test_a_stop_does_not_wait_for_a_store_that_hangs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leases would go on for an hour, and nothing that the driver asks the store for is ever answered."""
+    """The leases would go on for an hour, and no request of the driver to the store is ever answered."""
     portal.run(embedded.journal(topic).append("a", [Event(1)]))
 
     async def hang(*arguments: Any, **more: Any) -> Any:
@@ -161,7 +162,7 @@ def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
     portal.run(write_history(embedded, topic, steps=60))
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, catch_up_records=20)
     with running(replication(spark, embedded, portal, topic, settings=settings)):
-        until(lambda: "_run_leases" in done, "it never leased")
+        until(lambda: "_run_leases" in done, "it never leased", 4 * PATIENCE_S)  # a query starts slowly on busy cores
         await_replicated(embedded, portal, topic)
     assert done[:2] == ["_run_query", "_run_leases"]
 
@@ -286,6 +287,64 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
     assert_as_expected(book, portal, topic, open_book)
 
 
+def test_a_topic_made_again_under_a_running_pipeline_goes_on_in_its_new_epoch_once_it_is_adopted(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
+) -> None:
+    """Other topics go on meanwhile."""
+    other = f"{topic}-other"
+    for name in (topic, other):
+        portal.run(book.journal(name).append("o-1", [Event("old")]))
+    config = portal.run(book.journal(topic).topic_config())
+    partition = partition_of("o-1", config.partitions)
+    ended: list[BaseException | None] = []
+    job = replication(spark, book, portal, topic, other)
+
+    def run() -> None:
+        try:
+            job.run()
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for name in (topic, other):
+            await_replicated(book, portal, name)
+        portal.run(book.journal(topic).close())
+        portal.run(book.log.delete_topic(topic))
+        until(lambda: f"{topic}/{partition}" in job.progress().stopped, "nothing told of the topic without a log")
+        portal.run(book.journal(other).append("o-1", [Event("meanwhile")]))
+        await_replicated(book, portal, other)
+        portal.run(book.log.create_topic(topic, config.partitions))
+        adopted = portal.run(book.journal(topic).adopt())
+        assert adopted.epoch == 2
+        for number in range(3):
+            portal.run(book.journal(topic).append("o-1", [Event(f"new {number}")]))
+        await_replicated(book, portal, topic)
+        until(lambda: not job.progress().stopped, "the topic was not resumed")
+        portal.run(book.journal(topic).append("o-1", [Event("last")]))
+        await_replicated(book, portal, topic)
+        assert not ended, ended
+    finally:
+        job.stop()
+        thread.join(PATIENCE_S)
+    assert ended == [None]
+    found = portal.run(rows_of(book.store, topic))
+    pointer = portal.run(book.store.pointer(topic, partition))
+    assert pointer is not None
+    assert pointer.position.epoch == 2
+    assert [(event.seq_nr, event.payload) for event in portal.run(events_of(book, topic, "o-1"))] == [
+        (1, "old"), (2, "new 0"), (3, "new 1"), (4, "new 2"), (5, "last"),
+    ]  # fmt: skip
+    assert len(found["events"]["o-1"]) == 5
+    assert job.progress().stopped == {}
+
+
+async def events_of(book: Book, topic: str, id: str) -> list[Any]:
+    return [event async for event in book.journal(topic).read(id)]
+
+
 def workers() -> list[int]:
     """The Python workers of this process's Spark: they are below its daemon, and have its command line."""
     ours = descendants(os.getpid())
@@ -303,13 +362,13 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     away = tmp_path / "away"
     away.mkdir()
 
-    def tell(progress: Progress) -> None:
-        if progress.waiting is not None:  # the store is away
+    def report(progress: Progress) -> None:
+        if progress.waiting is not None:  # the store is down
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
-    opening = AwayAtFirst(str(away), 10_000)
-    job = replication(spark, book, portal, topic, opening=opening, report=tell, settings=settings)
+    opening = UnavailableAtFirst(str(away), 10_000)
+    job = replication(spark, book, portal, topic, opening=opening, report=report, settings=settings)
     with pytest.raises(LogLost) as caught:
         job.run()
     assert (caught.value.partition, caught.value.first, caught.value.last) == (0, 0, end - 2)
@@ -348,7 +407,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,
@@ -363,11 +422,11 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
         gated.write_text(servers_toml.read_text().replace(cassandra_address, gate.address))
         waiting = threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waiting.set()
 
-        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=tell)):
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=report)):
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))

@@ -33,7 +33,7 @@ SETTINGS = QueueSettings(lease_ms=LEASE_MS, max_timeouts=255)
 
 
 class DatabaseFaults(msgspec.Struct):
-    """How likely each fault is at a call, and how long calls take."""
+    """The probability of each fault of a call, and the longest duration of a call."""
 
     refused: float = 0.0
     unanswered: float = 0.0

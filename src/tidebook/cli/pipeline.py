@@ -161,7 +161,17 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
     except (PySparkException, Py4JError) as error:
         raise failure_of(error) from error
     finally:
-        starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+        if waits_for_spark_to_stop(settings):
+            starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+
+
+def waits_for_spark_to_stop(settings: Settings) -> bool:
+    """Return whether a job's command stops Spark before it exits; otherwise Java ends itself when the command has.
+
+    On a cluster the application would look failed. A local Java reads the end of its input, and its shutdown hooks stop
+    Spark and delete its files; that takes it a second, in which nobody must wait.
+    """
+    return submitted() or not pipeline_settings(settings).master.startswith("local")
 
 
 def _stop(started: Future[Any]) -> None:

@@ -74,7 +74,7 @@ def test_a_small_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
     if found == "not allowed":
         pytest.skip("this user may not mount a file system")
     assert found == "full room"
-    assert not list((tmp_path / "disk").iterdir())  # it was seen by the other process alone
+    assert not list((tmp_path / "disk").iterdir())  # the disk was mounted only in the other process
 
 
 def test_files_fail_and_keep_what_they_have_confirmed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[LinkProxy]:
-    """A proxy before node `b`, which returns what it gets; this process is node `other`."""
+    """A proxy in front of node `b`, which echoes its input; this process is node `other`."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -76,7 +76,7 @@ async def hear(node: asyncio.subprocess.Process, timeout_s: float = TIMEOUT_S) -
 @pytest.mark.parametrize("cut", [("a", "b"), ("b", "a")])
 async def test_one_direction_of_one_link_is_cut(proxy: LinkProxy, cut: tuple[str, str]) -> None:
     node = await node_of(proxy, "a")
-    reader, writer = await asyncio.open_connection(*proxy.address)  # from `other`, whose link stays whole
+    reader, writer = await asyncio.open_connection(*proxy.address)  # from `other`, whose link is not cut
     await say(node, "one")
     assert await hear(node) == "one"
     proxy.cut([cut])
@@ -87,7 +87,7 @@ async def test_one_direction_of_one_link_is_cut(proxy: LinkProxy, cut: tuple[str
     writer.write(b"three")
     assert await reader.readexactly(5) == b"three"
     proxy.cut([])
-    assert await hear(node) == "reset"  # the connection has lost something, and cannot continue
+    assert await hear(node) == "reset"  # data was lost, so the connection cannot continue
     again = await node_of(proxy, "a")
     await say(again, "four")
     assert await hear(again) == "four"

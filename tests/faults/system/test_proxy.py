@@ -14,7 +14,7 @@ WAIT_S = 0.3
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[TcpProxy]:
-    """A proxy before a server that returns what it gets."""
+    """A proxy in front of a server that echoes its input."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

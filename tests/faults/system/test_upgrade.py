@@ -1,4 +1,4 @@
-"""A later build reads and continues what the present one has written, which stops at what the later one writes."""
+"""A later build continues with the data of the present one; the present one stops at data of the later one."""
 
 from __future__ import annotations
 

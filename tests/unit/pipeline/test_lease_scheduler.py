@@ -1,4 +1,4 @@
-"""The driver's side of leases on paper: when the next one is submitted, and what becomes of those that do not end."""
+"""The scheduling of leases without Spark: when the next one is submitted, and how overdue ones are handled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from tidebook.core.errors import Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline import lease_scheduler
-from tidebook.pipeline.lease_scheduler import OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
+from tidebook.pipeline.lease_scheduler import HANDOVER_S, OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
 from tidebook.pipeline.task_result import TaskResult
 
 LEASE_S = 20.0
@@ -99,6 +99,16 @@ def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock)
     assert len(scheduler.jobs) == 3
 
 
+@pytest.mark.parametrize(("lease_s", "handover_s"), [(2.0, 2.0), (20.0, HANDOVER_S)])
+def test_a_tail_ends_before_the_task_of_its_successor_does(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, lease_s: float, handover_s: float
+) -> None:
+    scheduler = PaperScheduler(slots=1)
+    monkeypatch.setattr(scheduler, "_lease_s", lease_s)
+    scheduler.assign(ORDERS)
+    assert scheduler.jobs[0].lease.handover_s == handover_s <= scheduler.jobs[0].lease.seconds
+
+
 def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partitions(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
@@ -132,7 +142,7 @@ def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked
     assert scheduler.records == 5
 
 
-def test_a_topic_that_was_adopted_with_more_partitions_is_leased_anew(clock: Clock) -> None:
+def test_a_topic_that_was_adopted_with_more_partitions_is_leased_again(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.assign({"orders": TopicConfig(topic_id="c", partitions=6, epoch=2)})
@@ -152,8 +162,8 @@ def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: 
 def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=1)
     scheduler.assign(ORDERS)
-    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is away"))
-    with pytest.raises(Unavailable, match="away"):
+    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is down"))
+    with pytest.raises(Unavailable, match="the store is down"):
         scheduler.step(0)
 
 

@@ -14,7 +14,7 @@ LineType = Literal["invoke", "ok", "fail", "unknown"]
 
 
 class HistoryLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a process wrote down: that it begins a call, or how the call ended."""
+    """A line of a history: a process began a call, or the call ended."""
 
     process: str
     #: Pairs the end of a call with its beginning, within the process.
