@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """Records what a page must not do: report errors, run an injected script, or call another host."""
+    """Records what no page may do: report errors, run an injected script, or call another host."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []

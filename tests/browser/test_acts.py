@@ -1,4 +1,4 @@
-"""A person does every act in a real browser: with a dry run, a typed confirmation, and the result on the next page."""
+"""Every act works in a real browser: with a dry run, a typed confirmation, and the result on the next page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_job_is_started_shows_that_it_runs_and_is_cancelled(console: ServedCon
     expect(page.get_by_role("row", name="verify")).to_contain_text("cancelled")
 
 
-def test_a_filter_is_in_the_url_and_reload_back_and_a_shared_link_show_the_same(
+def test_a_filter_is_in_the_url_so_reload_back_and_a_shared_link_show_the_same_page(
     console: ServedConsole, page: Page
 ) -> None:
     events = [Event({"n": n}) for n in range(120)]

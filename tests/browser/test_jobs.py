@@ -1,4 +1,4 @@
-"""A person runs the jobs of the pipeline in a real browser: verify shows each difference, and a button repairs them."""
+"""The jobs of the pipeline run in a real browser: verify shows each difference, and a button repairs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def console(tmp_path: Path) -> Iterator[ServedConsole]:
 
 
 def choose_job(page: Page, console: ServedConsole, kind: str, *, to: str = "") -> None:
-    """Ask for the dry run of a job of one topic on the page of the pipeline."""
+    """Request the dry run of a job of one topic on the pipeline's page."""
     page.goto(f"{console.url}/pipeline")
     page.locator("select[name=kind]").select_option(kind)
     page.get_by_label("Topics, separated by commas").fill("orders")
@@ -87,7 +87,7 @@ def test_a_rebuild_and_an_export_are_confirmed_shown_while_they_run_and_cancelle
     expect(page.locator("main .badge")).to_have_text("cancelled")
 
 
-# Each starts a Spark of its own, which takes more processor time than all other tests of the console.
+# Each job starts a separate Spark, which takes more processor time than all other tests of the console.
 @pytest.mark.long
 def test_a_rebuild_and_an_export_run_to_their_result(console: ServedConsole, page: Page, tmp_path: Path) -> None:
     journal = console.book.journal("orders")

@@ -1,8 +1,8 @@
-"""Run the blocks of a page as they are printed: shell commands in a terminal, programs with Python.
+"""Run the blocks of a page exactly as printed: shell commands in a terminal, programs with Python.
 
-A block of text after one of these is what it must print: its lines occur in the output in this order, and … stands for
+A block of text after one of these is its expected output: its lines occur in the output in this order, and … matches
 anything. A program whose first line is a comment with a file name is saved under that name. A command that runs until
-it is stopped goes on in the background, as in a second terminal, and is stopped at the end of the page.
+it is stopped continues in the background, as in a second terminal, and is stopped at the end of the page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = re.compile(r"# ([\w./]+\.(?:py|toml))\n")
 #: The last command of a block that runs until it is stopped, and what Tidebook's commands print when they are ready.
 LASTING = re.compile(r"^(tidebook (?:serve|up|run)|curl -N)\b[^\n]*\n\Z", re.MULTILINE)
 READY = "Ctrl-C to stop"
-#: Shells see the commands of the environment, as in one that is activated.
+#: Shells find the commands of the environment, as in an activated one.
 ACTIVATED = f'PATH="{Path(sys.executable).parent}:$PATH"'
 PROGRAM_S_MAX = 60
 COLUMNS = 400
@@ -42,7 +42,7 @@ def clone(folder: Path, *, status: str = "{}") -> Path:
 
 
 def run_page(page: Path, folder: Path, *, port: int | None = None) -> None:
-    """Run every block of a page in a folder, its server at another port; fail on the first whose output differs."""
+    """Run every block of a page in a folder, its server on another port; fail at the first whose output differs."""
     text = page.read_text()
     blocks = BLOCK.findall(text if port is None else text.replace("8470", str(port)))
     assert any(kind in {"sh", "python"} for kind, _ in blocks)
@@ -82,7 +82,7 @@ def run_page(page: Path, folder: Path, *, port: int | None = None) -> None:
 
 @contextmanager
 def _lasting(command: str, folder: Path, until: str) -> Iterator[list[str]]:
-    """Start a command in a terminal of its own, yield its lines when one contains `until`, and stop it at the end."""
+    """Start a command in a separate terminal, yield its lines once one contains `until`, and stop it at the end."""
     *lines, last = command.strip().splitlines()
     terminal = Terminal("\n".join([*lines, f"exec {last}"]), folder, columns=COLUMNS)
     try:
@@ -94,7 +94,7 @@ def _lasting(command: str, folder: Path, until: str) -> Iterator[list[str]]:
 
 
 def not_printed(expected: str, printed: list[str]) -> str | None:
-    """Return the first expected line that does not follow those before it in the output; None if all do."""
+    """Return the first expected line that is not in the output after the earlier ones; None if all are."""
     rest = iter(printed)
     for line in expected.splitlines():
         pattern = ".*".join(map(re.escape, line.strip().split("…")))

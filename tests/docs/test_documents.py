@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 #: Pages that need `book.running`.
 RUNNING = ("tutorial/domain.md", "howto/projections.md", "howto/process-managers.md")
-#: Pages whose examples are also run a second time in the same folder.
+#: Pages whose examples also run a second time in the same folder.
 TWICE = ("domain.md", "deciders.md", "events.md", "process-managers.md", "projections.md")
-#: Pages whose Python is complete: it is run as printed.
+#: Pages whose Python is a complete program: it runs as printed.
 RUN = [
     page
     for page in (
@@ -47,7 +47,7 @@ def name(page: Path) -> str:
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert blocks
-    # Twice in the same folder: readers repeat an example, or try the next page's where they tried this one's.
+    # Twice in the same folder: readers repeat an example, or try that of the next page in the same folder.
     times = 2 if page.name in TWICE else 1
     for block in blocks * times:
         done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60)

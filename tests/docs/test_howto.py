@@ -1,4 +1,4 @@
-"""How-to guides for an embedded book, block by block as they are printed; other tests run the programs of the rest."""
+"""How-to guides for an embedded book run block by block as printed; other tests run the programs of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/ as a site: it is built strictly, loads nothing from elsewhere, and its navigation has every page."""
+"""The site of docs/ is built without warnings, loads nothing from other hosts, and lists every page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tools.docs import CONFIG, SECTIONS, build_site, ensure_zensical, navigation
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a browser loads by itself; a link that a reader may follow is no request.
+#: The addresses that a browser loads by itself; a link that a reader may follow is no request.
 LOADED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)="((?:https?:)?//[^"]*)""")
 
 #: The first run downloads Zensical.

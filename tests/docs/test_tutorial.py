@@ -1,4 +1,4 @@
-"""The tutorial, page by page, as it is printed; its last page is run by the tests of the Spark cluster."""
+"""The tutorial runs page by page as printed; the tests of the Spark cluster run its last page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def up(folder: Path) -> Iterator[None]:
         process.communicate(timeout=60)
 
 
-def test_a_line_that_is_not_printed_or_in_another_order_is_found() -> None:
+def test_a_line_that_is_missing_or_out_of_order_is_detected() -> None:
     assert not_printed("a …\nb", ["a 1", "x", "b"]) is None
     assert not_printed("a …\nb", ["b", "a 1"]) == "b"
     assert not_printed("a", ["a 1"]) == "a"

@@ -1,4 +1,4 @@
-"""Stores that fail on purpose inside Spark's workers, and a driver that is killed. Each fault happens once."""
+"""Inject faults into the stores of Spark's workers, and kill a driver. Each fault happens once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class KillAround(NamedTuple):
 
 
 class UnavailableAtFirst(NamedTuple):
-    """Opens a store that does not answer the first few times."""
+    """Opens a store whose first few calls fail as unavailable."""
 
     folder: str
     times: int
@@ -102,7 +102,7 @@ class UnavailableAtFirst(NamedTuple):
 class StopInSlice(NamedTuple):
     """Opens a store whose worker stops between the plan and the writes of one slice, until it gets SIGCONT.
 
-    The file `stopped` then has its process id and the slice's partition; `tried` exists after the slice was written
+    The file `stopped` then holds its process id and the slice's partition; `tried` exists after the slice was written
     or rejected.
     """
 

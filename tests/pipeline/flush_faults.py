@@ -33,7 +33,7 @@ def end_at(step: str, end: Callable[[], None], patch: Patch) -> None:
 
     async def stage(self: Any, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
         end()
-        raise AssertionError("it should have ended")
+        raise AssertionError("the flush should have ended")
 
     mark_deleted = Region.mark_deleted
 

@@ -1,4 +1,4 @@
-"""The pipeline as its users see it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
+"""The pipeline's commands: exit codes, lines of JSON, signals, and `tidebook up`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-#: How long `tidebook up` takes at most to end, on a machine with nothing else to do.
+#: The longest time that `tidebook up` takes to end on an idle machine.
 STOP_S = 2.0
 WITHOUT_PYSPARK = "import sys; sys.modules['pyspark'] = None; from tidebook.cli.app import main; main()"
 
@@ -52,7 +52,7 @@ Cli = Callable[..., Answered]
 def cli(
     spark: SparkSession, embedded: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Cli]:
-    """The `tidebook` command in this process, on the tests' own Spark session, which it may not stop."""
+    """Return the `tidebook` command, run in this process on the tests' own Spark session, which it must not stop."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for each in (spark, spark.sparkContext):
         monkeypatch.setattr(each, "stop", lambda: None)
@@ -71,7 +71,7 @@ def cli(
         signal.signal(number, handler)
 
 
-def test_a_running_replication_reports_how_far_it_is_and_ends_well_when_asked_to(
+def test_a_running_replication_reports_its_progress_and_ends_cleanly_on_request(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -80,7 +80,7 @@ def test_a_running_replication_reports_how_far_it_is_and_ends_well_when_asked_to
         first = command.until(lambda row: row["records"] > 0 and row["lag"] == 0)
         assert {"records", "records_per_s", "batch_s", "parked", "waiting", "stopped"} <= first.keys()
         portal.run(embedded.journal(topic).append("late", [Event(1)]))
-        # The rate is that of the time between two looks.
+        # The rate is measured between two reports.
         command.until(lambda row: row["records"] > first["records"] and row["lag"] == 0 and row["records_per_s"] > 0)
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             reported = answer.read().decode()
@@ -93,7 +93,7 @@ def test_a_running_replication_reports_how_far_it_is_and_ends_well_when_asked_to
     assert rows[-1]["lag"] in {0, partitions}  # a tick in each partition may follow the last batch
 
 
-def test_status_reports_the_lag_in_records_and_seconds_and_what_is_parked(
+def test_status_reports_the_lag_in_records_and_seconds_and_the_parked_records(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
@@ -108,7 +108,7 @@ def test_status_reports_the_lag_in_records_and_seconds_and_what_is_parked(
     assert job["job"]["records"] >= 2
 
 
-def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
+def test_a_topic_that_was_never_written_is_exit_code_4(cli: Cli) -> None:
     """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
@@ -137,7 +137,7 @@ def test_verify_reports_differences_as_rows_and_by_its_exit_code(
     *differences, summary = found.rows
     assert damaged.items() <= {(row["id"], row["what"]) for row in differences}
     assert summary["left"] == len(differences)
-    # As with `rebuild`, a topic may be named by its place; another one is not looked at.
+    # As with `rebuild`, a topic may be a positional argument; other topics are not compared.
     portal.run(embedded.journal("sound").append("o-1", [Event(1)]))
     portal.run(replicate_here(embedded, embedded.store, "sound"))
     sound = cli("pipeline", "verify", "sound")
@@ -146,7 +146,7 @@ def test_verify_reports_differences_as_rows_and_by_its_exit_code(
     assert cli("pipeline", "verify").code == 0
 
 
-def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_running(
+def test_up_on_spark_replicates_purges_expired_journals_and_leaves_no_process(
     tmp_path: Path, embedded: Book, portal: BlockingPortal
 ) -> None:
     folder = embedded.settings.folder
@@ -156,7 +156,7 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
     portal.run(journal.append("stays", [Event(1)]))
     portal.run(journal.append("goes", [Event(1)], expire_after=timedelta(milliseconds=1)))
     with running("up", "--json", "--every-s", "0.2", "--book", str(toml)) as command:
-        # Three records: two appends and the purge of one of them, for which it must have been replicated first.
+        # Three records: two appends, and the purge of one journal, which must have been replicated first.
         command.until(
             lambda row: (
                 bool(row.get("topics"))
@@ -195,7 +195,7 @@ def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
 
 
 def slowdown() -> float:
-    """Return by which factor a process is slower now because others use the cores."""
+    """Return the factor by which a process is slower now because others use the cores."""
     began_s = time.monotonic()
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
     _, status, usage = os.wait4(pid, 0)
@@ -204,7 +204,7 @@ def slowdown() -> float:
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "java"])
-def test_up_on_spark_without_spark_says_so_and_stays_open(tmp_path: Path, missing: str) -> None:
+def test_up_on_spark_without_spark_reports_it_and_stays_open(tmp_path: Path, missing: str) -> None:
     code = WITHOUT_PYSPARK if missing == "pyspark" else "from tidebook.cli.app import main; main()"
     more = {} if missing == "pyspark" else {"JAVA_HOME": "", "PATH": str(tmp_path)}
     toml = tmp_path / "tidebook.toml"
@@ -231,7 +231,7 @@ def test_flush_wal_writes_entries_and_removes_them_from_the_log(
     assert left.meta.held_bytes == 0
 
 
-def test_inline_replication_beside_the_job_changes_nothing(
+def test_inline_replication_alongside_the_job_changes_nothing(
     cli: Cli, spark: SparkSession, embedded: Book, portal: BlockingPortal, open_book: OpenBook
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication

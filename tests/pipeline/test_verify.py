@@ -1,4 +1,4 @@
-"""The store compared with the log, repaired and rebuilt."""
+"""The store is compared with the log, repaired and rebuilt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verify(
 
 
 async def damage(book: Book, topic: str) -> dict[str, str]:
-    """Spoil a few journals, as a faulty disk or hand would; returns what was done to whom."""
+    """Damage a few journals, as a faulty disk or operator might; return the kind of damage by journal."""
     config = await book.store.topic_config(topic)
     assert config is not None
     live = [(id, await _head(book, Key(topic, id))) async for id in book.store.ids(topic)]
@@ -82,12 +82,12 @@ async def _head(book: Book, key: Key) -> Head:
     return head
 
 
-def test_a_store_that_was_replicated_from_the_log_does_not_differ(
+def test_a_store_replicated_from_the_log_does_not_differ(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
-    portal.run(write_history(book, topic, steps=20, seed=5))  # not replicated yet, and so not compared
+    portal.run(write_history(book, topic, steps=20, seed=5))  # not replicated yet, therefore not compared
     done, reported = verify(spark, book, portal, topic)
     assert reported == []
     assert (done.left, done.partial) == (0, ())
@@ -108,7 +108,7 @@ def test_every_damage_is_reported_and_repaired(
     assert (repaired.repaired, repaired.left) == (len(reported), 0)
     fresh = open_book("fresh")
     rows = portal.run(rows_of(book.store, topic))
-    # A head without any record in the log is repaired by a grave that replaces it.
+    # A head without any record in the log is replaced by a grave.
     assert {id for id, what in done_to.items() if what == "head extra"} <= rows["graves"].keys()
     rows["graves"] = {id: head for id, head in rows["graves"].items() if id not in done_to}
     assert rows == portal.run(expected_rows(book, fresh, topic))
@@ -142,10 +142,10 @@ def test_a_missing_tag_row_is_reported_and_repaired(
     assert list(again) == list(rows)
 
 
-def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
+def test_a_rebuild_of_all_tags_removes_rows_without_an_event(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """A row of a tag that its event does not carry, and one of a journal that is not there."""
+    """It removes a row of a tag that its event does not have, and a row of a journal that does not exist."""
     from tidebook.pipeline.jobs.rebuild import rebuild_tags
 
     tag, stale = f"tag-{topic}", f"stale-{topic}"
@@ -171,7 +171,7 @@ def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
     assert rebuild_tags(spark, book, portal, topic).removed == 0
 
 
-def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
+def test_after_retention_the_rest_is_compared_and_a_rebuild_is_refused(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
@@ -229,7 +229,7 @@ def test_a_lost_store_of_an_adopted_topic_is_not_rebuilt_without_its_older_epoch
 
 
 @pytest.mark.parametrize("how", ["repair", "rebuild"])
-def test_rows_that_nothing_can_decode_are_repaired_by_both_jobs(
+def test_undecodable_rows_are_repaired_by_both_jobs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, how: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild

@@ -31,7 +31,7 @@ def needs_no_check(raw: bytes) -> bool:
 
 
 def checked_payload(value: Any) -> Any:
-    """Return a payload from a text that `needs_no_check`, so that it is not checked when it is appended."""
+    """Return a payload from JSON text that `needs_no_check`, so that it is not checked when it is appended."""
     return value if type(value) is str or type(value) is bytes else EncodedJson(_encode(value))
 
 
@@ -52,7 +52,7 @@ def payload_to(payload: Any) -> tuple[Any, bytes | UnsetType]:
 
 
 def encoded_payload_to(kind: int, data: bytes) -> tuple[Any, bytes | UnsetType]:
-    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on as it is."""
+    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on unchanged."""
     if kind == BYTES:
         return UNSET, data
     return (Raw(data) if kind == JSON else data.decode()), UNSET

@@ -112,7 +112,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldJob:
-    """A job as its lease describes it: what a queue needs to extend, finish or fail it."""
+    """A job as its lease describes it: the fields that a queue needs to extend, finish or fail it."""
 
     __slots__ = ("held", "id", "key", "lease_until_ms", "queue")
 
@@ -187,7 +187,7 @@ class WorkersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker reports about itself."""
+    """A worker's report about itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     concurrency: Annotated[int, Meta(ge=0, lt=2**31)] = 1
@@ -318,13 +318,13 @@ _decode = msgspec.msgpack.Decoder(_Lease).decode
 
 
 def encode_lease(held: LeasedEntry, id: int, key: str | None) -> str:
-    """Return the opaque text that proves a claim."""
+    """Return the opaque string that proves a claim."""
     packed = _encode(_Lease(held.keyhash, held.token, held.slot, held.together, id, key))
     return binascii.b2a_base64(packed, newline=False).translate(_TO_URL, b"=").decode()
 
 
 def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
-    """Undo `encode_lease`; raise `InvalidInput` for any other text."""
+    """Undo `encode_lease`; raise `InvalidInput` for any other string."""
     try:
         found = _decode(binascii.a2b_base64((text + "=" * (-len(text) % 4)).encode().translate(_FROM_URL)))
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:

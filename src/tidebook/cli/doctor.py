@@ -84,7 +84,7 @@ async def doctor(book: BookOption) -> None:
 
 
 async def _check_server(findings: Findings, book: str | None) -> None:
-    """Check what can be seen of a book through its server."""
+    """Check the parts of a book that are visible through its server."""
     try:
         async with open_book(book) as opened:
             from tidebook.wiring.remote_book import RemoteBook

@@ -154,7 +154,7 @@ class ProjectionStopped(TidebookError):
 
 
 class EventParked(TidebookError):
-    """A projection has passed over an event that its handler could not apply, so the read model lacks it."""
+    """A projection has skipped an event that its handler could not apply, so the read model lacks it."""
 
     def __init__(self, *, name: str, event: str, reason: str) -> None:
         super().__init__(

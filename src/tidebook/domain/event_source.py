@@ -40,12 +40,12 @@ _decode = msgspec.json.Decoder(SourcePosition).decode
 
 
 def encode_position(position: SourcePosition) -> str:
-    """Return the text of a position; equal positions have equal texts."""
+    """Encode a position as a string; equal positions have equal strings."""
     return _encode(position).decode()
 
 
 def decode_position(text: str) -> SourcePosition:
-    """Undo `encode_position`; raise Corrupt for any other text."""
+    """Undo `encode_position`; raise Corrupt for any other string."""
     try:
         return _decode(text)
     except msgspec.MsgspecError as error:
@@ -80,7 +80,7 @@ class EventSource(Protocol):
     tags: frozenset[str]
 
     def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         ...
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
@@ -89,7 +89,7 @@ class EventSource(Protocol):
 
 
 def describe_source(source: EventSource) -> str:
-    """Return a text that describes what a source follows; a projection compares it with the stored one."""
+    """Return a description of the events that a source selects; a projection compares it with the stored one."""
     followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
     return _encode({name: value for name, value in followed.items() if value}).decode()
 
@@ -110,7 +110,7 @@ class TagSource:
         self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
 
         def request(tag: str, at: At) -> Any:
@@ -149,7 +149,7 @@ class TopicSource:
         self._partitions: dict[str, int] = {}
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
         await self._read_partitions()
 
@@ -185,9 +185,9 @@ def _topic_position(topic: str, at: At) -> TopicPosition | None:
     """Return the position in one topic after which its events come after `at` in the merged stream."""
     if not at:
         return None
-    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time are yet to come
+    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time come after it
         return TopicPosition(at[0], -1, -1, "", -1)
-    if at[1] > topic:  # they have been delivered
+    if at[1] > topic:  # they were already delivered
         return TopicPosition(at[0] + 1, -1, -1, "", -1)
     return TopicPosition(at[0], *at[2:])
 

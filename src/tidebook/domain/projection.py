@@ -39,7 +39,7 @@ from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
-#: How often a wait looks at slices that another process owns.
+#: How often a wait reads slices that another process owns.
 LOOK_FIRST_S: Final = 0.005
 LOOK_MAX_S: Final = 0.1
 START_TRIES: Final = 5
@@ -49,7 +49,7 @@ TypesOf = Callable[[str], EventTypes | None]
 
 
 class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a projection does in this process."""
+    """The state of a projection in this process."""
 
     name: str
     running: bool
@@ -238,7 +238,7 @@ class Projection:
         return found
 
     def _take_slices(self, state: BuildState, source: str | None) -> None:
-        """Use the number of slices that is stored, whatever was declared."""
+        """Use the stored number of slices instead of the declared one."""
         self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
         self._knows_slices = source in (None, self._followed)
 
@@ -253,10 +253,10 @@ class Projection:
         self._news.set()
         self._news = asyncio.Event()
 
-    # Looking
+    # Status
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         progress = self._progress
         return ProjectionStatus(
             name=self.name,
@@ -272,7 +272,7 @@ class Projection:
 
     @property
     def problem(self) -> str | None:
-        """What keeps the projection from applying all events in this process; None if nothing does."""
+        """Why the projection cannot apply all events in this process; None if it can."""
         stopped = self._progress.stopped
         if stopped:
             number, reason = next(iter(stopped.items()))
@@ -311,7 +311,7 @@ class Projection:
         """Return once the events of a command are applied: to read one's own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
-        of them was passed over, and Unavailable after `timeout_s`.
+        of them was skipped, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
@@ -349,7 +349,7 @@ class Projection:
             await self._store.wait_any(timeout_s=0.1)
 
     async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
-        """Raise EventParked if one of the events of the append at this place was passed over."""
+        """Raise EventParked if one of the events of the append at this place was skipped."""
         events = [f"{topic}/{id}/{number}" for number in numbers]
 
         def read(connection: Connection) -> list[tuple[str, str, str]]:
@@ -375,13 +375,13 @@ class Projection:
             if progress.reached.keys() >= left.keys():
                 await news.wait()
                 continue
-            if await self._stored_reach(left):
+            if await self._stored_slices_reached(left):
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
 
-    async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
+    async def _stored_slices_reached(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:
             if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
                 return False
@@ -399,7 +399,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def settle(self) -> None:
-        """Return once everything below the horizon of now is applied, by whatever process owns each slice."""
+        """Return once everything below the current horizon is applied, whichever processes own the slices."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
@@ -456,7 +456,7 @@ class Projection:
     # Rebuild
 
     async def rebuild(self) -> int:
-        """Build the read model again beside the live one, then swap the tables; return the number of the new build.
+        """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
         The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
         `tables`. At the swap the live build waits until the new one has reached it.
@@ -476,7 +476,7 @@ class Projection:
 
 
 def _time_ms(at: At) -> int | None:
-    """Return the time of a place; None before the first event, also if the horizon is before all time."""
+    """Return the time of a place; None before the first event, or if the horizon is before all time."""
     return at[0] if at and at[0] > 0 else None
 
 
@@ -497,7 +497,7 @@ class SyncProjection(BlockingFacade[Projection]):
         return self._target.on(*events)
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         return self._target.status()
 
     run = blocking(Projection.run)

@@ -1,4 +1,4 @@
-"""The rebuild of a projection: a new build beside the live one, which replaces it by a swap of tables."""
+"""The rebuild of a projection: a new build next to the live one, which it then replaces by a swap of tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Rebuild:
         await self._remove_abandoned(state)
         parked = await self._engine.run(lambda connection: self._rows.parked(connection, state.build))
         build = self._copy_of(state.last_build, frozenset(each.event for each in parked))
-        runner = self._make_runner(build, member, _check_asked)
+        runner = self._make_runner(build, member, _refuse_live_table)
         try:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
@@ -70,7 +70,7 @@ class Rebuild:
         return build.number
 
     async def _remove_abandoned(self, state: BuildState) -> None:
-        """Remove what rebuilds have left whose processes were killed: the tables first, which the rows lead to."""
+        """Remove the builds of rebuilds whose processes were killed: the tables first, since the rows name them."""
 
         def remove(connection: Connection) -> None:
             for number in self._rows.abandoned_builds(connection, state):
@@ -80,9 +80,9 @@ class Rebuild:
 
         await self._engine.run(remove)
 
-    def _copy_of(self, number: int, passed_over: frozenset[str] = frozenset()) -> Build:
+    def _copy_of(self, number: int, skipped: frozenset[str] = frozenset()) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, passed_over)
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, skipped)
 
     async def _swap(self, live: int, build: Build, swap: str) -> None:
         if has_transactional_ddl(self._engine.dialect):
@@ -128,19 +128,19 @@ class Rebuild:
             for table in build.tables.values():
                 table.drop(connection, checkfirst=True)
 
-        with suppress(Exception):  # the error that brought us here matters more
+        with suppress(Exception):  # the original error matters more
             await asyncio.shield(self._engine.run(undo))
 
 
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
-    """Return how far a new build must come; places of another source compare by their time only."""
+    """Return the places that a new build must reach; places of another source compare by their time only."""
     places = {each.slice: decode_position(each.position).at for each in live}
     # A scan of another build has other places: it must have ended where this one will.
     places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}
     return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
 
-def _check_asked(tx: ProjectionTx) -> None:
+def _refuse_live_table(tx: ProjectionTx) -> None:
     if tx.used and not tx.asked:
         raise LiveTableWritten()
 

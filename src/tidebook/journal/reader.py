@@ -89,7 +89,7 @@ class Barriers:
         return sent.offset
 
 
-#: How many plans a read makes, while the journal changes under it, before it raises Truncated.
+#: How many plans a read makes, while the journal keeps changing, before it raises Truncated.
 PLANS_MAX = 100
 #: How many journals of a partition are remembered whose rows are not prefetched, because of gaps or large events.
 SPARSE_IDS_MAX = 4096
@@ -184,7 +184,7 @@ class Reader:
                         self._count_source(base, barrier, stored, down)
                         return view
             except LogLost as error:
-                # The records are gone: harmless if they were replicated since.
+                # The log lost the records: harmless if they were replicated since.
                 if stored is not None:
                     stored = await cache.stored_after(key, stored.as_of, error)
                     continue

@@ -105,7 +105,7 @@ def is_async_driver(target: Any) -> bool:
 
 
 def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAdapter:
-    """Return what runs statements in the caller's transaction.
+    """Return an adapter that runs statements in the caller's transaction.
 
     Raise InvalidInput if the target is not recognized or, unless `transaction=False`, is in no transaction.
     """

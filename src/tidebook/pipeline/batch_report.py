@@ -14,7 +14,7 @@ STEPS = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlann
 class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of Spark's progress report of a micro-batch that are used."""
 
-    #: When the micro-batch began, in a format whose texts sort by time.
+    #: When the micro-batch began, in a format whose strings sort by time.
     timestamp: str
     num_input_rows: int = 0
     processed_rows_per_second: float = 0.0

@@ -111,7 +111,7 @@ class LeaseScheduler:
         self._generation = 0
         self._number = 0
         self._lanes: list[_Lane] = []
-        #: Leases that ended their time, or whose lane is gone, and whose jobs have not ended.
+        #: Leases whose time is over, or whose lane was removed, but whose jobs have not ended.
         self._retired: set[_LeaseJob] = set()
         self._ended: queue.SimpleQueue[_LeaseEnd] = queue.SimpleQueue()
 

@@ -18,7 +18,7 @@ from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStor
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Entries of one page, and dead letters that one page looks at for those that match.
+#: The entries of one page, and the dead letters that one page examines for matches.
 BROWSE_MAX: Final = 1_000
 LETTERS_SCANNED_MAX: Final = 20_000
 #: The latest date: entries have none after it.
@@ -93,7 +93,7 @@ class BrowsedEntry(msgspec.Struct, frozen=True):
 
 
 class ClaimSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries that one claim holds: what is known of the worker that took them."""
+    """The entries that one claim holds, and the known details of the worker that took them."""
 
     token: bytes
     entries: int
@@ -140,7 +140,7 @@ class QueueBrowser(Protocol):
     async def letters(
         self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None, limit: int = 100
     ) -> LetterPage:
-        """Return dead letters with an id below `before`; a page looks at a bounded number and may be empty."""
+        """Return dead letters with an id below `before`; a page examines a bounded number and may be empty."""
         ...
 
     async def letter_ids(
@@ -148,7 +148,7 @@ class QueueBrowser(Protocol):
     ) -> tuple[list[int], int | None]:
         """Return the ids of matching dead letters below `before`, newest first, and where to continue; None: the end.
 
-        A call looks at a bounded number of dead letters.
+        A call examines a bounded number of dead letters.
         """
         ...
 
@@ -207,7 +207,7 @@ def _page(
 
 
 class BoundBrowser:
-    """The bounded reads of one queue, which is not created by them."""
+    """The bounded reads of one queue; they do not create it."""
 
     def __init__(self, store: BrowsableStore, queue: QueueRef) -> None:
         self._store = store

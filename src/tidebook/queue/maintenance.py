@@ -41,7 +41,7 @@ class QueueMaintenance:
         self._closed = False
 
     def schedule(self, ref: QueueRef, within_s: float = SWEEP_S_MAX) -> None:
-        """Sweep this queue from now on, the next time within `within_s`."""
+        """Sweep this queue regularly, the next time within `within_s`."""
         due_at = time.monotonic() + max(within_s, SWEEP_S_LEAST)
         self._refs[ref.id] = ref
         if due_at < self._next_sweep_at.get(ref.id, float("inf")):

@@ -271,7 +271,7 @@ class MaintenanceResult(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker reports about itself."""
+    """A worker's report about itself."""
 
     id: bytes
     name: str
@@ -296,7 +296,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
     @property
     def gone(self) -> bool:
-        """Whether it has been silent for too long to be working."""
+        """Whether the worker has been silent for too long to be working."""
         return self.now_ms - self.reported_at > WORKER_GONE_MS
 
 
@@ -428,7 +428,7 @@ class QueueStore(Protocol):
     async def retry(self, queue: QueueRef, id: int) -> bool:
         """Put a dead letter back as a new entry; return False if the queue has no dead letter of this id.
 
-        A newer entry of its key keeps its data: a waiting one absorbs the letter; beside one that is being processed,
+        A newer entry of its key keeps its data: a waiting one absorbs the letter; if one is being processed,
         the letter waits with the data of that entry.
         """
 

@@ -231,11 +231,11 @@ class Queue(Generic[D]):
         claiming = (self._finish_and_claim if call.finished else self._claim)(call)
         try:
             jobs = await claiming
-            if start_ns is not None and jobs:  # an empty claim is no step of any trace
+            if start_ns is not None and jobs:  # an empty claim belongs to no trace
                 _trace_claim(self.name, jobs, start_ns)
             return jobs
         except asyncio.CancelledError:
-            if not claiming.cancelled() and claiming.exception() is None:  # it ended just before
+            if not claiming.cancelled() and claiming.exception() is None:  # it ended before the cancellation
                 self._release(claiming.result())
             raise
 
@@ -313,7 +313,7 @@ class Queue(Generic[D]):
         return [WorkerView.of(self.name, row) for row in rows]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
-        """Record that a worker lives; a `Worker` does it every few seconds."""
+        """Record that a worker is alive; a `Worker` does this every few seconds."""
         await (await self._runtime.store()).report_worker(await self._ref(), check_worker(report))
 
     async def remove_worker(self, id: bytes) -> None:
@@ -321,15 +321,16 @@ class Queue(Generic[D]):
         await (await self._runtime.store()).remove_worker(await self._ref(), id)
 
     async def pause(self) -> None:
-        """Give out no claim, to any process, until `resume`; the pause outlives restarts.
+        """Let no process claim entries until `resume`; the pause survives restarts.
 
-        Jobs that run go on, and so do puts. Raise NotFound if there is no such queue. A second pause changes nothing.
+        Running jobs continue, and entries can still be put. Raise NotFound if there is no such queue. A second pause
+        changes nothing.
         """
         ref = await self._existing()
         await (await self._runtime.store()).pause(ref)
 
     async def resume(self) -> None:
-        """Give out claims again, and wake the workers; nothing happens if the queue is not paused."""
+        """Allow claims again, and wake the workers; do nothing if the queue is not paused."""
         ref = await self._existing()
         if await (await self._runtime.store()).resume(ref):
             self._runtime.wake_listeners(ref)
@@ -437,7 +438,7 @@ class Queue(Generic[D]):
                     else:
                         claimed = await store.claim(ref, limits, lease_ms=lease_ms, together=together)
                 except TidebookError as error:
-                    # If a later call fails, what the first one has finished stays so: an error would deny it.
+                    # If a later call fails, jobs finished by the first one stay finished: report no error for them.
                     errors.update({i: error for i in unserved if finishes or not calls[i].finished})
                     break
                 finishes = False
@@ -445,14 +446,14 @@ class Queue(Generic[D]):
                 jobs: dict[bytes, list[Job[D]]] = {token: [] for token in limits}
                 for each in claimed:
                     jobs[each.token].append(Job(self.name, each, decode))
-                dealt = {token: iter(found) for token, found in jobs.items()}
+                undelivered = {token: iter(found) for token, found in jobs.items()}
                 for index in unserved:
-                    shares[index] = list(islice(dealt[tokens[index]], calls[index].limit))
+                    shares[index] = list(islice(undelivered[tokens[index]], calls[index].limit))
                 unserved = [index for index in unserved if not shares[index]] if claimed else []
         return [errors.get(index, share) for index, share in enumerate(shares)]
 
     def _new_token(self, holder: bytes) -> bytes:
-        """Return a token that begins with what names its holder, if there is one."""
+        """Return a new token; it begins with the bytes that identify its holder, if there is one."""
         return holder + os.urandom(16 - len(holder)) if holder else self._runtime.ids.new()
 
     async def _finish_group(
@@ -515,7 +516,7 @@ def _add(a: port.Put, b: port.Put) -> port.Put:
 
 
 def _clean_reason(text: object) -> str:
-    """Return the text of an error without what a database column rejects: NUL and lone surrogates."""
+    """Return the text of an error without the characters that a database rejects: NUL and lone surrogates."""
     return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()
 
 

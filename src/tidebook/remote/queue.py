@@ -167,7 +167,7 @@ class RemoteQueue(Queue):
         return [WorkerView(**msgspec.structs.asdict(each)) for each in answer.workers]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
-        """Record that a worker lives."""
+        """Record that a worker is alive."""
         id, name, *numbers = msgspec.structs.astuple(check_worker(report))
         await self._connection.call("queues.report_worker", self.name, id.hex(), body=WorkerBody(name, *numbers))
 
@@ -176,11 +176,11 @@ class RemoteQueue(Queue):
         await self._connection.call("queues.remove_worker", self.name, id.hex())
 
     async def pause(self) -> None:
-        """Give out no claim, to any process, until `resume`. See `Queue.pause`."""
+        """Let no process claim entries until `resume`. See `Queue.pause`."""
         await self._connection.call("queues.pause", self.name)
 
     async def resume(self) -> None:
-        """Give out claims again, and wake the workers."""
+        """Allow claims again, and wake the workers."""
         await self._connection.call("queues.resume", self.name)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:

@@ -51,7 +51,7 @@ class ReplicationTail:
         self._wait_s = wait_s
         self._slice_every_s = slice_every_s
         self._stop = asyncio.Event()
-        #: Set when the first unreplicated offset of every partition is known, from which on they are served.
+        #: Set when the first unreplicated offset of every partition is known; the partitions are then served.
         self.ready = asyncio.Event()
         self._positioned = 0
         self.replicators = {

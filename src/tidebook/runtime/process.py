@@ -10,10 +10,10 @@ from tidebook.core.errors import InvalidInput
 
 
 class Inherited(Protocol):
-    """What a forked child has from its parent and must not use."""
+    """An object that a forked child inherits from its parent and must not use."""
 
     def inherited(self) -> None:
-        """Prepare for being refused; called in the child, before anything else runs there."""
+        """Mark the object as inherited; called in the child, before anything else runs there."""
 
 
 _forks = 0

@@ -64,7 +64,7 @@ class Audit:
         return self._id
 
     def check_room(self) -> None:
-        """Raise `Unavailable` while the audit cannot be written: nothing is changed without it."""
+        """Raise `Unavailable` while the audit cannot be written, because no change may go unrecorded."""
         if len(self._waiting) >= WAITING_MAX:
             raise Unavailable(f"{WAITING_MAX:,} entries of the audit wait to be written: changes are refused meanwhile")
 

@@ -99,12 +99,12 @@ class BoundedProtocol(HttpToolsProtocol):
         HttpToolsProtocol.on_message_begin(self)
 
     def on_headers_complete(self) -> None:
-        """Start the request; nothing reads what would be collected as headers from now on, the trailers."""
+        """Start the request; headers that are collected from now on are trailers, which nothing reads."""
         HttpToolsProtocol.on_headers_complete(self)
         self.headers = _NO_TRAILERS
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body, and count again what is not body."""
+        """Take a part of the body, and restart the count of bytes that are not body."""
         self._head_bytes = -self._data_bytes
         HttpToolsProtocol.on_body(self, body)
 

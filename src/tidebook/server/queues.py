@@ -41,7 +41,7 @@ from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
-#: How often a listener looks for a queue that does not exist yet.
+#: How often a listener checks for a queue that does not exist yet.
 MISSING_POLL_S = 0.5
 
 
@@ -82,16 +82,16 @@ async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job
     A claim that has begun is not cancelled then: the queue would return its entries as if they had failed.
     """
     until_s = asyncio.get_running_loop().time() + min(body.wait_s, max(0.0, call.deadline_s - 1.0))
-    gone = asyncio.create_task(disconnected(call.receive))
+    disconnection = asyncio.create_task(disconnected(call.receive))
     draining = asyncio.create_task(call.state.draining.wait())
     try:
         async with aclosing(queue.listen()) as dues:
-            while await _is_due(dues, until_s, gone, draining):
+            while await _is_due(dues, until_s, disconnection, draining):
                 if jobs := await _claim(queue, body):
                     return jobs
         return []
     finally:
-        await cancel_and_wait(gone, draining)
+        await cancel_and_wait(disconnection, draining)
 
 
 async def _is_due(dues: AsyncGenerator[datetime, None], until_s: float, *ends: asyncio.Task[Any]) -> bool:

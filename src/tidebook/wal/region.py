@@ -301,7 +301,7 @@ class Region:
         """Ask the region's owner to flush a table, or all tables with entries; return the tables that were asked for.
 
         The request is a record of the log. The owner finds it in its next round of cleaning and passes the table to its
-        `on_pinned` callback, whatever the table retains; the mark that the flush sets fulfils the request, and the same
+        `on_pinned` callback, however little it retains; the mark that the flush sets fulfils the request, and the same
         round truncates the log. If no owner is there, the request stays until a flush marks the entries.
         """
         if table is not None:
@@ -425,7 +425,7 @@ class Region:
         return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, held_bytes)
 
     async def _call_on_pinned(self) -> None:
-        """Call the flush callback for each table that retains too much or was asked for, oldest first."""
+        """Call the flush callback for each table that retains too much or has a requested flush, oldest first."""
         if self._on_pinned is None or self._in_callback:
             return
         limit_bytes = self._settings.force_flush_bytes or sys.maxsize

@@ -205,7 +205,7 @@ class Book:
         retries: int | None = None,
         on_failure: Literal["stop", "park"] = "stop",
     ) -> Projection:
-        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler a type with `on`.
+        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler per type with `on`.
 
         It follows the events of `tags`, or all events of `topics`; with both, the events of these tags in these topics.
         `into` is a SQLAlchemy engine, sync or async. `event.data` is decoded by `events`, by default the types that the
@@ -365,7 +365,7 @@ class Book:
         """Return once everything appended so far is visible everywhere: for tests.
 
         The log is replicated, the horizon of streams by tag has passed all of it, and the parts of `running` have
-        processed what came of it. Raise `Unavailable` if that takes longer than `timeout_s`.
+        processed the results. Raise `Unavailable` if that takes longer than `timeout_s`.
         """
         from tidebook.wiring.spark import clears_tags
 

@@ -1,6 +1,6 @@
 """Open an embedded log and store lazily: reads of a missing folder return nothing, the first write creates the files.
 
-A program that only reads must create nothing; otherwise a misspelt folder would become a new, empty book. Another
+A program that only reads must create nothing; otherwise a misspelled folder would become a new, empty book. Another
 process may create the files at any time, so every call checks for them until they exist.
 """
 

@@ -37,7 +37,7 @@ class ProjectionContext(NamedTuple):
 
 
 class ProjectionOptions(TypedDict):
-    """What a projection or a process follows, and what happens if its handler fails; see `Book.projection`."""
+    """The source of a projection or a process, and the treatment of events that fail; see `Book.projection`."""
 
     topics: Iterable[str] | None
     tags: Iterable[str] | None

@@ -207,7 +207,7 @@ def _kafka_admin(options: Any) -> Any:
 
 
 def _kafka_answer(ask: Any, *arguments: Any, **options: Any) -> Any:
-    """Return the answer to a request of the admin client; raise `Unavailable` or what the broker says."""
+    """Return the answer to a request of the admin client; raise `Unavailable` or the broker's error."""
     kafka = extra("confluent_kafka", "kafka")
     try:
         answer = ask(*arguments, request_timeout=KAFKA_S_MAX, **options)

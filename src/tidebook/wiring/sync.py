@@ -34,7 +34,7 @@ Part = TypeVar("Part")
 D = TypeVar("D")
 
 
-# The facades of what a book returns, each imported at its first use.
+# The facades of the objects that a book returns, each imported at its first use.
 
 
 def _sync_projection(portal: BlockingPortal, target: Projection) -> SyncProjection:

@@ -1,6 +1,6 @@
 """The simulated cluster and a real Cassandra return the same rows after the same statements.
 
-What a simulation shows is only true of Cassandra if the simulated cluster behaves like the real one. So both execute
+The result of a simulation is only true of Cassandra if the simulated cluster behaves like the real one. So both execute
 every statement of the store, and further forms that it does not use, with timestamps that are often equal; their
 results must be the same.
 """

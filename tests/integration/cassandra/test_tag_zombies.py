@@ -1,4 +1,4 @@
-"""Tag rows under replicators that are paused at any single write, and continue after others have done their work."""
+"""Tag rows, if a replicator is paused at any single write and continues after others have done its work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_MS = 2**62
 
 
 def tagged_steps(trial: Trial, id: str, tag: str) -> list[Step]:
-    """The history with a tag: on all events of most appends, on every second of the third and later ones."""
+    """Tag all events of most appends of the history, and every second event of the third and later ones."""
     steps: list[Step] = []
     for number, (_, action) in enumerate(steps_of(trial.history, id)):
         if isinstance(action, Append):

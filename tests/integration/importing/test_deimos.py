@@ -65,7 +65,7 @@ async def test_waiting_messages_reach_the_log_through_the_outbox(deimos: Databas
 
 
 @pytest.mark.parametrize("queue", [None, "mail"])
-async def test_a_repeated_import_copies_only_what_is_new(deimos: Database, tmp_path: Path, queue: str | None) -> None:
+async def test_a_repeated_import_copies_only_new_messages(deimos: Database, tmp_path: Path, queue: str | None) -> None:
     insert(deimos, "orders", *[(b"%d" % number, None, None) for number in range(1_200)])
     async with tidebook.open(tmp_path / "book") as book:
         first, again = await copy(deimos, book, queue), await copy(deimos, book, queue)
@@ -89,7 +89,7 @@ async def test_a_queue_gets_each_message_as_an_entry(deimos: Database, tmp_path:
 
 
 @pytest.mark.parametrize("queue", [None, "mail"])
-async def test_of_two_imports_at_once_one_is_fenced(deimos: Database, tmp_path: Path, queue: str | None) -> None:
+async def test_one_of_two_concurrent_imports_is_fenced(deimos: Database, tmp_path: Path, queue: str | None) -> None:
     insert(deimos, "orders", *[(b"%d" % number, None, None) for number in range(50)])
     async with tidebook.open(tmp_path / "book") as book:
         target = OutboxTarget(book.outbox.blocking) if queue is None else QueueTarget(book.queue(queue))
@@ -143,7 +143,7 @@ async def test_tables_of_the_same_names_in_one_schema_are_refused(deimos: Databa
     async with tidebook.open(settings) as book:
         with pytest.raises(InvalidInput, match="create the schema"):
             await copy(deimos, book)
-    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would be in the search path anyway
+    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would always be in the search path
     async with tidebook.open(settings) as book:
         [result] = await copy(deimos, book)
         assert result.copied == 1
@@ -158,7 +158,7 @@ def lines(text: str) -> Sequence[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_the_command_counts_in_a_dry_run_and_copies_without(deimos: Database, tmp_path: Path) -> None:
+async def test_the_command_only_counts_in_a_dry_run(deimos: Database, tmp_path: Path) -> None:
     insert(deimos, "orders", (b"one", None, None))
     insert(deimos, "not a topic", (b"one", None, None))
     line = ["import", "deimos", "--postgres", deimos.url, "--book", str(tmp_path / "book")]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 KEYS = 3
 MESSAGES = 900
-#: More calls than two batches make.
+#: More calls than a relay makes for two batches.
 CALLS = 20
 
 

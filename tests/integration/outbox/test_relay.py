@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kafka
 
 
 @every_database
-def test_what_was_committed_arrives_as_it_was_given(database: Database, cluster: Cluster) -> None:
+def test_committed_messages_arrive_unchanged(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic()
     with database.connect() as connection:
         outbox.publish(connection, topic=topic, key=b"k", payload=b"\x00\xff", headers={"kind": b"paid", "none": None})
@@ -53,7 +53,7 @@ def test_many_batches_arrive_once_and_in_order(database: Database, cluster: Clus
 
 
 @every_database
-def test_a_partition_key_chooses_the_partition_and_the_key_stays(database: Database, cluster: Cluster) -> None:
+def test_a_partition_key_chooses_the_partition_and_leaves_the_key(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=5)
     with database.connect() as connection:
         for n in range(20):
@@ -80,7 +80,7 @@ def test_rule_30_a_message_carries_its_session_and_its_outbox(database: Database
 
 
 @every_database
-def test_a_running_relay_sends_what_is_published_later(database: Database, cluster: Cluster) -> None:
+def test_a_running_relay_sends_later_messages(database: Database, cluster: Cluster) -> None:
     topics = [cluster.topic(partitions=1) for _ in range(3)]
     with running(cluster.relay(database, OutboxSettings(threads=2))) as relay:
         for n in range(5):
@@ -116,7 +116,7 @@ def test_two_relays_share_a_topic_without_sending_anything_twice(database: Datab
 def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_later(
     database: Database, cluster: Cluster
 ) -> None:
-    """T1 draws id 1 and commits late; T3 begins after T1's commit, so T1's message is first. No row is skipped."""
+    """T1 takes id 1 and commits late; T3 begins after T1's commit, so T1's message is sent first. No row is skipped."""
     topic = cluster.topic(partitions=1)
     with database.connect() as late:
         outbox.publish(late, topic=topic, key=b"k", payload=b"late")

@@ -48,7 +48,7 @@ class Model:
 
     def put(self, new: Item) -> None:
         out = self.processing.get(new.name)
-        if out is not None and out.counted:  # it counts as waiting
+        if out is not None and out.counted:  # its lease has expired, so it counts as waiting
             del self.processing[new.name]
             self.waiting[new.name] = replace(out, holder=None, counted=False)
         old = self.waiting.get(new.name)
@@ -65,7 +65,7 @@ class Model:
         self.waiting[new.name] = new
 
     def merge(self, old: Item, timeouts: int, process_at: int) -> bool:
-        """Merge an entry that was being processed into the waiting one of its key."""
+        """Merge an entry that was being processed into the waiting entry of its key."""
         new = self.waiting.get(old.name)
         if new is None or new.expires_at <= self.now:
             return False
@@ -322,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(each.data.decode() for each in letters) == sorted(each.data for each in self.model.dead)
 
     @invariant()
-    def is_ready_when_a_claim_would_bring_something(self) -> None:
+    def is_ready_when_a_claim_would_return_something(self) -> None:
         if not hasattr(self, "model"):
             return
         (due,) = self.do(self.desk.store.due([self.desk.ref]))

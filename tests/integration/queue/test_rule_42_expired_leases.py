@@ -62,9 +62,7 @@ async def test_a_worker_that_failed_an_entry_cannot_finish_it(desk: Desk, postgr
     assert (again.name, again.entry.timeouts) == ("old", 1)
 
 
-async def test_an_expired_lease_merges_only_into_a_sibling_that_nobody_has_locked(
-    desk: Desk, postgres_url: str
-) -> None:
+async def test_an_expired_lease_merges_only_into_an_unlocked_sibling(desk: Desk, postgres_url: str) -> None:
     await desk.put("k", data="old")
     await desk.claim(1, lease_ms=1)
     await desk.put("k", data="new")

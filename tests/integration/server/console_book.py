@@ -13,7 +13,7 @@ TAG, TOPIC, ID, QUEUE = "paid", "orders", "o-1", "mail"
 
 
 async def fill(book: Book) -> dict[str, Any]:
-    """Write one of everything; return what the addresses need."""
+    """Write one item of each kind; return the values that the addresses need."""
     orders = book.journal(TOPIC)
     events = [Event({"total": n, "card": "4111111111111111"}, tags={TAG}, metadata={"user": "ada"}) for n in range(3)]
     await orders.append(ID, events)

@@ -1,4 +1,4 @@
-"""The commands around a server: tokens of books that exist, what 'serve' refuses, and what 'doctor' finds."""
+"""The commands for a server: tokens of existing books, what 'serve' refuses, and what 'doctor' finds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what 'doctor --json' found, by check."""
+    """Return the findings of 'doctor --json' by check."""
     return {each["check"]: each for each in map(json.loads, done.stdout.splitlines())}
 
 

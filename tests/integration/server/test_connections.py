@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly or nonsense: their connections are closed, and others are served."""
+"""Connections of clients that send too much, too slowly or invalid bytes are closed; others are served."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ async def test_endless_trailers_are_refused(tmp_path: Path, begin: bytes, part: 
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(CHUNKED + begin)
-        for _ in range(60):  # more than the server reads at once
+        for _ in range(60):  # more than the server reads in one call
             writer.write(part)
-        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the deadline of the request
+        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the request's deadline
         writer.close()
 
 
-async def test_a_body_of_many_small_chunks_is_not_an_endless_head(tmp_path: Path) -> None:
+async def test_a_body_of_many_small_chunks_is_not_taken_for_an_endless_head(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
 
@@ -79,7 +79,7 @@ async def test_a_body_of_many_small_chunks_is_not_an_endless_head(tmp_path: Path
         b"",
         b"GET /v1/topics HTT",
         b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nx-late: ",
-        # The answer does not wait for the body, of which a part never comes.
+        # The answer does not wait for the body, which is never complete.
         b"GET /v1/health/live HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nabc",
     ],
 )
@@ -98,7 +98,7 @@ async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypa
     monkeypatch.setattr(protocol, "SENDING_S_MAX", 0.1)
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await book.queue("mail").open()
-        for _ in range(2):  # the second one on the same connection
+        for _ in range(2):  # the second request on the same connection
             waited = await http.post("/v1/queues/mail/claims", json={"wait_s": 3})
             assert (waited.status_code, waited.json()) == (200, {"jobs": []})
 

@@ -121,7 +121,7 @@ async def test_a_role_sees_and_does_only_what_its_routes_allow(tmp_path: Path, c
 
 
 def _check_links(answer: httpx.Response, role: Role) -> None:
-    """No page shows an act or a page that the role may not use."""
+    """Check that a page links to no act or page that the role may not use."""
     required = {each.path: each.route.role for each in CATALOG.acts.values()}
     required |= {each.path: each.route.role for each in CATALOG.pages.values()}
     for path in re.findall(r'(?:href|action)="(/[^"?]*)', answer.text):
@@ -183,7 +183,7 @@ async def test_a_form_of_a_signed_in_browser_needs_its_csrf_token(tmp_path: Path
 
 
 async def confirmed(http: httpx.AsyncClient, act: str, **fields: str | int) -> dict[str, str]:
-    """Return the form of a dry run, with the text typed that it asks for."""
+    """Return the form of a dry run, filled with the text that it requires."""
     asked = await http.get(f"/acts/{act}", params=fields)
     assert asked.status_code == 200, asked.text
     main = asked.text.partition("<main")[2]
@@ -205,7 +205,7 @@ def test_every_destructive_act_has_a_dry_run(act: Act) -> None:
     assert act.preview is not None
 
 
-async def test_an_act_is_done_only_as_it_was_counted_and_with_the_typed_text(tmp_path: Path) -> None:
+async def test_an_act_runs_only_as_counted_and_with_the_typed_text(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         fields = {"topic": TOPIC, "id": ID, "to": "2"}
@@ -225,7 +225,7 @@ async def test_an_act_is_done_only_as_it_was_counted_and_with_the_typed_text(tmp
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
 
 
-async def test_other_things_of_the_same_number_are_not_confirmed_with_those_that_were_counted(tmp_path: Path) -> None:
+async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         orders, queue = book.journal(TOPIC), book.queue(QUEUE)
@@ -258,10 +258,11 @@ async def test_other_things_of_the_same_number_are_not_confirmed_with_those_that
         assert [row["key"] for row in later] == ["later", "later-2"]
 
 
-async def test_what_becomes_due_after_the_dry_run_is_neither_counted_nor_deleted(
+async def test_entries_that_become_due_after_the_dry_run_are_neither_counted_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_acts, "AT_ONCE_MAX", 5)  # more are deleted by pages, without a list of their places
+    # More entries than this are deleted page by page, without a list of their positions.
+    monkeypatch.setattr(queue_acts, "AT_ONCE_MAX", 5)
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("busy")
         await queue.put_many(list(range(10)))
@@ -311,7 +312,9 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
         assert "changed=2500" in str(done)
 
 
-async def test_an_act_takes_no_more_than_was_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_act_affects_no_more_items_than_were_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def purge(view: View) -> ActResult:
         await view.book.queue("busy").put_many(list(range(5)))  # after the count was checked
         return await queue_acts.purge(view)
@@ -370,13 +373,13 @@ async def test_the_audit_has_no_payload_of_an_act(tmp_path: Path) -> None:
             if content:
                 form = {**filled(fields, known), **dict.fromkeys(content, '{"card": "4111"}')}
                 assert (await http.post(act.path, data=form)).status_code == 303, name
-        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after earlier audit entries are written
         entries = (await http.get("/audit.json")).json()["entries"]
         assert {"journals.append", "queues.put", "queues.edit"} < {each["action"] for each in entries}
         assert "4111" not in str(entries)
 
 
-async def test_data_of_a_dead_letter_that_is_replaced_is_audited_though_it_is_not_put_back(
+async def test_the_replaced_data_of_a_dead_letter_is_audited_even_if_the_retry_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(self: Queue, flag: int) -> None:
@@ -387,7 +390,7 @@ async def test_data_of_a_dead_letter_that_is_replaced_is_audited_though_it_is_no
         known = await fill(book)
         form = {"queue": QUEUE, "letter": str(known["letter"]), "data": '"other"', "retry": "true"}
         assert (await http.post("/acts/queues.edit", data=form)).status_code == 303
-        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after earlier audit entries are written
         assert "queues.edit" in {each["action"] for each in (await http.get("/audit.json")).json()["entries"]}
 
 
@@ -483,7 +486,7 @@ async def test_a_journal_is_opened_at_a_number_an_offset_or_a_time(tmp_path: Pat
 
 
 async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, str]]:
-    """Follow the journal on its page, after the row of an id; return the ids and texts of `count` rows."""
+    """Follow the journal on its page from the row after an id; return the ids and texts of `count` rows."""
     headers = {} if after is None else {"last-event-id": after}
     found: list[tuple[str, str]] = []
     path = link("/journal/live", topic=TOPIC, id=ID)
@@ -537,7 +540,7 @@ async def test_a_tag_shows_its_stream_page_by_page_and_its_consumer_groups(
         assert first["horizon"]["topic"] == TOPIC
 
 
-async def test_settings_show_their_effective_values_and_where_each_came_from(tmp_path: Path) -> None:
+async def test_settings_show_their_effective_values_and_sources(tmp_path: Path) -> None:
     (tmp_path / "tidebook.toml").write_text('folder = "book"\n[journal]\npage_events = 7\n')
     async with served(tmp_path / "tidebook.toml") as (url, _), client(url) as http:
         sections = {each["name"]: each for each in (await http.get("/settings.json")).json()["sections"]}

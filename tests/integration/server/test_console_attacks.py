@@ -1,4 +1,4 @@
-"""What an attacker sends to the console: extreme and hostile values in every field, and masked fields in live views."""
+"""Attacks on the console: extreme and hostile values in every field, and masked fields in live views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidebook import Book, Event
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.page import Act, LiveView, Page
 
-#: As they are in an address: out of any range, no number, no text, no UTF-8, and text that a page must not run.
+#: Encoded as in an address: out of range, not finite, a NUL, invalid UTF-8, and text that a page must not run.
 HOSTILE = (
     "9" * 30,
     "1e999",
@@ -31,7 +31,7 @@ def encoded(fields: dict[str, str]) -> str:
 
 def check(answer: httpx.Response, asked: str) -> None:
     assert answer.status_code < 500, (asked[:200], answer.text[-500:])
-    if "json" in answer.headers.get("content-type", ""):  # no browser runs it
+    if "json" in answer.headers.get("content-type", ""):  # a browser does not run JSON
         return
     assert "<script>alert" not in answer.text, asked
     assert "<img src=x" not in answer.text, asked
@@ -92,7 +92,7 @@ async def _first(stream: httpx.Response, count: int) -> Any:
             return
 
 
-#: What a viewer may learn of a masked field must not depend on its value.
+#: Filters that would reveal a masked field if their results for a viewer depended on its value.
 ORACLES = (
     'payload.card = "{}"',
     'payload.card begins "{}"',

@@ -1,4 +1,4 @@
-"""What each page of the console shows: the values of a small book, as a person reads them."""
+"""Every page of the console shows the values of a small book in readable form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidebook.core.key import partition_of
 from tidebook.log.port import Outgoing
 from tidebook.server.console.render import link
 
-#: Dates, and durations, which differ from run to run.
+#: Dates and durations, which differ from run to run.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}")
 _SPAN = re.compile(r"\b[\d.,]+ (ms|s|min|h)\b")
 
@@ -62,7 +62,7 @@ async def shown(http: httpx.AsyncClient, path: str, **fields: object) -> Shown:
     return Shown(answer.text)
 
 
-async def test_the_overview_shows_what_needs_a_person_and_the_numbers_of_the_book(tmp_path: Path) -> None:
+async def test_the_overview_shows_what_needs_attention_and_the_numbers_of_the_book(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         page = await shown(http, "/")
@@ -88,7 +88,7 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
         await fill(book)
         await book.settle()
         (row,) = (await shown(http, "/journals")).rows[1:]
-        assert row == ["orders", "6", "0", "–", "4", "1"]  # a mark in each partition too
+        assert row == ["orders", "6", "0", "–", "4", "1"]  # including a mark in each partition
         topic = await shown(http, "/topic", topic=TOPIC)
         assert topic.pairs == {
             "Records in the log": "6",
@@ -125,7 +125,7 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
         assert "user ada" in " ".join(event.text.split())
 
 
-async def test_tags_show_the_horizon_what_holds_it_back_progress_and_groups(tmp_path: Path) -> None:
+async def test_tags_show_the_horizon_and_what_holds_it_back_progress_and_groups(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         await book.settle()
@@ -173,7 +173,7 @@ async def test_a_queue_shows_its_entries_by_state_its_claims_and_an_entry_with_i
         assert entry.pairs["Holder"].startswith(claim[0])
 
 
-async def test_the_outbox_and_the_write_ahead_logs_show_what_waits_and_what_is_pinned(tmp_path: Path) -> None:
+async def test_the_outbox_and_the_write_ahead_logs_show_waiting_messages_and_pinned_logs(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         assert (await shown(http, "/outbox")).rows[1] == ["mails", "1", "SPAN", "0", "–", "0", "0", "exactly once"]
@@ -206,7 +206,7 @@ async def test_the_pipeline_shows_lag_by_partition_and_parked_records(tmp_path: 
         assert parked[3]
 
 
-async def test_tokens_and_the_doctor_show_who_may_what_and_what_is_wrong(tmp_path: Path) -> None:
+async def test_tokens_and_the_doctor_show_permissions_and_problems(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         doctor = await shown(http, "/doctor", files="true")
@@ -223,7 +223,7 @@ async def test_tokens_and_the_doctor_show_who_may_what_and_what_is_wrong(tmp_pat
         assert (row[1], row[2], row[3], row[5], row[6]) == ("admin", "–", "DATE", "DATE", "Revoke")
 
 
-async def test_what_was_typed_is_shown_again_when_it_is_refused(tmp_path: Path) -> None:
+async def test_refused_input_is_shown_again(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         refused = await http.get(link("/journal", topic=TOPIC, id=ID, where='payload.n > "<b>'))
@@ -247,7 +247,7 @@ async def test_what_was_typed_is_shown_again_when_it_is_refused(tmp_path: Path) 
         assert "tb_secret" not in token.text
 
 
-async def test_an_append_by_hand_has_what_was_typed(tmp_path: Path) -> None:
+async def test_an_append_by_hand_has_the_typed_values(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         form = {
             "topic": TOPIC,

@@ -1,4 +1,4 @@
-"""Claims that finish jobs: lost leases among other callers, cancelled callers, and a server that is killed."""
+"""Claims that also finish jobs: lost leases among several callers, cancelled callers, and a killed server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def claim(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
     return await http.post(CLAIMS, json={"together": False, **body})
 
 
-async def test_a_lost_lease_among_many_callers_is_the_error_of_one(tmp_path: Path) -> None:
+async def test_a_lost_lease_among_many_callers_fails_only_one(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await queue.put_many(list(range(80)))
@@ -35,7 +35,7 @@ async def test_a_lost_lease_among_many_callers_is_the_error_of_one(tmp_path: Pat
         claimed = [job for each in answers if each.status_code == 200 for job in each.json()["jobs"]]
         assert sorted(job["data"] for job in claimed) == list(range(40, 70))
         rest = await queue.claim(100)
-        # What a refused caller would have got was never claimed: it has no timeout, and is no dead letter.
+        # The entries of the refused caller were never claimed: they have no timeout, and none is a dead letter.
         assert [(job.data, job.timeouts) for job in rest] == [(number, 0) for number in range(70, 80)]
         assert await queue.dead_letters() == []
 
@@ -49,7 +49,7 @@ async def test_a_lease_that_two_callers_finish_is_finished_by_one(tmp_path: Path
         assert (await book.queue("mail").status()).processing == 1
 
 
-async def test_a_caller_that_is_cancelled_gives_back_its_claim_and_its_job_stays_finished(
+async def test_a_cancelled_caller_returns_its_claim_and_its_job_stays_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tidebook.open(tmp_path / "book", create=True) as book:
@@ -90,7 +90,7 @@ async def test_a_remote_book_finishes_jobs_with_its_claim(tmp_path: Path) -> Non
         assert (await local.queue("mail").status()).processing == 0
 
 
-async def test_a_killed_server_has_finished_what_it_answered(tmp_path: Path) -> None:
+async def test_a_killed_server_has_finished_the_jobs_that_it_confirmed(tmp_path: Path) -> None:
     folder, count = tmp_path / "book", 2_000
     async with tidebook.open(folder, create=True) as book:
         await book.queue("mail").put_many(list(range(count)))

@@ -1,4 +1,4 @@
-"""Answers that are sent at once, and bodies that arrive at once, behave like all others."""
+"""Answers that are sent in one write, and bodies that arrive in one read, behave like all others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_requests_that_arrive_together_are_answered_in_order(tmp_path: Pat
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_a_client_may_wait_for_leave_to_send_its_body(tmp_path: Path, together: bool) -> None:
+async def test_a_client_may_wait_for_100_continue_before_it_sends_its_body(tmp_path: Path, together: bool) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         head = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
@@ -55,7 +55,7 @@ async def test_a_client_may_wait_for_leave_to_send_its_body(tmp_path: Path, toge
 
 
 @pytest.mark.parametrize("end", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nconnection: close\r\n"])
-async def test_a_client_that_wants_one_answer_gets_it_and_the_end(tmp_path: Path, end: bytes) -> None:
+async def test_a_client_that_wants_one_answer_gets_it_and_the_connection_closes(tmp_path: Path, end: bytes) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(APPEND.replace(b"HTTP/1.1\r\n", end))
@@ -66,7 +66,7 @@ async def test_a_client_that_wants_one_answer_gets_it_and_the_end(tmp_path: Path
         writer.close()
 
 
-async def test_a_body_over_the_limit_that_arrives_at_once_is_refused(tmp_path: Path) -> None:
+async def test_a_body_over_the_limit_that_arrives_in_one_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tidebook.toml"
     file.write_text('folder = "book"\n[server]\nbody_bytes_max = 1024\n')
     async with served(file) as (url, book):
@@ -83,11 +83,11 @@ async def test_a_body_over_the_limit_that_arrives_at_once_is_refused(tmp_path: P
         writer.close()
 
 
-async def test_appends_of_clients_that_hang_up_are_whole_and_audited(tmp_path: Path) -> None:
+async def test_appends_of_clients_that_disconnect_are_complete_and_audited(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book):
         for _ in range(40):
             _, writer = await connect(url)
-            writer.write(APPEND + APPEND[:-3])  # the second one never becomes complete
+            writer.write(APPEND + APPEND[:-3])  # the second request is never completed
             await writer.drain()
             writer.transport.abort()
         async with client(url) as http:

@@ -24,7 +24,7 @@ PATH = "/v1/journals/orders/o-1/events"
 
 
 class Follower:
-    """A minimal client of a stream, which costs far less than httpx."""
+    """A minimal client of a stream, with far less overhead than httpx."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -81,7 +81,7 @@ async def test_a_follower_that_falls_behind_reads_again(tmp_path: Path, monkeypa
         follower.writer.close()
 
 
-async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
+async def test_a_follower_continues_after_a_purge(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book):
         orders = book.journal("orders")
         await orders.append("o-1", [Event("a"), Event("b")])
@@ -93,7 +93,7 @@ async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
         follower.writer.close()
 
 
-async def test_a_follower_of_a_topic_that_was_deleted_meanwhile_gets_the_new_events(tmp_path: Path) -> None:
+async def test_a_follower_of_a_deleted_and_recreated_topic_gets_the_new_events(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         for n in range(3):
             await http.post(PATH, json={"events": [{"payload": n}]})
@@ -119,7 +119,7 @@ async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
         slow = await Follower.connect(url, PATH)
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(20):
-            # The slow one has the only slot.
+            # The slow client has the only slot.
             while (await http.get(PATH, params={"limit": 1})).status_code == 429:  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0.05)
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ async def _connect_when_free(url: str) -> Follower:
     while True:
         try:
             return await Follower.connect(url, f"{PATH}?follow=true")
-        except AssertionError:  # the server has not noticed yet that the last one is gone
+        except AssertionError:  # the server has not noticed yet that the last client has disconnected
             await asyncio.sleep(0.01)
 
 
@@ -212,7 +212,7 @@ async def test_a_claim_that_finishes_a_lost_job_claims_nothing(tmp_path: Path) -
         lost = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
         [other] = (await http.post("/v1/queues/mail/claims", json={"wait_s": 20})).json()["jobs"]
-        assert (other["data"], other["timeouts"]) == (2, 0)  # it was not claimed before
+        assert (other["data"], other["timeouts"]) == (2, 0)  # the entry was not claimed before
 
 
 async def test_a_claim_that_fails_does_not_hide_that_jobs_were_finished(
@@ -263,7 +263,7 @@ async def test_a_claim_that_fails_at_once_has_not_finished_its_jobs(
         assert (other["data"], other["timeouts"]) == (2, 0)
 
 
-async def test_a_claim_gets_the_entry_that_a_finished_one_of_its_key_kept_waiting(tmp_path: Path) -> None:
+async def test_a_claim_returns_the_entry_that_a_finished_one_of_its_key_held(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         await http.post("/v1/queues/mail/entries", json={"entries": [{"data": 1, "key": "k"}]})
         [job] = (await http.post("/v1/queues/mail/claims", json={})).json()["jobs"]

@@ -201,7 +201,7 @@ async def inspect_concurrent(folder: Path) -> None:
     marks: dict[int, int] = {}
     for line in answered(folder / "diary"):
         if line[0] == "wrote":
-            assert wrote.setdefault((line[1], line[2]), line[3]) == line[3], f"a number was given twice: {line}"
+            assert wrote.setdefault((line[1], line[2]), line[3]) == line[3], f"a number was assigned twice: {line}"
         else:
             marks[line[1]] = max(marks.get(line[1], 0), line[2])
     log = SqliteLog(folder)

@@ -206,7 +206,7 @@ async def test_rule_37_a_write_of_unknown_outcome_is_not_mistaken_for_its_succes
     sending = asyncio.create_task(region.write(1, [b"successor"]))
     await sending
     for record in late:
-        await log.append(record)  # with the successor's number, under the previous claim
+        await log.append(record)  # it has the successor's number and the previous claim
     await region.write(1, [b"z"])
     assert await contents(region) == {1: [(1, b"a"), (2, b"successor"), (3, b"z")]}
 
@@ -355,7 +355,7 @@ async def test_rule_39_a_drop_of_unknown_outcome_is_made_certain(
 async def test_rule_39_a_mark_that_may_be_written_is_not_reported_as_unavailable(
     log: FaultyLog, wal: Wal, region: Region, other: Wal, writable: bool
 ) -> None:
-    """Unavailable says that nothing was changed: the attempt before the one that was refused may have been written."""
+    """Unavailable would mean that nothing was changed, but the attempt before the refused one may have been written."""
     await region.write(1, [b"a", b"b"])
     marker = region if writable else await wal.open_region(7, writable=False)
     kinds = ["refused", "unknown"]
@@ -433,7 +433,7 @@ async def test_rule_40_the_log_is_truncated_at_most_to_the_older_snapshot(log: F
         await region.clean()
         start = await log.start(DATA, 0)
         values = [record.value for record in await held_records(log, META)]
-        for kept in range(len(values)):  # each one alone suffices for a recovery
+        for kept in range(len(values)):  # each value alone is sufficient for a recovery
             assert (await _recovered_with(log, values[kept])) == state_of(region.meta)
         assert start <= await log.end(DATA, 0)
 

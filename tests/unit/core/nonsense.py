@@ -13,7 +13,7 @@ from tidebook.core.event import Event, encode_event, encode_events, pack_events
 
 ID = bytes(range(16))
 BODY = pack_events([encode_event(Event(b"a")), encode_event(Event({"t": 1}, tags={"x"}, metadata={"m": 2}))])
-#: Nested deeper than any stack allows, already packed.
+#: Packed arrays that are nested deeper than any stack allows.
 DEEP = msgspec.Raw(b"\x91" * 5_000 + b"\x90")
 
 
@@ -133,7 +133,7 @@ rests = st.one_of(
 )
 
 
-# ---- damaged contents, one of each kind
+# ---- one damaged content of each kind
 
 
 def deep(levels: int) -> bytes:
@@ -151,7 +151,7 @@ def packed(value: object) -> bytes:
 
 
 def append_of(body: bytes, count: int = 1, tagged: object = ()) -> bytes:
-    """Return an append with any body and any tag counts."""
+    """Return a packed append with the given body and tag counts."""
     return packed([1, 1, ID, count, body, None, None, None, None, tagged])
 
 

@@ -63,7 +63,7 @@ async def test_hole_3_a_zombie_writer_that_believes_an_old_number(rig: Rig) -> N
 
 
 async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> None:
-    """In kafka-journal, nothing fences the late one. A store with cell timestamps is modelled in tests/model."""
+    """In kafka-journal, nothing fences the late replicator. A store with cell timestamps is modelled in tests/model."""
     await rig.append("a", 1, 2, 3)
     config = await rig.journal.create()
     end = await rig.log.end(TOPIC, 0)
@@ -77,7 +77,7 @@ async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> 
     try:
         await rig.store.apply(zombie.writes)
     except Fenced:
-        pass  # or it changes nothing
+        pass  # otherwise it changes nothing
     assert await rig.read("a") == ["new"]
     head = await rig.store.head(Key(TOPIC, "a"))
     assert head is not None

@@ -1,4 +1,4 @@
-"""Rows that are requested in advance."""
+"""Rows that are prefetched."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Counted:
 
     def __init__(self, numbers: Iterable[int] = range(1, TO + 1), *, rows_max: int = 1000) -> None:
         self.numbers = list(numbers)
-        self.asked: list[tuple[int, int, int]] = []
+        self.requested: list[tuple[int, int, int]] = []
         self.rows_max = rows_max
         self.may_answer = asyncio.Event()
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        self.asked.append((after, to, limit))
+        self.requested.append((after, to, limit))
         await self.may_answer.wait()
         found = [number for number in self.numbers if after < number <= to][: min(limit, self.rows_max)]
         return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
@@ -72,10 +72,10 @@ async def test_two_halves_then_pages_are_requested_concurrently_and_end_with_the
     rows = opened(store)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
+    assert store.requested == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
+    assert store.requested[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
 
 
 async def test_after_two_halves_of_the_first_page_whole_pages_are_requested() -> None:
@@ -83,7 +83,7 @@ async def test_after_two_halves_of_the_first_page_whole_pages_are_requested() ->
     rows.begin(msgspec.structs.replace(head(), segment_size=1000), after=0, to=TO)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 40, 20)]
+    assert store.requested == [(0, 10, 10), (10, 20, 10), (20, 40, 20)]
     rows.close()
 
 
@@ -93,16 +93,16 @@ async def test_after_a_gap_each_response_says_where_the_next_request_starts() ->
     rows = opened(store)
     rows.prefetch()
     assert await read(rows) == store.numbers
-    assert store.asked[3:] == [(3, TO, 20)]
+    assert store.requested[3:] == [(3, TO, 20)]
 
 
-async def test_where_the_first_numbers_are_gone_the_rest_is_found_with_one_more_request() -> None:
+async def test_if_the_first_numbers_are_deleted_the_rest_is_found_with_one_more_request() -> None:
     store = Counted(range(41, TO + 1))
     store.may_answer.set()
     rows = opened(store)
     rows.prefetch()
     assert [row.seq_nr for row in await rows.take(0)] == store.numbers
-    assert store.asked[3:] == [(0, TO, 20)]
+    assert store.requested[3:] == [(0, TO, 20)]
 
 
 async def test_rows_too_large_for_one_answer_are_not_requested_concurrently() -> None:
@@ -110,7 +110,7 @@ async def test_rows_too_large_for_one_answer_are_not_requested_concurrently() ->
     store.may_answer.set()
     rows = opened(store)
     assert await read(rows) == store.numbers
-    assert store.asked == [(after, TO, 20) for after in range(0, TO, 7)]
+    assert store.requested == [(after, TO, 20) for after in range(0, TO, 7)]
 
 
 async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used() -> None:
@@ -119,10 +119,10 @@ async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used(
     rows = opened(store)
     rows.prefetch()
     await asyncio.sleep(0)
-    asked = list(store.asked)
+    requested = list(store.requested)
     assert rows.begin(head(at=TO + 5), after=0, to=TO)
     await rows.take(0)
-    assert store.asked == asked
+    assert store.requested == requested
 
 
 async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_discarded() -> None:
@@ -135,7 +135,7 @@ async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_
         assert all(task.cancelled() for task in tasks)
 
 
-async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
+async def test_rows_that_reappear_during_a_read_are_not_returned_twice() -> None:
     """The rows are missing in the first response and present in the next, as during a concurrent repair."""
     store = Counted(())
     store.may_answer.set()
@@ -146,13 +146,13 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
     assert await read(rows) == store.numbers
 
 
-async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
+async def test_ranges_prefetched_after_an_empty_one_are_discarded_when_it_is_read_again() -> None:
     """Only the first response for the first range is empty; the second one has the rows of the others."""
 
     class Late(Counted):
         async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
             rows = await super().events(key, head, after=after, to=to, limit=limit)
-            return [] if self.asked[:1] == [(after, to, limit)] else rows
+            return [] if self.requested[:1] == [(after, to, limit)] else rows
 
     store = Late()
     store.may_answer.set()
@@ -167,7 +167,7 @@ async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_
     early=st.booleans(),
     answers_first=st.booleans(),
 )
-async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
+async def test_every_row_is_returned_once_and_in_order_whatever_the_gaps_and_sizes(
     numbers: set[int], rows_max: int, early: bool, answers_first: bool
 ) -> None:
     store = Counted(sorted(numbers), rows_max=rows_max)
@@ -179,7 +179,7 @@ async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
     rows.begin(head(at=TO + 1), after=0, to=TO)
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert len(store.asked) <= 4 + 2 * (TO // 5 + len(numbers))
+    assert len(store.requested) <= 4 + 2 * (TO // 5 + len(numbers))
     rows.close()
 
 
@@ -209,7 +209,7 @@ async def test_a_journal_without_rows_is_requested_once() -> None:
     rows = opened(store)
     assert await rows.take(0) == []
     assert not rows.dense
-    assert store.asked == [(0, TO, 20)]
+    assert store.requested == [(0, TO, 20)]
 
 
 async def test_pages_of_one_event_are_requested_one_by_one() -> None:
@@ -218,15 +218,15 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     rows.begin(head(), after=0, to=TO)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
+    assert store.requested == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
     store.may_answer.set()
     assert [row.seq_nr for row in await rows.take(0)] == [1]
-    assert rows.dense, "the ranges after it stay requested"
+    assert rows.dense, "the ranges after it are still prefetched"
     rows.close()
 
 
-async def test_ranges_requested_in_advance_are_discarded_where_one_came_in_part() -> None:
-    """The events are too large for one answer: the next range would begin after the rest of this one."""
+async def test_prefetched_ranges_are_discarded_after_one_that_came_in_part() -> None:
+    """The events are too large for one response, so the next range would begin after the rest of this one."""
     store = Counted(rows_max=7)
     store.may_answer.set()
     rows = opened(store)

@@ -1,4 +1,4 @@
-"""Which thread polls: the producer's own, then the loop until it finds no report; a failing poll stops neither."""
+"""Which thread polls: the producer's own, then the loop until a poll finds no report; neither stops after an error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_after_the_reports_of_the_thread_the_loop_polls_for_more(monkeypat
 
     def on_sent(result: object) -> None:
         results.append(result)
-        client.may = 10  # while the loop handles the reports of the thread
+        client.may = 10  # sent while the loop handles the reports of the thread
         if len(results) == 10:
             done.set()
 

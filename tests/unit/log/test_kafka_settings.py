@@ -64,7 +64,7 @@ def test_invalid_urls_and_options_are_refused(url: str, options: dict[str, objec
     assert PASSWORD not in str(caught.value)
 
 
-def test_security_follows_from_what_is_given() -> None:
+def test_the_security_protocol_follows_from_the_options() -> None:
     assert read("kafka://h").protocol == "plaintext"
     assert read("kafka://h", {"ca_file": "ca.pem"}).protocol == "ssl"
     assert read("kafka://h", {"cert_file": "me.pem", "key_file": "me.key"}).protocol == "ssl"
@@ -111,7 +111,7 @@ def test_producers_are_idempotent_and_acknowledged_by_all() -> None:
     assert config["allow.auto.create.topics"] is False
 
 
-def test_consumers_commit_nothing_and_never_reset() -> None:
+def test_consumers_commit_no_offsets_and_never_reset_them() -> None:
     config = consumer_config(read("kafka://h"), fetch_wait_ms=5)
     assert (config["enable.auto.commit"], config["auto.offset.reset"]) == (False, "error")
 

@@ -20,7 +20,7 @@ CONFIG = {"t": TopicConfig(topic_id="t", partitions=4, segment_size=10, segments
 
 
 class Stage:
-    """Creates fake partition tasks, and records their slices and how many run concurrently."""
+    """A factory of fake partition tasks that records their slices and how many run concurrently."""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Leases without Spark: shares, hand-overs, and how a run ends its own leases and no others."""
+"""Leases without Spark: lanes, hand-overs, and how a run ends only its own leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 class Worker:
-    """A worker process, of which each call of `task` is the task of one lease."""
+    """A worker process; each call of `task` is the task of one lease."""
 
     def __init__(self, book: Book, handover_s: float = 3600.0) -> None:
         self.book, self.handover_s = book, handover_s
@@ -68,7 +68,7 @@ class Worker:
         return bool(await self.book.store.heads("orders", [name]))
 
     async def leave(self, number: int) -> None:
-        """Wait until so many tails are left."""
+        """Wait until this many tails are running."""
 
         async def holds() -> bool:
             return self.outliving() == number
@@ -79,10 +79,10 @@ class Worker:
 async def test_partitions_are_served_between_two_tasks_and_the_second_reports_it(book: Book) -> None:
     worker = Worker(book)
     results = await worker.task()
-    await worker.append(8)  # no task runs
+    await worker.append(8)  # no task is running
     assert worker.outliving() == 1
     results += await worker.task()
-    await worker.leave(1)  # the tail of the first ends when its slices have
+    await worker.leave(1)  # the tail of the first lease ends when its slices have ended
     await worker.append(8, start=8)
     results += await worker.task()
     assert sum(each.records for each in results) >= 16  # a slice of both tails counts twice
@@ -108,7 +108,7 @@ async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(
     await worker.task()
     serving = asyncio.create_task(other.task(seconds=3600))
     number = 0
-    while worker.outliving():  # until it is the slower one at a record
+    while worker.outliving():  # until it is the slower of the two for a record
         await worker.append(8, start=number)
         number += 8
     await worker.append(8, start=number)
@@ -129,7 +129,7 @@ async def test_a_lease_with_a_stopped_partition_leaves_no_tail_so_that_the_next_
     assert not worker.outliving()
 
 
-def test_every_partition_has_one_lane_and_lanes_are_even() -> None:
+def test_every_partition_has_one_lane_and_lanes_have_about_the_same_size() -> None:
     partitions = [("a", number) for number in range(7)]
     shares = share_partitions([], partitions, 3)
     assert sorted(at for share in shares for at in share) == partitions
@@ -146,7 +146,7 @@ def test_partitions_stay_in_their_lane_when_others_join() -> None:
     assert all(set(old) < set(new) for old, new in zip(before, after, strict=True))
 
 
-def test_partitions_of_a_topic_that_is_gone_leave_their_lane() -> None:
+def test_partitions_of_a_deleted_topic_leave_their_lane() -> None:
     before = share_partitions([], [("a", 0), ("b", 0), ("b", 1)], 2)
     assert sorted(at for share in share_partitions(before, [("b", 0), ("b", 1)], 2) for at in share) == [
         ("b", 0),
@@ -154,7 +154,7 @@ def test_partitions_of_a_topic_that_is_gone_leave_their_lane() -> None:
     ]
 
 
-async def test_a_run_revokes_its_earlier_generations_alone(book: Book) -> None:
+async def test_a_run_revokes_only_its_own_earlier_generations(book: Book) -> None:
     assert not await is_revoked(book.store, lease("one", 1))
     await revoke_leases(book.store, "one", 2)
     assert await is_revoked(book.store, lease("one", 1))
@@ -171,6 +171,6 @@ async def test_only_recent_runs_are_remembered(book: Book) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lease_s": 1.0}, {"lease_s": -1.0}, {"catch_up_records": -1}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         PipelineSettings(**wrong)  # type: ignore[arg-type]

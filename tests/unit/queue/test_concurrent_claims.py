@@ -1,4 +1,4 @@
-"""Claims that share a call get what is due, and call again while others got something."""
+"""Concurrent claims share a call; one that gets nothing calls again while the others got something."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidebook.runtime.metrics import Metrics
 
 
 class Source:
-    """A store of which each claim returns one batch of entries, or raises it if it is an error."""
+    """A store whose claims return the given batches in turn, or raise a batch that is an error."""
 
     def __init__(self, *batches: list[str] | TidebookError) -> None:
         self._batches = list(batches)
@@ -55,7 +55,7 @@ class Source:
     async def finish_and_claim(
         self, queue: QueueRef, claims: Sequence[FinishingClaim], *, lease_ms: int, together: bool
     ) -> tuple[Set[LeasedEntry], list[Claimed]]:
-        """Finish what begins with 'held'; anything else is lost."""
+        """Finish jobs whose data begin with 'held'; all others have lost their lease."""
         finished = {each for one in claims for each in one.finished if each.keyhash.startswith(b"held")}
         limits = limits_without_loss(claims, finished)
         return finished, await self.claim(queue, limits, lease_ms=lease_ms, together=together)
@@ -84,18 +84,18 @@ def finished_job(name: str) -> Job[Any]:
 
 
 async def claims_of(source: Source, *requests: tuple[int, int], together: bool = True) -> list[Any]:
-    """Return the data, or the error, of concurrent claims, each given as its lease and its limit."""
+    """Return the data, or the error, of concurrent claims, each given as lease and limit."""
     return await outcomes_of(source, [ClaimCall(limit, lease_ms, together) for lease_ms, limit in requests])
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_claims_of_one_kind_share_a_call_and_are_served_in_order(together: bool) -> None:
+async def test_claims_with_equal_leases_share_a_call_and_are_served_in_order(together: bool) -> None:
     source = Source(["a", "b", "c"])
     assert await claims_of(source, (60, 2), (60, 1), together=together) == [["a", "b"], ["c"]]
     assert source.calls == [(60, [2, 1] if together else [3])]
 
 
-async def test_each_kind_has_its_own_call() -> None:
+async def test_claims_with_different_leases_do_not_share_a_call() -> None:
     source = Source(["a"], ["b"])
     assert await claims_of(source, (60, 1), (70, 1)) == [["a"], ["b"]]
     assert source.calls == [(60, [1]), (70, [1])]
@@ -146,9 +146,9 @@ async def test_jobs_are_finished_once_if_a_claim_calls_again() -> None:
         ClaimCall(1, 60, False),
     ]
     source = Source(["a"], error)
-    # Its own claim got "a"; what fails is the second call, for those that got nothing.
+    # Its own claim got "a"; the call that fails is the second one, for the claims that got nothing.
     assert await outcomes_of(source, calls) == [["a"], error, error]
-    # The first call gives nothing to a caller that has finished a job, and the second one fails.
+    # The first call returns nothing to a caller that has finished a job, and the second one fails.
     calls = [ClaimCall(1, 60, False), ClaimCall(1, 60, False, finished=[finished_job("held 1")])]
     assert await outcomes_of(Source(["a"], error), calls) == [["a"], []]
     # The job is not finished, as far as is known, if the first call fails.

@@ -1,4 +1,4 @@
-"""Tests of the commands of ./dev and their arguments."""
+"""The commands of ./dev and their arguments."""
 
 from __future__ import annotations
 
@@ -29,18 +29,16 @@ from tools.environment import ROOT
         (["--without", "all"], list(SERVER_NAMES), []),
     ],
 )
-def test_servers_to_leave_out_are_taken_from_the_arguments(
-    given: list[str], without: list[str], rest: list[str]
-) -> None:
+def test_servers_to_exclude_are_taken_from_the_arguments(given: list[str], without: list[str], rest: list[str]) -> None:
     assert _take_without(given) == (without, rest)
 
 
-def test_a_server_that_does_not_exist_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_server_cannot_be_excluded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "--without", "oracle"]) == 2
     assert "oracle" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_start_ends_the_run_loudly(
+def test_a_server_that_does_not_start_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -65,7 +63,7 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
 
 
 @pytest.mark.parametrize(("free_bytes_min", "parent"), [(0, "memory"), (2**60, "home")], ids=["room", "no room"])
-def test_the_files_of_a_test_run_are_in_memory_if_there_is_room_and_removed(
+def test_the_files_of_a_test_run_are_in_memory_if_it_has_room_and_are_removed(
     free_bytes_min: int, parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory").mkdir()

@@ -87,19 +87,19 @@ def test_options_of_a_server_that_is_not_named_are_refused_instead_of_embedding(
     assert settings(tmp_path, f"[{section}]\n").section(section).embedded
 
 
-def test_options_may_be_in_the_file_where_the_environment_has_the_url(tmp_path: Path) -> None:
+def test_options_may_be_in_the_file_if_the_url_is_in_the_environment(tmp_path: Path) -> None:
     (tmp_path / "tidebook.toml").write_text("[log]\nreplication = 3\n")
     found = read_settings(tmp_path / "tidebook.toml", environment={"TIDEBOOK_LOG_URL": "kafka://host:9092"})
     assert found.section("log").options == {"replication": 3}
 
 
-def test_a_database_has_no_options_beside_its_url(tmp_path: Path) -> None:
+def test_a_database_has_no_options_except_its_url(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"line 3: \[sql\] pool is unknown: there is only url"):
         settings(tmp_path, '[sql]\nurl = "postgresql://host/database"\npool = 3\n')
 
 
 @pytest.mark.parametrize("text", ["\nfolder = 5\n", "\n[folder]\nname = 5\n"])
-def test_a_folder_that_is_no_text_is_reported_with_its_line(tmp_path: Path, text: str) -> None:
+def test_a_folder_that_is_not_a_text_is_reported_with_its_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=r"tidebook\.toml, line 2: folder must be text"):
         settings(tmp_path, text)
 

@@ -44,7 +44,7 @@ ONLY_ASYNC: dict[str, set[str]] = {
     # The book closes it; the pipeline purges; the domain layer decodes rows and reads snapshots.
     "Journal": {"close", "purge_expired", "read_decoded", "snapshots", "tail_decoded"},
     "Queue": {"close"},
-    "Queues": {"browser", "close", "queue"},  # the console browses; `SyncBook.queue` makes them
+    "Queues": {"browser", "close", "queue"},  # only the console browses; `SyncBook.queue` creates them
     "Region": {"exists", "open", "reopen", "replay_pages", "topic_id"},  # used by `Wal`, by the replay and by jobs
     "Wal": {"close"},
 }

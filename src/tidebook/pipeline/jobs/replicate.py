@@ -72,7 +72,7 @@ LEASES_END_S = 1.5
 #: How long a stop waits for each answer of the store, which may hang: to end the leases, and for the last status.
 STOPPED_ANSWER_S = 1.0
 POLL_S = 0.1
-#: How often a run with leases looks whether it is to stop.
+#: How often a run with leases checks whether it must stop.
 LEASES_POLL_S = 0.05
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
@@ -137,15 +137,15 @@ class StatusWatch:
         self._every_s = every_s
         self._looked_s = time.monotonic()
         self._failed = 0
-        #: The configurations of the topics at the last look.
+        #: The configurations of the topics when they were last read.
         self.configs: dict[str, TopicConfig] = {}
 
     def is_due(self) -> bool:
-        """Return whether it is time to look."""
+        """Return whether the status is due to be read."""
         return time.monotonic() - self._looked_s >= self._every_s
 
     def look(self) -> bool:
-        """Look if it is time to; return whether the status was read. Raise only the last of many failures in a row."""
+        """Read the status if due, and return whether it was read; raise only the last of many consecutive failures."""
         if not self.is_due():
             return False
         try:

@@ -229,7 +229,7 @@ class _TailNumbers:
     def rows(
         self, id: str, each: PositionedAction, replicated: Mapping[Position, int]
     ) -> Iterator[tuple[str, EventRow]]:
-        """Yield the events of an append, unless it is void or its events are gone."""
+        """Yield the events of an append, unless it is void or its events were deleted."""
         head, action = self._folded[id], each.action
         if not isinstance(action, Append) or head is None or not head.live or each.position < head.incarnation:
             return

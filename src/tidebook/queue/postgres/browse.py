@@ -94,7 +94,7 @@ class PostgresBrowser:
     async def _ranges(
         self, queue: QueueRef, now_ms: int, wanted: EntryFilter, after: EntryPlace | None
     ) -> AsyncIterator[tuple[int, ...]]:
-        """Yield the parameters of `_RANGE` for each priority: dates are a range of the index in one of them only."""
+        """Yield the parameters of `_RANGE` for each priority: dates are a range of the index only within one."""
         low, high = wanted.dates(now_ms)
         first = 0 if after is None else after.priority
         priority = wanted.priority
@@ -117,7 +117,7 @@ class PostgresBrowser:
     async def _of_key(self, queue: QueueRef, now_ms: int, wanted: EntryFilter) -> list[BrowsedEntry]:
         keyhash = (wanted.keyhash or b"").hex()
         if wanted.state == "processing":
-            # A bundle has no index by the keys inside: what is processed is bounded, and is looked through.
+            # A bundle has no index by the keys inside, so its entries are scanned; their number is bounded.
             rows = await self._rows(_HELD, queue, queue.id, 0, queue.id, 0, 0, -1, _CLAIMED_MAX)
         else:
             rows = await self._rows(_WAITING_KEY, queue, queue.id, keyhash, now_ms)

@@ -89,7 +89,7 @@ def uuid_array(values: Iterable[bytes]) -> str:
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Return an array of texts."""
+    """Return an array of strings."""
     return "{" + ",".join(["NULL" if value is None else _quote(value) for value in values]) + "}"
 
 

@@ -25,7 +25,7 @@ from tidebook.queue.postgres.wakeups import PostgresWakeups
 from tidebook.queue.postgres.workers import PostgresWorkers
 
 CONNECTIONS_MAX = 4
-# Generic plans, because the statistics of these tables are outdated within a second. What a call has reported is on the
+# Generic plans, because the statistics of these tables are outdated within a second. Reported changes are on the
 # primary's disk, even if the server's default is asynchronous commit.
 _SESSION_OPTIONS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off -c synchronous_commit=local"
@@ -62,7 +62,7 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
         connections_max: int = CONNECTIONS_MAX,
         now: str = statements.NOW,
     ) -> PostgresQueues:
-        """Connect, and install what is missing. `now` is the SQL for the database's time in milliseconds."""
+        """Connect, and install missing tables. `now` is the SQL for the database's time in milliseconds."""
         self = cls(url, schema=schema, connections_max=connections_max, now=now)
         try:
             async with await connect_first(url, application="tidebook queue", settings=_SESSION_OPTIONS) as connection:

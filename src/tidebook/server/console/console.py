@@ -233,7 +233,7 @@ class Console:
             audit.record(view.principal, view.client, route.name, target, status)
 
     def _record_failure(self, act: Act, view: View, status: int) -> None:
-        """Record an act that failed; this does not wait, because what failed is often what the audit needs too."""
+        """Record an act that failed; this does not wait: the audit may need the component that failed."""
         self.state.audit.record(view.principal, view.client, act.route.name, _target(act, view), status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
@@ -252,7 +252,7 @@ class Console:
         await send_rows(self.state, view.principal.id, session, rows, receive, send, SECURITY_HEADERS)
 
     def _row(self, live: LiveView, view: View, row: Any) -> bytes:
-        """Return a row as one line, which the data of a server-sent event is."""
+        """Return a row as one line, as the data of a server-sent event requires."""
         return b" ".join(self._render(live.template, view=view, row=row).splitlines())
 
     async def _record_unmask(self, view: View) -> None:
@@ -334,7 +334,7 @@ def _target(act: Act, view: View) -> str:
 
 
 def _earlier(given: str, now_ms: int) -> int:
-    """Return the time of a dry run, as its form has it; a time that has not come yet becomes the present."""
+    """Return the time of a dry run, as its form has it; a time in the future becomes the present."""
     return min(now_ms, int(given)) if given.isascii() and given.isdecimal() and len(given) < 20 else now_ms
 
 

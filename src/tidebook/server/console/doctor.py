@@ -87,7 +87,7 @@ async def doctor(view: View) -> DoctorData:
 
 @cache
 def _installation() -> list[Check]:
-    """Return what is installed, which does not change while the server runs."""
+    """Return the checks of the installation, which does not change while the server runs."""
     checks = [
         Check(name="Tidebook", ok=None, detail=tidebook.__version__),
         Check(name="Python", ok=sys.version_info >= (3, 11), detail=platform.python_version()),

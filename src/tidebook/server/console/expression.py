@@ -96,7 +96,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Expression:
-    """Return the expression of a text; raise `InvalidInput`, with the place of the mistake, if it is none."""
+    """Parse a text; raise `InvalidInput`, with the place of the mistake, if it is not an expression."""
     if len(text) > CHARS_MAX:
         raise InvalidInput(f"a filter may take {CHARS_MAX} characters, this one takes {len(text):,}")
     return _Parser(_tokens(text), text).whole()
@@ -296,7 +296,7 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
         case "type":
             return [_MISSING if event.type is None else event.type]
         case "tag":
-            if compare.operator == "!=":  # no tag is this one
+            if compare.operator == "!=":  # true only if none of the tags is this one
                 return [event.tags] if compare.value not in event.tags else []
             return [*event.tags]
         case "text":

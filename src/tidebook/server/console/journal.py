@@ -29,10 +29,10 @@ from tidebook.server.journals import after_event_id, follow_journal, resumed
 from tidebook.server.masking import Mask
 
 EVENTS_MAX: Final = 50
-#: How many events one request may look at for a filter, and for how long; the next one continues.
+#: How many events one request may examine for a filter, and for how long; the next one continues.
 SCAN_EVENTS_MAX: Final = 20_000
 SCAN_S_MAX: Final = 0.25
-#: After this many matches a filter continues only if it is asked to.
+#: After this many matches a filter continues only on request.
 MATCHES_MAX: Final = 200
 TAGS_SHOWN_MAX: Final = 50
 #: How many of the last events a live view begins with.
@@ -87,13 +87,13 @@ class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a filter through the events."""
 
     scanned: int
-    #: The number up to which everything was looked at, and the last number of the journal.
+    #: The number up to which everything was examined, and the last number of the journal.
     to: int
     last: int
     done: bool
-    #: Whether the page goes on by itself.
+    #: Whether the page continues the search by itself.
     continues: bool
-    #: The number from which to go on, and how many matched so far.
+    #: The number at which to continue, and how many matched so far.
     next: int | None
     found: int
 
@@ -192,7 +192,7 @@ def _read(journal: Journal, id: str, start: int, end: int) -> Any:
 
 
 async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
-    """Return the number from which events are shown: the last page without a place to seek."""
+    """Return the number of the first event to show; without a place to seek, that of the last page."""
     if sum(each is not None for each in (query.at, query.offset, query.time)) > 1:
         raise InvalidInput("seek by a number, an offset or a time, not by several of them")
     if query.at is not None:
@@ -256,7 +256,7 @@ async def scan_events(
 
 
 def fields_of(event: ReadEvent, mask: Mask | None) -> FilterFields:
-    """Return what a filter sees of an event: masked fields are masked for it too."""
+    """Return the values of an event that a filter compares; masked fields are masked here too."""
     return FilterFields(
         number=event.seq_nr,
         offset=event.offset,

@@ -28,7 +28,7 @@ class OutboxQuery(msgspec.Struct, frozen=True):
 
 
 class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message that the target refused, or that waits for such a one."""
+    """One message that the target refused, or one that waits for such a message."""
 
     topic: str
     id: int

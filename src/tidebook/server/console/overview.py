@@ -1,4 +1,4 @@
-"""The overview: what needs a person first, then the numbers of the book and the health of its parts."""
+"""The overview: first the findings that need attention, then the numbers of the book and the health of its parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidebook.server.console.survey import PARKED_MAX, RegionSurvey, Survey, sum
 from tidebook.server.console.view import View
 from tidebook.server.pipeline_jobs import PipelineJob
 
-#: What is above these bounds needs a person.
+#: Values above these bounds need attention.
 LAG_S_MAX: Final = 60.0
 OUTBOX_AGE_S_MAX: Final = 60.0
 PINNED_BYTES_MAX: Final = 256_000_000
@@ -28,7 +28,7 @@ Level = Literal["bad", "warn"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that needs a person, and the page where it is seen to."""
+    """Something that needs attention, and the page where an operator deals with it."""
 
     level: Level
     what: str
@@ -78,7 +78,7 @@ async def overview(view: View) -> OverviewData:
 
 
 def visible(survey: Survey, view: View) -> Survey:
-    """Return what the token may see of a survey."""
+    """Return the part of a survey that the token may see."""
     prefix = view.principal.prefix
     if not prefix:
         return survey
@@ -95,7 +95,7 @@ def visible(survey: Survey, view: View) -> Survey:
 
 
 def find(survey: Survey, failed_jobs: list[PipelineJob]) -> list[Finding]:
-    """Return what needs a person, the worst first."""
+    """Return the findings that need attention, the worst first."""
     found = [
         *(_bad(f"{part} cannot be read", reason, "/doctor") for part, reason in survey.problems.items()),
         *_pipeline_findings(survey),

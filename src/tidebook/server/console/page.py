@@ -47,12 +47,12 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
     secret: str | None = None
     #: Further headers of the answer.
     headers: tuple[tuple[str, str], ...] = ()
-    #: Whether something was changed; what changes nothing is not audited.
+    #: Whether something was changed; an act that changes nothing is not audited.
     changed: bool = True
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a dry run: what an act would do."""
+    """The result of a dry run: the effect that an act would have."""
 
     #: A sentence with the exact number of what would be affected.
     text: str
@@ -61,7 +61,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
-    #: The identities of what would be affected, so that a confirmation is not valid for as many others.
+    #: The identities of what would be affected, so that a confirmation is not valid for the same number of others.
     members: Sequence[Any] = ()
 
     @property

@@ -120,7 +120,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
         found += ids_of_page
         if before is None:
             return found[::-1]
-        await asyncio.sleep(0)  # an embedded store answers without a pause
+        await asyncio.sleep(0)  # an embedded store never suspends
 
 
 async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
@@ -264,7 +264,7 @@ async def preview_purge(view: View) -> Preview:
 
 
 def _waiting_filter(view: View) -> EntryFilter:
-    """Return the filter of a form for entries that wait; what became due after the dry run was not counted."""
+    """Return the filter of a form for entries that wait; those that became due after the dry run were not counted."""
     state, wanted = _waiting_state(view.fields), entry_filter(view.fields)
     last_ms = min(wanted.to_ms, view.as_of_ms)
     return msgspec.structs.replace(wanted, to_ms=last_ms) if state == "due" else wanted
@@ -279,7 +279,7 @@ async def purge(view: View) -> ActResult:
 
 
 async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
-    """Delete page by page, and never more than was confirmed: what is put meanwhile was not counted."""
+    """Delete page by page, and never more than was confirmed: entries put meanwhile were not counted."""
     wanted, after = _waiting_filter(view), None
     while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
         total -= len(page)
@@ -304,7 +304,7 @@ async def bulk(view: View) -> BulkAnswer:
 
 
 async def cancel_bulk(view: View) -> ActResult:
-    """Cancel an act; what it has done stays done."""
+    """Cancel an act; changes already made remain."""
     act = view.parts.bulk.find(view.fields.act, view.fields.queue)
     await act.cancel()
     to = link("/queue-act", queue=act.queue, act=act.id)

@@ -56,7 +56,7 @@ def span(seconds: float | None) -> str:
 
 
 def span_ms(milliseconds: float | None) -> str:
-    """Return a duration of so many milliseconds in its largest unit."""
+    """Return a duration, given in milliseconds, in its largest unit."""
     return span(None if milliseconds is None else milliseconds / 1000)
 
 
@@ -72,7 +72,7 @@ def moment(value: float | datetime | None) -> str:
 
 
 def iso(time_ms: int) -> str:
-    """Return a time as a parameter of an address; empty if no date has it."""
+    """Return a time as a parameter of an address; empty if it is outside the range of dates."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     except (OverflowError, OSError, ValueError):
@@ -112,7 +112,7 @@ class Renderer:
         )
         self._environment.filters.update(number=number, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso)
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
-        # The version in the address lets browsers keep a file for good.
+        # The version in the address lets browsers keep a file forever.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")
 
     def __call__(self, template: str, **context: Any) -> bytes:

@@ -50,7 +50,7 @@ class TypedField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetryForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The form: where it is sent, and what was typed."""
+    """The form: the address to which it is sent, and the typed fields."""
 
     method: str
     action: str

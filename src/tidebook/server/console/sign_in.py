@@ -12,7 +12,7 @@ from tidebook.server.console.view import View
 
 
 class SignInQuery(msgspec.Struct, frozen=True):
-    """The page that was asked for."""
+    """The page to show after the sign-in."""
 
     next: str = "/"
 

@@ -39,14 +39,14 @@ class TagsPageQuery(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group: its members, and how far the slowest share is."""
+    """A consumer group: its members, and the progress of the slowest share."""
 
     group: str
     tag: str
     members: dict[str, int]
     shares: int
     owned: int
-    #: The time of the least advanced share; None if one has not begun.
+    #: The time of the slowest share; None if one has not begun.
     slowest_ms: int | None
     lag_s: float | None
 
@@ -61,7 +61,7 @@ class TagsData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tags(view: View) -> TagsData:
-    """List tags, within a bound of those that are looked at."""
+    """List tags; a bounded number of them is examined."""
     found, more, scanned = list[str](), False, 0
     async with aclosing(view.book.tags.list()) as listed:  # type: ignore[type-var]
         async for tag in listed:
@@ -101,7 +101,7 @@ class TaggedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the page is in one journal: the last number with the tag that it shows, of how many there are."""
+    """The page's progress in one journal: the last tag number that it shows, and how many there are."""
 
     topic: str
     id: str
@@ -302,7 +302,7 @@ class TagForm(msgspec.Struct, frozen=True):
 
 
 async def preview_rebuild(view: View) -> Preview:
-    """Say what a rebuild does: it changes no event."""
+    """Describe a rebuild, which changes no event."""
     text = f"This writes the rows of tag {view.fields.tag} again from all journals, and removes rows without an event."
     return Preview(text=text, count=1)
 

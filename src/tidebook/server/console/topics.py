@@ -41,7 +41,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     page: int
     pages: int
-    #: When the survey was made from which the order and the rates are taken.
+    #: The time of the survey from which the order and the rates are taken.
     as_of_ms: int
 
 
@@ -84,13 +84,13 @@ class TopicData(msgspec.Struct, frozen=True, kw_only=True):
     topic: TopicDescription
     limit_bytes: int | None
     ids: list[str]
-    #: Whether there may be more ids, and how many were looked at.
+    #: Whether there may be more ids, and how many were examined.
     more: bool
     scanned: int
 
 
 async def topic(view: View) -> TopicData:
-    """Show a topic and the first ids with a prefix, within a bound of ids that are looked at."""
+    """Show a topic and the first ids with a prefix; a bounded number of ids is examined."""
     name, prefix = topic_name(view.fields.topic), view.fields.prefix
     described = await view.book.describe_topic(name)
     config = await view.book.store.topic_config(name)

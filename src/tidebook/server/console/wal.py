@@ -115,21 +115,21 @@ class MarkForm(msgspec.Struct, frozen=True):
     seq: Annotated[int, Meta(ge=1)]
 
 
-def _here(view: View) -> str:
+def _region_address(view: View) -> str:
     return link("/region", namespace=view.fields.namespace, region=view.fields.region)
 
 
 async def snapshot(view: View) -> ActResult:
     """Write a snapshot."""
     taken = await (await _open(view)).snapshot()
-    return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_here(view))
+    return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_region_address(view))
 
 
 async def clean(view: View) -> ActResult:
-    """Remove what no table needs."""
+    """Remove the records that no table needs."""
     done = msgspec.structs.asdict(await (await _open(view)).clean())
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
-    return ActResult(message=f"Cleaned: {text}.", to=_here(view))
+    return ActResult(message=f"Cleaned: {text}.", to=_region_address(view))
 
 
 class FlushForm(msgspec.Struct, frozen=True):
@@ -144,10 +144,10 @@ async def flush(view: View) -> ActResult:
     """Ask the owner of the region to flush."""
     asked = await (await _open(view)).request_flush(view.fields.table)
     if not asked:
-        return ActResult(message="No table has entries: nothing pins the log.", to=_here(view), changed=False)
+        return ActResult(message="No table has entries: nothing pins the log.", to=_region_address(view), changed=False)
     which = f"table {asked[0]}" if len(asked) == 1 else f"{len(asked):,} tables"
     text = f"The owner is asked to flush {which}: it does so in its next round of cleaning."
-    return ActResult(message=text, to=_here(view))
+    return ActResult(message=text, to=_region_address(view))
 
 
 async def preview_mark(view: View) -> Preview:
@@ -167,7 +167,7 @@ async def mark(view: View) -> ActResult:
     """Mark a table's older entries as deleted."""
     form = view.fields
     await (await _open(view)).mark_deleted(form.table, form.seq)
-    return ActResult(message=f"Entries of table {form.table} below {form.seq:,} are marked.", to=_here(view))
+    return ActResult(message=f"Entries of table {form.table} below {form.seq:,} are marked.", to=_region_address(view))
 
 
 async def preview_drop(view: View) -> Preview:
@@ -192,7 +192,7 @@ def _counted(entries: int) -> str:
 async def drop(view: View) -> ActResult:
     """Drop a table."""
     await (await _open(view)).drop_table(view.fields.table)
-    return ActResult(message=f"Table {view.fields.table} is dropped.", to=_here(view))
+    return ActResult(message=f"Table {view.fields.table} is dropped.", to=_region_address(view))
 
 
 async def preview_delete(view: View) -> Preview:

@@ -44,7 +44,7 @@ class SplitRows(msgspec.Struct, frozen=True, gc=False):
 
 
 async def split_packed_rows(pages: EventPages, repair: Repair) -> SplitRows:
-    """Return what a repair must rewrite because it shares packed rows with the repaired events."""
+    """Return the events and rows that a repair must rewrite because they share packed rows with repaired events."""
     numbers = {*repair.extra_rows, *(row.seq_nr for row in repair.rows)}
     size = repair.head.segment_size
     others: list[EventRow] = []

@@ -14,7 +14,7 @@ KEY = "accounts/a1"
 
 
 class Accounts(Script):
-    """Commands on one account, one after the other."""
+    """Records commands on one account, one after the other."""
 
     def deposit(self, value: str, amount: int, *, state: int = 0, seq_nr: int = 0, **more: Any) -> Accounts:
         return self._execute("deposit", value, amount, {"state": state, "seq_nr": seq_nr}, **more)
@@ -59,12 +59,12 @@ def made() -> Accounts:
     ("history", "rules"),
     [
         (made().deposit("a", 5, state=5, seq_nr=1).withdraw("b", 2, state=3, seq_nr=2).balance(3, 2), set()),
-        # decided on a stale state, or applied wrongly
+        # the command is decided on a stale state, or applied wrongly
         (made().deposit("a", 5, state=5, seq_nr=1).deposit("b", 2, state=2, seq_nr=2), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).deposit("b", 2, state=7, seq_nr=3), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).withdraw("b", 6, state=-1, seq_nr=2), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).balance(0, 0), {COMMANDS}),
-        # refused by the state of that moment
+        # the command is refused by the state at that moment
         (made().deposit("a", 5, state=5, seq_nr=1).overdrawn("b", 6, 5), set()),
         (made().deposit("a", 5, state=5, seq_nr=1).overdrawn("b", 6, 0), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).overdrawn("b", 5, 5), {COMMANDS}),
@@ -74,7 +74,7 @@ def made() -> Accounts:
         (made().deposit("a", 5, unknown=True).deposit("a", 5, state=5, seq_nr=1).balance(5, 1), set()),
         (made().deposit("a", 5, unknown=True).deposit("a", 5, state=10, seq_nr=2), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).deposit("a", 5, state=10, seq_nr=2), {COMMANDS}),
-        # by the log
+        # commands compared with the events in the log
         (made().deposit("a", 5, state=5, seq_nr=1).logged("a"), set()),
         (made().deposit("a", 5, state=5, seq_nr=1).logged(), {COMMANDS}),
         (made().deposit("a", 5, state=5, seq_nr=1).logged("a", "a"), {COMMANDS}),
@@ -84,7 +84,7 @@ def made() -> Accounts:
         (made().deposit("a", 5, unknown=True).deposit("b", 1, state=6, seq_nr=2).logged("b", "a"), {COMMANDS}),
     ],
 )
-def test_planted_in_commands(history: Script, rules: set[str]) -> None:
+def test_planted_violations_of_commands_are_found(history: Script, rules: set[str]) -> None:
     assert history.broken() == rules
 
 
@@ -103,5 +103,5 @@ def two() -> Accounts:
         (two().caused("a", "b", "c"), {CAUSED}),
     ],
 )
-def test_planted_in_what_is_caused(history: Script, rules: set[str]) -> None:
+def test_planted_violations_of_effects_are_found(history: Script, rules: set[str]) -> None:
     assert history.broken() == rules

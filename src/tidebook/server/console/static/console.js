@@ -1,4 +1,4 @@
-// What the pages cannot do without a script: keys, theme, charts, live views.
+// Features of the pages that need a script: keys, theme, charts, live views.
 "use strict";
 (() => {
   const $ = (selector, from = document) => from.querySelector(selector);
@@ -74,7 +74,7 @@
 
   // ---- charts
   const groups = {
-    rates: [["pipeline_records_total", "replicated/s", true], ["outbox_sent_total", "relayed/s", true], ["queue_done_total", "jobs/s", true]],
+    rates: [["pipeline_records_total", "replicated", true], ["outbox_sent_total", "relayed", true], ["queue_done_total", "jobs", true]],
     lag: [["pipeline_lag_records", "records", false]],
     backlog: [["outbox_waiting", "outbox", false], ["outbox_parked", "parked", false]],
   };
@@ -123,7 +123,8 @@
         cursor: { y: false },
         legend: { live: true },
         scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-        axes: [{ ...axis, space: 80, values: (u, times) => times.map(clock) }, { ...axis, size: 56 }],
+        // A tick after the last point would have its label cut off by the edge.
+        axes: [{ ...axis, space: 70, values: (u, times) => times.map((time) => (time > u.scales.x.max ? "" : clock(time))) }, { ...axis, size: 56 }],
         series: [{ label: "UTC" }, ...group.map(([, label], i) => ({ label, value: shownValue, stroke: colors[i], width: 1.5, points: { show: false } }))],
       }, data, target));
     }
