@@ -324,8 +324,8 @@ class Decider(Generic[S]):
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. An error of
-        `decide` or `evolve` is raised here, and nothing is appended. `OutcomeUnknown` says that the events may have been
-        appended, `Unavailable` that they were not.
+        `decide` or `evolve` is raised here, and nothing is appended. `OutcomeUnknown` says that the events may
+        have been appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
         its result is returned, with the current state, and no events if those were deleted or purged since. A command
