@@ -9,9 +9,7 @@ import tidebook
 
 #: Replacements (old text, new text) in `core/frame.py`, which encodes every record of a journal and a write-ahead log.
 _CHANGES = (
-    ("self.version = version\n", "self.version = version + 1\n"),
-    ("self._crc = crc32(bytes([version]))", "self._crc = crc32(bytes([version + 1]))"),
-    ("partial(_pack, magic, version)", "partial(_pack, magic, version + 1)"),
+    ("        self.magic = magic\n", "        self.magic = magic\n        version += 1\n"),
     ("if version != self.version:", "if version not in (self.version, self.version - 1):"),
 )
 

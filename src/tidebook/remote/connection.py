@@ -40,6 +40,8 @@ RETRY_MAX_S: Final = 2.0
 #: A live stream that receives nothing, not even a keep-alive, is opened again after this time.
 SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
+#: A gateway answers so if the server behind it gave it no answer: it may have the request.
+GATEWAY_STATUSES: Final = (502, 504)
 #: The most bytes of one line of a streamed answer.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -202,6 +204,10 @@ class Connection:
                 sent, reason = True, error
             except RetryLater as error:
                 reason = error
+            except Unavailable as error:
+                if sent:  # by an attempt before this one
+                    raise OutcomeUnknown(f"{error}: whether the request took effect is unknown") from error
+                raise
             pause_s = max(backoff.next_s(), reason.retry_after_s)
             if time.monotonic() + pause_s > deadline_s:
                 if sent:
@@ -218,7 +224,10 @@ class Connection:
         self._answered = True
         if response.is_success:
             return response.content
-        raise self._refusal(response, response.content)
+        refusal = self._refusal(response, response.content)
+        if type(refusal) is Unavailable and route.mutates and response.status_code in GATEWAY_STATUSES:
+            raise NoAnswer(str(refusal))  # a gateway has passed the request on, perhaps
+        raise refusal
 
     def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
         """Return the error of a request that got no answer."""

@@ -148,6 +148,10 @@ class RemoteJournal(Journal):
                 if unanswered and body.retry is None:
                     body = msgspec.structs.replace(body, append_id=None, retry=retry)
                 await asyncio.sleep(pause_s)
+            except Unavailable as error:
+                if unanswered:  # an attempt before this one may have been applied
+                    raise self._unknown(id, retry, error) from error
+                raise
             except OutcomeUnknown as error:
                 if error.append_id is not None:
                     raise

@@ -13,7 +13,7 @@ from tidebook.testing.servers.group import ServerGroup
 
 def properties_of(cluster: KafkaCluster, index: int) -> dict[str, str]:
     node = cluster.nodes[index]
-    return node._settings() | node._properties  # type: ignore[attr-defined]
+    return node._settings() | node.properties  # type: ignore[attr-defined]
 
 
 def test_three_brokers_share_a_quorum_and_replicate_thrice(tmp_path: Path) -> None:
