@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -43,7 +43,8 @@ AT_MOST = frozenset(
         "append_confirmed_p50_vs_produce", "append_unconfirmed_p50_vs_produce", "batch_with_many_rows_vs_10k",
         "claim_churned_vs_fresh", "claim_many_vs_few", "first_byte_vs_first_event", "follow_p50_ms", "idle_cores",
         "idle_latency_p50_ms", "idle_mb", "idle_p50_vs_pgqueuer", "interactive_ms_max", "job_live_p50_ms",
-        "keys_100k_vs_1k_time", "lease_gap_max_s", "lease_gap_p50_s",
+        "keys_100k_vs_1k_time", "lease_gap_loaded_max_s", "lease_gap_loaded_p50_s", "lease_gap_loaded_p99_s",
+        "lease_gap_max_s", "lease_gap_p50_s", "lease_gap_p99_s",
         "live_embedded_p50_ms", "live_p50_ms", "live_servers_p50_ms", "load_long_vs_short",
         "meta_bytes_per_1000", "page_p50_ms_max", "read_100k_vs_driver", "read_1k_in_100k_tail_vs_caught_up",
         "read_1k_vs_driver", "read_1m_memory_growth_mb", "recovery_2m_vs_100k", "sse_p50_ms", "start_beyond_session_s",
@@ -201,7 +202,7 @@ the work.
 """
 
 
-def _markdown(results: Iterable[Mapping[str, Any]]) -> str:
+def _markdown(results: Sequence[Mapping[str, Any]]) -> str:
     parts = [_HEAD]
     for result in results:
         name = result["result"]["bench"]
@@ -210,6 +211,11 @@ def _markdown(results: Iterable[Mapping[str, Any]]) -> str:
             f"## {name}\n\n`{result['command']}`: {_conditions(result)}. Details: [{name}]({name}.md).\n\n"
             f"![Figures of {name} relative to their targets](results/{name}.svg)\n\n"
             f"| figure | value | target |\n|---|---|---|\n{rows}\n"
+        )
+    there = {result["result"]["bench"] for result in results}
+    if missing := [f"`{name}`" for name in BENCHES if name not in there]:
+        parts.append(
+            f"## Without a result\n\nThese have not been run with `./dev bench all` yet: {', '.join(missing)}.\n"
         )
     return "\n".join(parts)
 

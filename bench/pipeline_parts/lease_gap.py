@@ -1,38 +1,48 @@
 """How long partitions are unserved between two leases.
 
-A lease is a task that only sleeps. The gap is the time from the end of one task to the start of the next, as the tasks
-themselves see it; a negative gap is an overlap. `scheduled_gaps` measures the scheduler of the pipeline while all slots
-are in use, as `./dev bench pipeline --only gap` does; `python -m bench.pipeline_parts.lease_gap` compares the forms of
-the trial, each on one slot.
+`tail_gaps` measures the pipeline's own leases while all slots are in use, as `./dev bench pipeline --only gap` does.
+`python -m bench.pipeline_parts.lease_gap` compares the forms of the trial, each on one slot. There a lease is a task
+that only sleeps; the gap is the time from the end of one task to the start of the next, as the tasks themselves see it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark import InheritableThread, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bench.timing import percentile
-from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.lease import Lease, LeaseTask
+from tidebook.core.event import Event
+from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, spark_session
+from tidebook.replication.tail import Partition, ReplicationTail
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import settings_to_json
 
 LEASE_S = 2.0
 LEASES = 8
 #: The first leases warm up.
 WARM_UP = 3
+HANDOVERS = 48
+PATIENCE_S = 60.0
 OVERLAP_S = 1.0
 
 Span = tuple[float, float]
@@ -119,42 +129,86 @@ def jobs_ahead(spark: SparkSession) -> list[Span]:
     return sorted(spans)
 
 
-class SleepingLease(LeaseTask):
-    """A lease that only sleeps, and appends its span to a file of its first partition."""
+class RecordedTail(ReplicationTail):
+    """Appends to a file when it began to serve its partitions, and when it ended."""
 
-    def __call__(self, rows: Iterable[Any]) -> Iterator[bytes]:
-        lease = msgspec.json.decode(self.lease, type=Lease)
-        for span in hold(rows):
-            with (Path(self.settings) / str(lease.partitions[0][1])).open("a") as spans:
-                spans.write(f"{json.dumps(span)}\n")
-        return iter(())
+    def __init__(self, *arguments: Any, spans: str, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._spans = Path(spans)
+
+    async def run(self, stops: Mapping[Partition, int] | None = None) -> None:
+        recording = asyncio.create_task(self._record_ready())
+        try:
+            await super().run(stops)
+        finally:
+            recording.cancel()
+            self._record("ended")
+
+    async def _record_ready(self) -> None:
+        await self.ready.wait()
+        self._record("ready")
+
+    def _record(self, event: str) -> None:
+        lane = min(number for _, number in self.replicators)
+        with self._spans.open("a") as spans:
+            spans.write(f"{json.dumps([lane, f'{os.getpid()}-{id(self)}', event, time.time()])}\n")
 
 
-def scheduled_gaps(context: SparkContext) -> list[float]:
-    """Let the pipeline's scheduler run a lane of leases for each core; return the gaps of all lanes in seconds."""
-    lanes = context.defaultParallelism
+def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: str) -> list[float]:
+    """Let the pipeline's scheduler lease a topic, a lane for each core; return the gaps of all hand-overs in seconds.
+
+    A gap is the time from the end of the latest tail of a lane to when the next one is ready; if negative, an overlap.
+    """
+    config, run = portal.run(book.journal(topic).create()), f"gap-{topic}"
     with tempfile.TemporaryDirectory(prefix="tidebook-lease-gap-") as folder:
+        spans = Path(folder) / "spans"
+        new_tail = partial(RecordedTail, spans=str(spans))
         scheduler = LeaseScheduler(
             context,
-            run="lease-gap",
+            run=run,
             lease_s=LEASE_S,
-            new_task=lambda lease: SleepingLease(folder, lease, 0.0),
+            new_task=lambda lease: LeaseTask(settings_to_json(book.settings), lease, 5.0, new_tail=new_tail),
             on_end=lambda results: None,
-            revoke=lambda generation: None,
+            revoke=lambda generation: portal.run(revoke_leases(book.store, run, generation)),
         )
-        files = [Path(folder) / str(lane) for lane in range(lanes)]
-        deadline_s = time.monotonic() + LEASES * (LEASE_S + 10)
-        scheduler.assign({"lease-gap": TopicConfig(topic_id="lease-gap", partitions=lanes)})
-        while not all(_count_lines(file) >= LEASES for file in files):
-            assert time.monotonic() < deadline_s, "the leases did not follow one another"
-            scheduler.step(0.2)
-        scheduler.close(2 * LEASE_S)
-        spans = [[json.loads(line) for line in file.read_text().splitlines()[WARM_UP:LEASES]] for file in files]
-    return [after[0] - before[1] for lane in spans for before, after in pairwise(lane)]
+        deadline_s = time.monotonic() + HANDOVERS * LEASE_S + PATIENCE_S
+        scheduler.assign({topic: config})
+        try:
+            while len(gaps := _gaps(spans)) < HANDOVERS:
+                assert time.monotonic() < deadline_s, f"{len(gaps)} hand-overs: the leases did not follow one another"
+                scheduler.step(0.2)
+                portal.run(book.journal(topic).append("o-1", [Event(1)]))
+        finally:
+            scheduler.close(2 * LEASE_S)
+    return gaps
 
 
-def _count_lines(file: Path) -> int:
-    return len(file.read_text().splitlines()) if file.exists() else 0
+def _gaps(spans: Path) -> list[float]:
+    ready: dict[tuple[int, str], float] = {}
+    ended: dict[tuple[int, str], float] = {}
+    for line in spans.read_text().splitlines() if spans.exists() else []:
+        lane, tail, event, at = json.loads(line)
+        (ready if event == "ready" else ended)[lane, tail] = at
+    found = []
+    for lane in {lane for lane, _ in ready}:
+        tails = sorted((at, key) for key, at in ready.items() if key[0] == lane)[WARM_UP:]
+        for (_, before), (at, after) in pairwise(tails):
+            if before in ended and after in ended:
+                found.append(at - ended[before])
+    return found
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Run two processes for each core that only calculate."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A bank in FastAPI: accounts that are paid into and out of, and a table of balances."""
+"""A bank in FastAPI: accounts with deposits and withdrawals, and a table of balances."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,6 +53,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.engine = create_engine("sqlite:///bank.db")
         app.state.accounts = book.decider("accounts", Account, snapshot_every=100)
         app.state.balances = book.projection("balances", topics=["accounts"], into=app.state.engine, tables=[balances])
+        await app.state.balances.start()  # creates the table, because a request may read it at once
         async with book.running(app.state.balances(apply)):
             yield
         app.state.engine.dispose()

@@ -12,7 +12,7 @@ _opened: SyncBook | None = None
 
 
 def book() -> SyncBook:
-    """Return the book of this process; a worker that was forked opens its own."""
+    """Return the book of this process; a forked worker opens a separate one."""
     global _opened
     with _lock:
         if _opened is None or _opened.forked:
@@ -23,7 +23,7 @@ def book() -> SyncBook:
 
 
 def close_book() -> None:
-    """Close the book, as a test or the end of a program does."""
+    """Close the book, at the end of a test or program."""
     global _opened
     if _opened is not None:
         _opened.__exit__(None, None, None)

@@ -38,7 +38,7 @@ class TidebookTasks(BaseTaskBackend):  # type: ignore[misc]  # Django has no typ
 
     @property
     def book(self) -> SyncBook:
-        """The book of this process, opened at its first use: a worker that was forked opens its own."""
+        """Return the book of this process, opened at its first use; a forked worker opens a separate one."""
         with self._lock:
             if self._book is None or self._book.forked:
                 self._book = tidebook.open_sync(self.options["BOOK"])
@@ -50,7 +50,7 @@ class TidebookTasks(BaseTaskBackend):  # type: ignore[misc]  # Django has no typ
         self.validate_task(task)
         result = self._result(task, get_random_string(32), args, kwargs, TaskResultStatus.READY, attempts=0)
         data = {"id": result.id, "task": task.module_path, "args": result.args, "kwargs": result.kwargs}
-        # Django's priorities are -100 to 100, the greatest first; a queue's are 0 to 255, the least first.
+        # Django's priorities are -100 to 100, the greatest first; a queue's are 0 to 255, the smallest first.
         self.book.queue(f"django-{task.queue_name}").put(
             data, priority=DEFAULT - task.priority, process_at=task.run_after
         )
@@ -58,7 +58,7 @@ class TidebookTasks(BaseTaskBackend):  # type: ignore[misc]  # Django has no typ
         return result
 
     def run(self, job: Job[dict[str, Any]]) -> None:
-        """Run the task of a job; what it raises returns the job to the queue, and in the end makes it a dead letter."""
+        """Run the task of a job; an error returns the job to the queue, and finally makes it a dead letter."""
         task, args, kwargs = import_string(job.data["task"]), job.data["args"], job.data["kwargs"]
         if task.takes_context:
             attempts = job.timeouts + 1
@@ -78,7 +78,7 @@ class TidebookTasks(BaseTaskBackend):  # type: ignore[misc]  # Django has no typ
 
 
 def run_workers(alias: str = "default") -> None:
-    """Run the tasks of all queues of a backend until SIGTERM or Ctrl-C, then finish those that have begun."""
+    """Run the tasks of all queues of a backend until SIGTERM or Ctrl-C, then finish the started ones."""
     backend: TidebookTasks = task_backends[alias]
     book = backend.book
     with book.running(*(book.worker(f"django-{name}", backend.run) for name in backend.queues)) as running:

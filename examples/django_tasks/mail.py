@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.tasks import TaskContext, task
 
-#: What was sent, and the attempts of `send_at_the_third_attempt`.
+#: The mails that were sent, and the attempts of `send_at_the_third_attempt`.
 SENT: list[tuple[str, str]] = []
 ATTEMPTS: list[int] = []
 
@@ -18,4 +18,4 @@ def send(to: str, *, subject: str = "") -> None:
 def send_at_the_third_attempt(context: TaskContext, to: str) -> None:
     ATTEMPTS.append(context.attempt)
     if context.attempt < 3:
-        raise ConnectionError("the mail server is away")
+        raise ConnectionError("the mail server is down")

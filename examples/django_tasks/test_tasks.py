@@ -44,7 +44,7 @@ def mail(backend: TidebookTasks) -> Any:
 
 
 def run_due(backend: TidebookTasks) -> None:
-    """Run what is due now, as a worker would."""
+    """Run the tasks that are due now, as a worker would."""
     worker = backend.book.worker("django-default", backend.run, retry=Retry(first_s=0.0))
     with backend.book.running(worker):
         backend.book.settle()

@@ -1,4 +1,4 @@
-"""Measurements over HTTP into a write-ahead log: `uvicorn examples.ingest.service:app`."""
+"""Write measurements over HTTP into a write-ahead log: `uvicorn examples.ingest.service:app`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Measurement(msgspec.Struct):
 
 
 class Ingest:
-    """A region that this process writes, and the last value of each series."""
+    """A region that this process owns, and the last value of each series."""
 
     def __init__(self, book: tidebook.Book) -> None:
         self._book = book
@@ -76,7 +76,7 @@ async def series(request: Request) -> Response:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Open the book where the server starts, and close it where it ends."""
+    """Open the book when the server starts, and close it when the server ends."""
     async with tidebook.open(os.environ.get("INGEST_BOOK", "./ingest-data")) as book:
         app.state.ingest = Ingest(book)
         await app.state.ingest.open()

@@ -63,7 +63,7 @@ def test_measurements_survive_kill_9_and_a_second_service_takes_over(book: Path)
         assert first.post('{"series": "cpu", "value": 0.9}\n') == 204
         assert first.post('{"series": "cpu"}\n') == 400
         assert first.last("cpu") == 0.9
-    with ExitStack() as stack:  # the first was killed
+    with ExitStack() as stack:  # the first service was killed
         second = stack.enter_context(service(book))
         assert (second.last("cpu"), second.last("io"), second.last("none")) == (0.9, 5.0, None)
         third = stack.enter_context(service(book))

@@ -1,4 +1,4 @@
-"""The shop: its orders without a book, all parts together, and `tidebook up --demo` as a process."""
+"""Tests of the shop: its orders without a book, all parts together, and `tidebook up --demo` as a process."""
 
 import ast
 import json
@@ -38,7 +38,7 @@ async def test_a_payment_is_tagged(tmp_path: Path) -> None:
     assert state.pay() == Event(Paid(40), tags={"paid"})
 
 
-async def test_all_parts_agree_on_what_was_sold(tmp_path: Path) -> None:
+async def test_all_parts_agree_on_the_sales(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     customers = 12
     async with tidebook.open(folder, create=True, replicate=True) as book, open_shop(book) as shop:

@@ -1,4 +1,4 @@
-"""A server in a thread of its own, so that a test may drive a real browser with blocking calls."""
+"""Run a server in a separate thread, so that a test can drive a real browser with blocking calls."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class ServedConsole:
         self._loop = loop
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine where the book belongs, and return its result."""
+        """Run a coroutine in the event loop of the book, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def call(self, make: Callable[[tidebook.Book], Coroutine[Any, Any, R]]) -> R:
-        """Run what a function makes of the book."""
+        """Run the coroutine that a function returns for the book."""
         return self.run(make(self.book))
 
 
 @contextmanager
 def served_console(where: Path, **options: Any) -> Iterator[ServedConsole]:
-    """Serve a book and its console until the block ends; `replicate` replicates it meanwhile."""
+    """Serve a book and its console until the block ends; with `replicate`, also replicate it."""
     started: Future[ServedConsole] = Future()
     stop = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []

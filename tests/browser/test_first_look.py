@@ -1,4 +1,4 @@
-"""The console opens, is signed in to with a token, and its pages lead to one another."""
+"""The console opens, a token signs in to it, and its pages link to one another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_address_that_is_printed_shows_the_overview(console: ServedConsole, 
     expect(page.get_by_role("link", name="o-1")).to_be_visible()
 
 
-def test_keys_lead_through_the_pages_and_are_shown_by_a_question_mark(console: ServedConsole, page: Page) -> None:
+def test_keys_open_the_pages_and_a_question_mark_lists_the_keys(console: ServedConsole, page: Page) -> None:
     page.goto(console.url)
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -58,7 +58,7 @@ def test_the_first_tab_reaches_the_skip_link(console: ServedConsole, page: Page)
     expect(page.locator("main")).to_be_focused()
 
 
-def test_the_theme_is_kept_in_a_cookie(console: ServedConsole, page: Page) -> None:
+def test_the_theme_is_stored_in_a_cookie(console: ServedConsole, page: Page) -> None:
     page.goto(console.url)
     html = page.locator("html")
     expect(html).to_have_attribute("data-theme", "auto")

@@ -34,9 +34,9 @@ HOSTILE = {
     "long": "x" * 180,
 }
 LARGE_BYTES = 10_000_000
-#: Every run keeps the pictures that it takes of all pages, in each look.
+#: Every run stores its screenshots of all pages, in each look.
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-#: The sign-in, and the pages of a job and an act that are not found here.
+#: The sign-in, and the pages of a job and of an act: this book has neither a job nor an act.
 WITHOUT_KEYS = {"sign_in", "job", "queue_act"}
 
 
@@ -138,7 +138,8 @@ def test_hostile_strings_neither_run_nor_break_a_page(console: ServedConsole, pa
     paths += [link("/journal", topic="hostile", id="large")]
     paths += [link("/event", topic="hostile", id="large", number=1, form=form) for form in ("tree", "text", "hex")]
     seen = {path.partition("?")[0] for path in paths}
-    assert {page.path for page in CATALOG.pages.values()} - seen == {"/job", "/queue-act"}  # not found here
+    # This book has neither a job nor an act.
+    assert {page.path for page in CATALOG.pages.values()} - seen == {"/job", "/queue-act"}
     wide = []
     for path in paths:
         answer = page.goto(console.url + path)

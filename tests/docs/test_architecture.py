@@ -28,12 +28,12 @@ class Step(NamedTuple):
 
     @property
     def body(self) -> ast.AST:
-        """The definition of the step."""
+        """Return the definition of the step."""
         return definitions(ast.parse((SOURCE / self.file).read_text(encoding="utf-8")))[self.name]
 
     @property
     def called_as(self) -> str:
-        """How a caller names it: an object that is called goes by the name of its class."""
+        """Return the name by which callers refer to a step; for a callable object, this is the name of its class."""
         owner, _, last = self.name.rpartition(".")
         return owner if last == "__call__" else last
 

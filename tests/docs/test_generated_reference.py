@@ -1,4 +1,4 @@
-"""The pages of all settings and of the API are what the source says.
+"""The reference pages of all settings and of the API match the source.
 
 `python -m tests.docs.test_generated_reference` writes them.
 """
@@ -39,9 +39,9 @@ NOTES = {
     "store": 'On Cassandra, with `url = "cassandra://host:9042/keyspace"`. An embedded store has no options.',
     "queue": "Of one queue, in `[queue.NAME]`.",
 }
-#: Sections that are described by hand in the reference of settings: a URL alone, and names of topics and fields.
+#: Sections that are described by hand in the reference: one has only a URL, the other names of topics and fields.
 BY_HAND = {"sql", "mask"}
-#: What a user of the API holds, beside the names of the module `tidebook` itself.
+#: The objects that users of the API receive, besides the names of the module `tidebook` itself.
 CLASSES = (
     "tidebook.wiring.book:Book",
     "tidebook.core.event:Event",
@@ -78,7 +78,7 @@ def node_of(name: str) -> tuple[Any, list[str]]:
     module, _, attribute = name.partition(":")
     tree, lines = source_of(module)
     named = [node for node in tree.body if getattr(node, "name", None) == attribute]
-    return named[-1], lines  # the last one: overloads come before
+    return named[-1], lines  # the last one, because overloads come first
 
 
 def comment_before(line: int, lines: list[str]) -> str:
@@ -180,7 +180,7 @@ PAGES = {"all-settings.md": settings_page, "api.md": api_page}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_source_says(name: str) -> None:
+def test_a_page_matches_the_source(name: str) -> None:
     assert (REFERENCE / name).read_text() == PAGES[name](), "run: python -m tests.docs.test_generated_reference"
 
 

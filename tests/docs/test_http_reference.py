@@ -14,7 +14,7 @@ NOTES = {"json": "JSON", "text": "text", "lines": "NDJSON", "events": "NDJSON or
 
 
 def expected_page() -> str:
-    """Return the page, made from the tables of routes and errors."""
+    """Return the page, generated from the tables of routes and errors."""
     rows = [
         f"| `{route.method} {route.path}` | {route.summary} | {route.role.label} | "
         f"{f'`{route.body.__name__}`' if route.body else ''} | "
@@ -65,7 +65,7 @@ def expected_page() -> str:
     )
 
 
-def test_the_page_is_what_the_tables_say() -> None:
+def test_the_page_matches_the_tables() -> None:
     assert PAGE.read_text() == expected_page(), "run: python -m tests.docs.test_http_reference"
 
 

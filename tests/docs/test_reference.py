@@ -1,4 +1,4 @@
-"""The reference is complete: options of commands and tables are in it, and every page is listed."""
+"""The reference is complete: it has the options of commands and the tables, and every page is listed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidebook.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-#: Options that are described once, for all commands that have them.
+#: Options that are described once for all commands.
 SHARED = {"--help", "--book", "--json", "--log-json", "--app"}
 CREATE = re.compile(r"CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?([a-z_]+)\b(?!\.|\{)")
 

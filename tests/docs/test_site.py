@@ -1,4 +1,4 @@
-"""docs/ as a site: it is built strictly, loads nothing from elsewhere, and its navigation has every page."""
+"""The site of docs/ is built without warnings, loads nothing from other hosts, and lists every page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tools.docs import CONFIG, SECTIONS, build_site, ensure_zensical, navigation
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a browser loads by itself; a link that a reader may follow is no request.
+#: The addresses that a browser loads by itself; a link that a reader may follow is no request.
 LOADED = re.compile(r"""<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)="((?:https?:)?//[^"]*)""")
 
 #: The first run downloads Zensical.
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_is_built_without_a_warning_and_asks_no_other_host(root: Path, venv: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_other_hosts(root: Path, venv: Path) -> None:
     assert build_site(root, venv=venv) is None
     pages = [*(root / "site").rglob("*.html")]
     assert len(pages) > len([*(ROOT / "docs").rglob("*.md")]) - 1
@@ -41,7 +41,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(root: Path, 
     assert "kafka-journal" in json.dumps(index)
 
 
-def test_a_link_that_leads_nowhere_fails_the_build(venv: Path, tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(venv: Path, tmp_path: Path) -> None:
     for section in SECTIONS:
         (tmp_path / "docs" / section).mkdir(parents=True)
         (tmp_path / "docs" / section / "README.md").write_text(f"# {section}\n")

@@ -1,4 +1,4 @@
-"""The tutorial, page by page, as it is printed; its last page is run by the tests of the Spark cluster."""
+"""The tutorial runs page by page as printed; the tests of the Spark cluster run its last page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(folder: Path) -> Iterator[None]:
-    """`./dev up` in the first terminal."""
+    """Run `./dev up`, as in the first terminal of the tutorial."""
     command = [sys.executable, "-m", "tidebook.cli", "up", "--json", "--port", "0"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
@@ -34,7 +34,7 @@ def up(folder: Path) -> Iterator[None]:
         process.communicate(timeout=60)
 
 
-def test_a_line_that_is_not_printed_or_in_another_order_is_found() -> None:
+def test_a_line_that_is_missing_or_out_of_order_is_detected() -> None:
     assert not_printed("a …\nb", ["a 1", "x", "b"]) is None
     assert not_printed("a …\nb", ["b", "a 1"]) == "b"
     assert not_printed("a", ["a 1"]) == "a"

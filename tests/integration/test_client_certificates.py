@@ -1,4 +1,4 @@
-"""Servers that want TLS, a password and the client's certificate: clients, and books from a settings file."""
+"""Servers that require TLS, a password and a client certificate: clients, and books from a settings file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(300)
 
 PASSWORD = "a-very-secret-word"
 PIPELINE_S_MAX = 200
-#: The last two are what a client sees of a server that hangs up on it.
+#: The last two occur when the server closes the connection.
 REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
 
@@ -85,7 +85,7 @@ def test_kafka_refuses_other_clients(guarded_kafka: Kafka, security: Security, w
 
 
 def shown(security: Security) -> dict[str, object]:
-    """What opens Cassandra's door."""
+    """Return the settings of a client that Cassandra accepts."""
     made = security.certificates
     return {
         "username": security.credentials.user,
@@ -137,7 +137,7 @@ async def test_cassandra_shows_a_certificate_of_its_own_authority_only(
 def write_settings(
     folder: Path, security: Security, log: Kafka | None, store: Cassandra | None, certificate: tuple[Path, Path] | None
 ) -> Path:
-    """A book whose log, store or both are on the guarded servers."""
+    """Write the settings of a book whose log, store or both are on the guarded servers."""
     (folder / "password").write_text(f"{PASSWORD}\n")
     common = f'user = "tidebook"\nca_file = "{security.certificates.authority}"\n'
     if certificate is not None:
@@ -159,7 +159,7 @@ def settings_file(
     guarded_cassandra: Cassandra,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """One password in a file, the other in the environment."""
+    """Return settings with one password in a file and the other in the environment."""
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     made = security.certificates
     return write_settings(tmp_path, security, guarded_kafka, guarded_cassandra, (made.server, made.server_key))
@@ -167,7 +167,7 @@ def settings_file(
 
 @pytest.fixture
 def secrets(security: Security) -> list[str]:
-    """The secrets: the password, and any line of the private key."""
+    """Return a pattern of the secrets: the password, and any line of the private key."""
     return [PASSWORD, *security.certificates.server_key.read_text().splitlines()[1:-1]]
 
 
@@ -175,7 +175,7 @@ def topic_name() -> str:
     return f"guarded-{uuid.uuid4().hex[:8]}"
 
 
-async def test_a_book_writes_replicates_and_reads_with_what_its_settings_file_names(
+async def test_a_book_writes_replicates_and_reads_with_its_settings_file(
     settings_file: Path, secrets: list[str], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -192,7 +192,7 @@ async def test_a_book_writes_replicates_and_reads_with_what_its_settings_file_na
 
 
 @pytest.mark.spark
-async def test_the_pipeline_replicates_with_what_the_same_file_names(settings_file: Path, secrets: list[str]) -> None:
+async def test_the_pipeline_replicates_with_the_same_settings_file(settings_file: Path, secrets: list[str]) -> None:
     topic = topic_name()
     async with tidebook.open(settings_file) as book:
         await book.journal(topic).append("a", [Event(1), Event(2)])
@@ -214,7 +214,7 @@ async def test_the_pipeline_replicates_with_what_the_same_file_names(settings_fi
 
 @pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
 @pytest.mark.parametrize("part", ["log", "store"])
-async def test_without_the_right_certificate_a_book_is_not_let_in_and_tells_no_secret(
+async def test_without_the_right_certificate_a_book_is_refused_and_reveals_no_secret(
     part: str,
     whose: str,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Several processes on one folder: two write, a third reads, and each is woken when another appends."""
+"""Several processes on one folder: two write, a third reads, and an append wakes the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tidebook.log.port import Outgoing, read_all
 from tidebook.log.sqlite import SqliteLog
-from tidebook.sqlite import wakeups as ping
+from tidebook.sqlite import wakeups
 
 WRITER = """
 import asyncio, sys
@@ -34,7 +34,7 @@ async def main(folder, name, count):
 asyncio.run(main(sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])))
 """
 
-# Answers each record of partition 0 with one in partition 1, woken by wake-ups alone.
+# Answers each record of partition 0 with one in partition 1; only wake-ups wake it.
 ECHO = """
 import asyncio, sys
 from tidebook.sqlite import wakeups
@@ -102,14 +102,14 @@ async def test_two_processes_write_and_a_third_reads_all_in_order(tmp_path: Path
 
 
 async def test_processes_wake_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ping, "POLL_S", 1000.0)
+    monkeypatch.setattr(wakeups, "POLL_S", 1000.0)
     count = 50
     echo = await start(ECHO, tmp_path, count)
     log = SqliteLog(tmp_path)
-    # Its first wait may still be on its way to the list of listeners, and nobody polls here: knock until it answers.
+    # The first wait may not be registered as a listener yet, and nothing polls here: repeat until it answers.
     sent = 0
     while not await log.wait("t", 1, offset=0, timeout_s=0.05):
-        sent = (await log.append(Outgoing("t", 0, None, b"knock"))).offset + 1
+        sent = (await log.append(Outgoing("t", 0, None, b"first"))).offset + 1
     for n in range(sent, count):
         await log.append(Outgoing("t", 0, None, b"%d" % n))
         assert await log.wait("t", 1, offset=n, timeout_s=60)
@@ -117,7 +117,7 @@ async def test_processes_wake_one_another(tmp_path: Path, monkeypatch: pytest.Mo
     await log.close()
 
 
-async def test_a_writer_that_shares_the_folder_with_a_busy_one_gets_its_turn(tmp_path: Path) -> None:
+async def test_a_writer_that_shares_the_folder_with_a_busy_one_is_not_starved(tmp_path: Path) -> None:
     busy = await start(WRITER, tmp_path, "busy", 3000)
     log = SqliteLog(tmp_path)
     assert busy.stdin is not None

@@ -1,4 +1,4 @@
-"""The real servers answer, and their harness does what tests of faults rely on."""
+"""The real servers answer, and their harness works as tests of faults require."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_S_MAX = 30.0
 
 
 def create_topic(settings: dict[str, str], topic: str) -> None:
-    admin = AdminClient({**settings})  # kept until its futures are done
+    admin = AdminClient({**settings})  # must exist until its futures are done
     [created] = admin.create_topics([NewTopic(topic, 1, 1)]).values()
     created.result(ANSWER_S_MAX)
 
@@ -61,7 +61,7 @@ async def connect(address: str, **options: object) -> acsylla.Session:
 
 
 @pytest.mark.kafka
-def test_kafka_gives_back_what_was_produced(kafka_bootstrap: str) -> None:
+def test_kafka_returns_what_was_produced(kafka_bootstrap: str) -> None:
     settings = {"bootstrap.servers": kafka_bootstrap}
     topic = f"servers-answer-{uuid.uuid4().hex[:8]}"  # a developer's servers outlive a run
     create_topic(settings, topic)
@@ -96,7 +96,7 @@ def test_mariadb_answers(mariadb_url: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_killed_kafka_comes_back_with_its_data_at_the_same_address(tmp_path: Path) -> None:
+def test_a_killed_kafka_restarts_with_its_data_at_the_same_address(tmp_path: Path) -> None:
     with Kafka(tmp_path / "kafka") as kafka:
         address = kafka.address
         create_topic(kafka.client_settings(), "kept")
@@ -110,13 +110,13 @@ def test_a_killed_kafka_comes_back_with_its_data_at_the_same_address(tmp_path: P
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """A server of our own; each test leaves it running."""
+    """Start a separate server; each test leaves it running."""
     with Postgres(tmp_path_factory.mktemp("postgres") / "server").for_now() as postgres:
         yield postgres
 
 
 @pytest.mark.postgres
-def test_a_killed_postgres_comes_back_with_its_data(postgres: Postgres) -> None:
+def test_a_killed_postgres_restarts_with_its_data(postgres: Postgres) -> None:
     with psycopg.connect(postgres.url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
     postgres.kill9()
@@ -143,7 +143,7 @@ def test_a_second_start_in_the_same_folder_is_refused(postgres: Postgres) -> Non
 
 
 def command(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """`./dev servers …`, after its set-up: the exit code, and the status that it prints."""
+    """Run `./dev servers …` without its set-up; return the exit code and the printed status."""
     line = [sys.executable, "-m", "tidebook.testing.servers", *arguments, "--home", str(home), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER_S_MAX)
     return done.returncode, json.loads(done.stdout)
@@ -161,9 +161,9 @@ def test_servers_are_started_shown_and_stopped_by_the_command(tmp_path: Path) ->
             connection.execute("SELECT 1")
         assert json.loads((home / "status.json").read_text())["servers"]["postgres"] == reported
         assert tomllib.loads(Path(started["book"]).read_text()) == {"sql": {"url": reported["url"]}}
-        assert command(home, "start", "--only", "postgres") == (0, started)  # it runs: nothing to do
+        assert command(home, "start", "--only", "postgres") == (0, started)  # it already runs
         assert command(home, "status", "--only", "postgres") == (0, started)
-        assert command(home, "status")[0] == 1  # the others do not run
+        assert command(home, "status")[0] == 1  # the other servers do not run
     finally:
         code, stopped = command(home, "stop")
     assert (code, stopped["servers"]) == (0, {})
@@ -177,7 +177,7 @@ def test_servers_are_started_shown_and_stopped_by_the_command(tmp_path: Path) ->
 @pytest.mark.cassandra
 @pytest.mark.postgres
 @pytest.mark.usefixtures("kafka_bootstrap", "cassandra_address", "postgres_url")
-async def test_the_settings_file_that_is_written_beside_the_servers_opens_a_book_on_them() -> None:
+async def test_the_settings_file_of_the_servers_opens_a_book_on_them() -> None:
     file = status_file().with_name("tidebook.toml")
     assert {name: url.split(":")[0] for name, url in sections(file)} == {
         "log": "kafka",

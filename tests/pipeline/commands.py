@@ -1,4 +1,4 @@
-"""`tidebook` as a process of its own, read line by line."""
+"""Run `tidebook` as a separate process, and read its output line by line."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Command:
         )
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first line from here on of which this holds; the test's time limit ends a vain wait."""
+        """Return the next line that satisfies a condition; the test's time limit ends a wait that fails."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             row: dict[str, Any] = json.loads(line)
             if holds(row):
                 return row
-        raise AssertionError(f"it ended with {self.process.wait()}: {self._errors()}")
+        raise AssertionError(f"the command ended with {self.process.wait()}: {self._errors()}")
 
     def end(self) -> tuple[int, list[dict[str, Any]]]:
-        """Ask it to end; its exit code and last lines."""
+        """Send SIGTERM; return the exit code and the last lines."""
         self.process.terminate()
         out, _ = self.process.communicate(timeout=END_S)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()]
 
     def interrupt(self) -> tuple[int, str]:
-        """Press Ctrl-C, which reaches all processes of the command; return its exit code and errors."""
+        """Send Ctrl-C, which reaches all processes of the command; return its exit code and errors."""
         os.killpg(self.process.pid, signal.SIGINT)
         _, err = self.process.communicate(timeout=END_S)
         return self.process.returncode, err.decode()
@@ -61,7 +61,7 @@ class Command:
 
 @contextmanager
 def running(*arguments: str, **more: str) -> Iterator[Command]:
-    """A command that does not outlive its test."""
+    """Run a command that does not outlive its test."""
     command = Command(*arguments, **more)
     try:
         yield command
@@ -72,13 +72,13 @@ def running(*arguments: str, **more: str) -> Iterator[Command]:
 
 
 class Forwarder:
-    """A port that forwards to a server from `begin` on, and where nothing listens before."""
+    """A port that forwards to a server from `begin` on; before that, nothing listens on it."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._target = (host, int(port))
         self._bound = socket.socket()
-        self._bound.bind(("127.0.0.1", 0))  # taken, so that no other process listens here meanwhile
+        self._bound.bind(("127.0.0.1", 0))  # reserved, so that no other process listens here
         self.address = f"127.0.0.1:{self._bound.getsockname()[1]}"
         self._open: list[socket.socket] = [self._bound]
 
@@ -88,7 +88,7 @@ class Forwarder:
 
     def close(self) -> None:
         for each in self._open:
-            with suppress(OSError):  # its peer has left already
+            with suppress(OSError):  # its peer has already disconnected
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
@@ -103,7 +103,7 @@ class Forwarder:
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):  # either side may leave at any time
+    with suppress(OSError):  # either side may disconnect at any time
         while data := source.recv(65536):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
@@ -116,7 +116,7 @@ def free_port() -> int:
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes that have this among their arguments."""
+    """Return the processes that have this argument."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -128,7 +128,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def descendants(pid: int) -> dict[int, int]:
-    """Process → its parent, of all below one."""
+    """Return the descendants of a process, each with its parent."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""One Spark session a run, and books: embedded on temporary folders, and on the real servers."""
+"""Fixtures: one Spark session per run, and books in temporary folders and on the real servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def connect_url(spark: SparkSession) -> str:
-    """Spark Connect in the session's JVM, which clients and pipelines share; it ends with the session."""
+    """Start Spark Connect in the session's JVM, for all clients and pipelines; it ends with the session."""
     context, port = spark._jsc.sc(), free_port()
     context.conf().set("spark.connect.grpc.binding.port", str(port))
     assert spark._jvm is not None
@@ -57,7 +57,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that no other test uses, for the real servers outlive a test."""
+    """Return a topic that no other test uses, because the real servers outlive a test."""
     return f"t{uuid.uuid4().hex[:12]}"
 
 
@@ -71,7 +71,7 @@ def opened(portal: BlockingPortal, where: Path) -> Iterator[Book]:
 
 @pytest.fixture
 def open_book(tmp_path: Path, portal: BlockingPortal) -> Iterator[OpenBook]:
-    """Opens an embedded book by name, on the portal's loop."""
+    """Return a function that opens an embedded book by name, on the portal's loop."""
     with ExitStack() as stack:
         yield lambda name: stack.enter_context(opened(portal, tmp_path / name))
 
@@ -83,7 +83,7 @@ def embedded(open_book: OpenBook) -> Book:
 
 @pytest.fixture
 def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Settings that name the real Kafka and Cassandra."""
+    """Write settings that name the real Kafka and Cassandra."""
     kafka, cassandra = request.getfixturevalue("kafka_bootstrap"), request.getfixturevalue("cassandra_address")
     toml = tmp_path / "tidebook.toml"
     toml.write_text(
@@ -95,7 +95,7 @@ def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["embedded", SERVERS])
 def book(request: pytest.FixtureRequest, portal: BlockingPortal, open_book: OpenBook) -> Iterator[Book]:
-    """A book, embedded and on the real servers in turn."""
+    """Open a book, embedded and on the real servers in turn."""
     if request.param == "embedded":
         yield open_book("book")
         return

@@ -1,4 +1,4 @@
-"""Queries over one DataFrame: each must return its own rows, whatever the queries before it have asked for."""
+"""Run queries over one DataFrame: each must return its own rows, whatever filters the earlier ones had."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def query_one_frame(frame: DataFrame) -> dict[str, Rows]:
 
 
 def expected_rows() -> dict[str, Rows]:
-    """What `query_one_frame` returns where nothing leaks from one query into another."""
+    """Return what `query_one_frame` must return if no query affects another."""
     of = {id: [(id, number) for number in range(1, EVENTS + 1)] for id in IDS}
     everything = [row for id in IDS for row in of[id]]
     return {

@@ -1,4 +1,4 @@
-"""Damage to single rows of a store, as a faulty disk or hand does it: bytes that nothing can decode."""
+"""Overwrite single rows of a store with bytes that cannot be decoded, as a faulty disk or operator might."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
 from tidebook.wiring.lazy_folder import LazyStore
 
-#: Above whatever Tidebook writes, byte by byte: of two cells with one stamp Cassandra keeps the greater.
+#: Greater than anything that Tidebook writes: of two cells with equal timestamps Cassandra keeps the greater value.
 GARBAGE = b"\xff\xfe garbage"
 
 
 class Spoiler:
-    """Spoils rows of a book's store, whichever store it is."""
+    """Damages rows of a book's store, of either kind."""
 
     def __init__(self, book: Book) -> None:
         self._store: Any = book.store
         self._embedded = isinstance(book.store, LazyStore)
 
     async def head(self, key: Key) -> None:
-        """Spoil the head of a journal."""
+        """Damage the head of a journal."""
         config = await self._store.topic_config(key.topic)
         await self._run(
             key,
@@ -35,7 +35,7 @@ class Spoiler:
         )
 
     async def event(self, key: Key, seq_nr: int) -> None:
-        """Spoil the row with this number; on Cassandra several events may share it."""
+        """Damage the row with this number; on Cassandra several events may share it."""
         config = await self._store.topic_config(key.topic)
         segment = event_segment(seq_nr, config.segment_size)
         await self._run(
@@ -47,7 +47,7 @@ class Spoiler:
         )
 
     async def tag(self, row: TagRow) -> None:
-        """Spoil a row of a tag."""
+        """Damage a row of a tag."""
         bucket = 0 if self._embedded else (await self._store._buckets.fixed_at(row.time_ms)).start(row.time_ms)
         place = (row.tag, row.time_ms, row.topic, row.partition, row.offset, row.index)
         await self._run(

@@ -1,4 +1,4 @@
-"""The same jobs on a real standalone cluster: a master and two workers on loopback, the package shipped to them."""
+"""The jobs on a real standalone cluster: a master and two workers on loopback, to which the package is shipped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tools.build import build_archives
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
-#: What a test waits for at most: an executor takes seconds to start, longer on a busy machine.
+#: The longest wait of a test: an executor takes seconds to start, and longer on a busy machine.
 PATIENCE_S = 240
 
 
@@ -45,7 +45,7 @@ def spark_home() -> Path:
 
 
 class Cluster:
-    """Spark's own daemons, as plain processes."""
+    """Spark's own daemons, started as plain processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,17 +82,17 @@ class Cluster:
             time.sleep(0.2)
 
     def executors(self) -> list[int]:
-        """The executors that run now: Spark's workers start each in a folder of its own."""
+        """Return the running executors: Spark's workers start each of them in a separate folder."""
         return [pid for pid in processes_with("CoarseGrainedExecutorBackend") if _works_in(pid, self.folder)]
 
     def is_served_by_all(self) -> bool:
-        """Whether there are two executors, and each has a Python worker: it has served a lease at least."""
+        """Return whether both executors have a Python worker, which shows that they have served a lease."""
         running = self.executors()
         daemons = [descendants(pid).keys() & set(processes_with("pyspark.daemon")) for pid in running]
-        return len(running) == 2 and all(len(each) > 1 for each in daemons)  # the daemon, and what it has forked
+        return len(running) == 2 and all(len(each) > 1 for each in daemons)  # the daemon and its forked workers
 
     def suspend_machine(self) -> None:
-        """Stop a worker daemon and all that it runs, as if its machine had left the network.
+        """Stop a worker daemon and its processes, as if its machine had lost the network.
 
         Nothing closes a connection, so that only missing heartbeats show the loss.
         """
@@ -105,7 +105,7 @@ class Cluster:
         self._suspended = stopped
 
     def resume_machine(self) -> None:
-        """Continue the processes of `suspend_machine` that still run."""
+        """Continue the processes that `suspend_machine` stopped and that still exist."""
         for pid in self._suspended:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -127,7 +127,7 @@ def _works_in(pid: int, folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests here."""
+    """Start one cluster for all tests of this module."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
@@ -138,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The package as an archive, marked so that a worker can tell where it has it from."""
+    """Build the package as an archive, marked so that a worker can report where it was imported from."""
     archive = tmp_path / "tidebook-shipped.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         for file in (ROOT / "src" / "tidebook").rglob("*.py"):
@@ -147,7 +147,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def submitted(cluster: Cluster, package: Path, script: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """`spark-submit` of a script, as the documents tell it."""
+    """Run `spark-submit` with a script, as documented."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
     conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2"]
@@ -162,7 +162,7 @@ def submitted(cluster: Cluster, package: Path, script: str, *arguments: str) -> 
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
 
 
-def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_killed(
+def test_a_cluster_replicates_with_the_shipped_package_although_an_executor_is_killed(
     cluster: Cluster, package: Path, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     # Many micro-batches, so that there is one to kill an executor in.
@@ -204,6 +204,7 @@ def test_the_last_page_of_the_tutorial(cluster: Cluster, servers_toml: Path, tmp
     assert [*(folder / "totals").glob("*.parquet")]
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lease_s", [600, pytest.param(3, marks=pytest.mark.long)])
 def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_leases(
     cluster: Cluster,
@@ -216,15 +217,16 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
     long_form: bool,
     lease_s: int,
 ) -> None:
-    """An executor is killed within a slice; then a machine vanishes without a word, and comes back later.
+    """An executor is killed within a slice; then a machine disappears from the network, and returns later.
 
-    Long leases are taken over because Spark reports the loss, long before they end; short ones because they end.
+    Long leases are taken over when Spark reports the loss, long before they end; short ones when they end.
     """
     heartbeats = "".join(
         f'"{name}" = "{value}", '
         for name, value in {
             "spark.executor.heartbeatInterval": "1s",
-            "spark.storage.blockManagerHeartbeatTimeoutMs": f"{10 if lease_s > PATIENCE_S else 300}s",
+            # A busy machine may delay heartbeats for ten seconds.
+            "spark.storage.blockManagerHeartbeatTimeoutMs": f"{20 if lease_s > PATIENCE_S else 300}s",
             "spark.network.timeoutInterval": "1s",
         }.items()
     )
@@ -239,9 +241,9 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
         process = submitted(cluster, package, faults.__file__, *arguments)
         assert process.stdout is not None
         try:
-            await_replicated(book, portal, topic, within_s=PATIENCE_S)
+            await_replicated(book, portal, topic, within_s=PATIENCE_S * len(rounds))  # an executor starts after each
             assert [*kills.iterdir()]
-            until(cluster.is_served_by_all, "an executor did not come back", PATIENCE_S)
+            until(cluster.is_served_by_all, "an executor was not replaced", PATIENCE_S)
             cluster.suspend_machine()
             portal.run(write_history(book, topic, steps=40, seed=2))
             await_replicated(book, portal, topic, within_s=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The pipeline as its users meet it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
+"""The pipeline's commands: exit codes, lines of JSON, signals, and `tidebook up`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,9 +18,10 @@ from urllib.request import urlopen
 import pytest
 from pyarrow import parquet
 
-from tests.pipeline.commands import Forwarder, free_port, processes_with, running
+from tests.pipeline.commands import Forwarder, descendants, free_port, processes_with, running
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.test_faults import assert_as_expected
+from tests.pipeline.test_leases import until
 from tests.pipeline.test_verify import damage
 from tests.pipeline.workloads import newer_record, replicate_here, write_garbage, write_history
 from tidebook.cli.app import main
@@ -32,42 +34,44 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
+#: The longest time that `tidebook up` takes to end on an idle machine.
+STOP_S = 2.0
 WITHOUT_PYSPARK = "import sys; sys.modules['pyspark'] = None; from tidebook.cli.app import main; main()"
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     code: int
     rows: list[dict[str, Any]]
     err: str
 
 
-Cli = Callable[..., Told]
+Cli = Callable[..., Answered]
 
 
 @pytest.fixture
 def cli(
     spark: SparkSession, embedded: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Cli]:
-    """The `tidebook` command in this process, on the tests' own Spark session, which it may not stop."""
+    """Return the `tidebook` command, run in this process on the tests' own Spark session, which it must not stop."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for each in (spark, spark.sparkContext):
         monkeypatch.setattr(each, "stop", lambda: None)
 
-    def run(*arguments: str) -> Told:
+    def run(*arguments: str) -> Answered:
         monkeypatch.setattr(sys, "argv", ["tidebook", *arguments, "--json", "--book", str(embedded.settings.folder)])
         with pytest.raises(SystemExit) as exit_:
             main()
         out, err = capsys.readouterr()
         code = exit_.value.code
         assert isinstance(code, int | None)
-        return Told(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
+        return Answered(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
 
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
+def test_a_running_replication_reports_its_progress_and_ends_cleanly_on_request(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -76,12 +80,12 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
         first = command.until(lambda row: row["records"] > 0 and row["lag"] == 0)
         assert {"records", "records_per_s", "batch_s", "parked", "waiting", "stopped"} <= first.keys()
         portal.run(embedded.journal(topic).append("late", [Event(1)]))
-        # The rate is that of the time between two looks.
+        # The rate is measured between two reports.
         command.until(lambda row: row["records"] > first["records"] and row["lag"] == 0 and row["records_per_s"] > 0)
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            told = answer.read().decode()
+            reported = answer.read().decode()
         for name in ("lag_records", "lag_seconds", "records_per_second", "stopped_partitions"):
-            assert f"tidebook_pipeline_{name}" in told
+            assert f"tidebook_pipeline_{name}" in reported
         code, rows = command.end()
     assert code == 0
     partitions = portal.run(embedded.journal(topic).topic_config()).partitions
@@ -89,7 +93,7 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
     assert rows[-1]["lag"] in {0, partitions}  # a tick in each partition may follow the last batch
 
 
-def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
+def test_status_reports_the_lag_in_records_and_seconds_and_the_parked_records(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
@@ -104,8 +108,8 @@ def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
     assert job["job"]["records"] >= 2
 
 
-def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
-    """Not 0: a misspelt name would look as if all were well."""
+def test_a_topic_that_was_never_written_is_exit_code_4(cli: Cli) -> None:
+    """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
 
@@ -122,7 +126,7 @@ def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
     assert [row["stopped"] for row in cli("pipeline", "status").rows if row.get("stopped")]
 
 
-def test_verify_tells_differences_as_rows_and_by_its_exit_code(
+def test_verify_reports_differences_as_rows_and_by_its_exit_code(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -133,7 +137,7 @@ def test_verify_tells_differences_as_rows_and_by_its_exit_code(
     *differences, summary = found.rows
     assert damaged.items() <= {(row["id"], row["what"]) for row in differences}
     assert summary["left"] == len(differences)
-    # As with `rebuild`, a topic may be named by its place; another one is not looked at.
+    # As with `rebuild`, a topic may be a positional argument; other topics are not compared.
     portal.run(embedded.journal("sound").append("o-1", [Event(1)]))
     portal.run(replicate_here(embedded, embedded.store, "sound"))
     sound = cli("pipeline", "verify", "sound")
@@ -142,7 +146,7 @@ def test_verify_tells_differences_as_rows_and_by_its_exit_code(
     assert cli("pipeline", "verify").code == 0
 
 
-def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_running(
+def test_up_on_spark_replicates_purges_expired_journals_and_leaves_no_process(
     tmp_path: Path, embedded: Book, portal: BlockingPortal
 ) -> None:
     folder = embedded.settings.folder
@@ -152,7 +156,7 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
     portal.run(journal.append("stays", [Event(1)]))
     portal.run(journal.append("goes", [Event(1)], expire_after=timedelta(milliseconds=1)))
     with running("up", "--json", "--every-s", "0.2", "--book", str(toml)) as command:
-        # Three records: two appends and the purge of one of them, for which it must have been replicated first.
+        # Three records: two appends, and the purge of one journal, which must have been replicated first.
         command.until(
             lambda row: (
                 bool(row.get("topics"))
@@ -170,8 +174,37 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
     assert not processes_with(f"--until-input-ends\0--json\0--book\0{toml}")
 
 
+def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
+    tmp_path: Path, embedded: Book, portal: BlockingPortal
+) -> None:
+    toml = tmp_path / "up.toml"
+    toml.write_text(f'folder = "{embedded.settings.folder}"\n[pipeline]\nengine = "spark"\nlook_every_s = 0.2\n')
+    portal.run(embedded.journal("orders").append("o-1", [Event(1)]))
+    with running("up", "--json", "--every-s", "0.2", "--book", str(toml)) as command:
+        command.until(lambda row: bool(row.get("topics")) and row["topics"][0]["lag"] == 0)
+        processes = descendants(command.process.pid)
+        assert any("java" in Path(f"/proc/{pid}/comm").read_text() for pid in processes)
+        before = slowdown()
+        began_s = time.monotonic()
+        code, _ = command.end()
+        seconds = time.monotonic() - began_s
+        slower = max(before, slowdown())
+        assert code == 0
+        assert seconds <= STOP_S * (1.0 if slower < 1.2 else 2 * slower), f"{seconds:.2f} s, slower by {slower:.1f}"
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "Spark did not end")
+
+
+def slowdown() -> float:
+    """Return the factor by which a process is slower now because others use the cores."""
+    began_s = time.monotonic()
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
+    _, status, usage = os.wait4(pid, 0)
+    assert status == 0
+    return max(1.0, (time.monotonic() - began_s) / (usage.ru_utime + usage.ru_stime))
+
+
 @pytest.mark.parametrize("missing", ["pyspark", "java"])
-def test_up_on_spark_without_spark_says_so_and_stays_open(tmp_path: Path, missing: str) -> None:
+def test_up_on_spark_without_spark_reports_it_and_stays_open(tmp_path: Path, missing: str) -> None:
     code = WITHOUT_PYSPARK if missing == "pyspark" else "from tidebook.cli.app import main; main()"
     more = {} if missing == "pyspark" else {"JAVA_HOME": "", "PATH": str(tmp_path)}
     toml = tmp_path / "tidebook.toml"
@@ -198,7 +231,7 @@ def test_flush_wal_writes_entries_and_removes_them_from_the_log(
     assert left.meta.held_bytes == 0
 
 
-def test_inline_replication_beside_the_job_changes_nothing(
+def test_inline_replication_alongside_the_job_changes_nothing(
     cli: Cli, spark: SparkSession, embedded: Book, portal: BlockingPortal, open_book: OpenBook
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication
@@ -231,7 +264,7 @@ def test_inline_replication_beside_the_job_changes_nothing(
 def test_replicate_waits_for_servers_that_are_down_when_it_starts_and_an_interrupt_ends_it_with_130(
     tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, portal: BlockingPortal, topic: str
 ) -> None:
-    """Each is up as soon as it was waited for."""
+    """Each part is ready as soon as the wait for it returns."""
 
     def settings(name: str, kafka: str, cassandra: str) -> Path:
         file = tmp_path / name

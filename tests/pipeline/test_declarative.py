@@ -1,4 +1,4 @@
-"""The template of a Declarative Pipeline, run by Spark's own command over an embedded book."""
+"""The template of a Declarative Pipeline, run by Spark's own command on an embedded book."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def rows(warehouse: Path, table: str) -> list[dict[str, Any]]:
     return [row for file in (warehouse / table).glob("*.parquet") for row in pq.read_table(file).to_pylist()]
 
 
-def test_the_template_runs_over_a_book(
+def test_the_template_runs_on_a_book(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, tmp_path: Path, connect_url: str, long_form: bool
 ) -> None:
-    """On the Connect server of the other tests; in the long form on one that the command starts."""
+    """It runs on the Connect server of the other tests; in the long form on one that the command starts."""
     for n in range(9):
         portal.run(embedded.journal("orders").append(f"o-{n % 3}", [Event({"n": n})]))
     portal.run(replicate_here(embedded, embedded.store, "orders"))

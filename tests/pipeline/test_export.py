@@ -45,7 +45,7 @@ def exported(spark: SparkSession, output: Path, kind: str) -> list[tuple[str, in
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_each_run_adds_what_is_new_and_nothing_twice(
+def test_each_run_adds_only_new_events(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, kind: str
 ) -> None:
     output = tmp_path / "lake"
@@ -77,7 +77,7 @@ def test_from_the_real_servers(
 
 
 @pytest.mark.parametrize("step", ["add", "publish"])
-def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
+def test_a_batch_that_was_interrupted_is_neither_lost_nor_repeated(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,
@@ -86,7 +86,7 @@ def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """Before its manifest it leaves staged files; behind it, files that are not yet in their place."""
+    """A crash before the manifest leaves staged files; one after it, files that are not yet moved to their folder."""
     from tidebook.wal.flush import FolderManifest
 
     output = tmp_path / "lake"
@@ -114,7 +114,7 @@ def _die(*_: object) -> None:
     raise RuntimeError("died here")
 
 
-def test_of_two_exports_at_once_one_changes_nothing(
+def test_one_of_two_concurrent_exports_changes_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import ParquetTarget
@@ -129,7 +129,7 @@ def test_of_two_exports_at_once_one_changes_nothing(
     assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
 
 
-def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
+def test_one_of_two_concurrent_exports_to_delta_reports_that_it_added_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import DeltaTarget
@@ -142,14 +142,14 @@ def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
     with pytest.raises(Conflict):
         slow.add(spark.read.format("delta").load(str(output)), {"another": {"0": 7}})
     assert exported(spark, output, "delta") == before == portal.run(numbers(embedded, topic))
-    # A scan that has found no events still says how far it came.
+    # A scan that has found no events still reports how far it came.
     target = DeltaTarget(spark, str(output))
     target.add(spark.read.format("delta").load(str(output)).limit(0), {"another": {"epoch": 2, "0": 7}})
     assert DeltaTarget(spark, str(output)).reached() == target.reached()
     assert target.reached()["another"] == {"epoch": 2, "0": 7}
 
 
-def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
+def test_events_that_the_log_has_lost_are_exported_from_the_store(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "lake"
@@ -166,7 +166,7 @@ def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
 def test_an_adopted_topic_is_exported_over_its_epochs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
-    """Its offsets start over: one export had reached higher ones, the other begins only now."""
+    """Offsets restart at 0: one export had reached higher ones, the other begins only now."""
     old, new = tmp_path / "old", tmp_path / "new"
     for n in range(8):
         portal.run(more(embedded, topic, n))
@@ -175,7 +175,7 @@ def test_an_adopted_topic_is_exported_over_its_epochs(
     portal.run(lose_log(embedded, topic))
     assert portal.run(embedded.journal(topic).adopt()).epoch == 2
     portal.run(more(embedded, topic, 9))
-    # What the old epoch had left, and the new one.
+    # The rest of the old epoch, and the new one.
     assert export(spark, embedded, portal, old, topic).events == 6
     assert export(spark, embedded, portal, new, topic).events == 30
     portal.run(more(embedded, topic, 10))
@@ -187,7 +187,7 @@ def test_an_adopted_topic_is_exported_over_its_epochs(
 def test_a_log_that_was_lost_and_not_adopted_yet_is_exported_from_the_store(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
-    output = tmp_path / "the lake"  # Spark must not take the space for %20
+    output = tmp_path / "the lake"  # Spark must not turn the space into %20
     portal.run(more(embedded, topic, 1))
     export(spark, embedded, portal, output, topic)
     portal.run(more(embedded, topic, 2))

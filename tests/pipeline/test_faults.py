@@ -1,4 +1,4 @@
-"""Micro-batches: whatever dies, and whatever the checkpoint says, the rows are those of one undisturbed pass."""
+"""Whatever process dies and whatever the checkpoint contains, micro-batches write the rows of one undisturbed pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.faults import KillAround, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that fails starts anew after half a second, however often it has failed: it is killed many times here."""
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a failed query restart after half a second, however often it has failed: these tests kill it many times."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
@@ -48,7 +48,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: 
 
 
 def run_until_done(job: Replication, portal: BlockingPortal, timeout_s: float = 600) -> None:
-    """Run continuously, however often it starts anew, until nothing is left."""
+    """Run continuously, across any number of restarts, until everything is replicated."""
     done = threading.Event()
     job._report = lambda progress: done.set() if progress.batches and not progress.lag else None
     thread = threading.Thread(target=job.run)
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
         assert_as_expected(book, portal, topic, open_book)
 
 
-def test_two_replicators_at_once_write_the_same(
+def test_two_concurrent_replicators_write_the_same_rows(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=60))
@@ -114,16 +114,16 @@ def test_two_replicators_at_once_write_the_same(
     assert_as_expected(book, portal, topic, open_book)
 
 
-def test_old_copied_and_damaged_checkpoints_mean_nothing(
+def test_old_copied_and_damaged_checkpoints_have_no_effect(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
-    """A checkpoint is forced upon the job, which by itself uses a fresh one each time."""
+    """The job is made to use a given checkpoint; by default it uses a fresh one each time."""
     checkpoint, old = tmp_path / "checkpoint", tmp_path / "old"
     portal.run(write_history(book, topic, steps=60))
     replication(spark, book, portal, topic, checkpoint=checkpoint).run(once=True)
     shutil.copytree(checkpoint, old)
 
-    # The last commit is gone: Spark plays the last batch again.
+    # The last commit is missing: Spark repeats the last batch.
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
     last.unlink()
     (checkpoint / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def test_old_copied_and_damaged_checkpoints_mean_nothing(
     assert_as_expected(book, portal, topic, open_book)
 
 
-def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
+def test_a_store_older_than_the_checkpoint_loses_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     checkpoint, folder = tmp_path / "checkpoint", embedded.settings.folder
@@ -158,20 +158,20 @@ def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=30))
     away = tmp_path / "away"
     away.mkdir()
-    done = replication(spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 4)).run(once=True)
+    done = replication(spark, embedded, portal, topic, opening=UnavailableAtFirst(str(away), 4)).run(once=True)
     assert done.lag == 0
     assert len(list(away.iterdir())) == 4
     assert_as_expected(embedded, portal, topic, open_book)
 
 
 def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
-    """A driver, a process of its own, that is killed at a point of its first batch."""
+    """Run a driver as a separate process that is killed at a point of its first batch."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point, str(lease_s)],
@@ -186,7 +186,7 @@ def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
 def test_a_driver_that_is_killed(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
-    """Before the store's first write, behind it and its pointer, and between the last one and Spark's commit."""
+    """The points are before and after the store's first write, after its pointer, and before Spark's commit."""
     portal.run(write_history(embedded, topic, steps=80))
     killed(embedded.settings.folder, topic, point)
     portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
@@ -200,7 +200,7 @@ def test_a_driver_that_is_killed(
 def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
-    """Behind the first statement of a slice on Cassandra, behind the last, its pointer, and before Spark's commit."""
+    """The points are after a slice's first and last statement, after its pointer, and before Spark's commit."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=80))
         partitions = portal.run(book.journal(topic).create()).partitions
@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
     tmp_path: Path,
     open_book: OpenBook,
 ) -> None:
-    """A gate stands before Cassandra. While it is shut the job says what it waits for, and goes on unaided."""
+    """While the gate in front of Cassandra is shut, the job reports what it waits for; then it continues."""
     with TcpGate(cassandra_address) as gate, opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=60))
         gated = tmp_path / "gated.toml"
@@ -234,7 +234,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
         gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\nlease_s = 0\n")
         waited, done = threading.Event(), threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waited.set()
                 gate.open()
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
                 gate.shut()
 
         with opened(portal, gated) as through:
-            job = replication(spark, through, portal, topic, report=tell, on_batch=on_batch, settings=None)
+            job = replication(spark, through, portal, topic, report=report, on_batch=on_batch, settings=None)
             thread = threading.Thread(target=job.run)
             thread.start()
             try:

@@ -32,7 +32,7 @@ STEPS = ("before stage", "after stage", "after link", "after publish", "after on
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def book(request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path: Path) -> Iterator[Book]:
-    """A book whose log is embedded, or on the real Kafka; a region needs no store."""
+    """Open a book whose log is embedded or on the real Kafka; a region needs no store."""
     where = tmp_path / "book"
     if request.param == "kafka":
         where = tmp_path / "tidebook.toml"
@@ -43,12 +43,12 @@ def book(request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path: Path)
 
 @pytest.fixture
 def namespace() -> str:
-    """One of its own: the servers are shared."""
+    """Return a namespace of this test only, because the servers are shared."""
     return f"metrics-{uuid4().hex[:12]}"
 
 
 class Crash(Exception):
-    """The driver ends here."""
+    """Raised instead of killing a driver."""
 
 
 async def fill(book: Book, namespace: str, *, start: int = 0, stop: int = 300) -> Region:
@@ -96,7 +96,7 @@ def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: Bloc
     assert (bytes(one[1].payload), one[1].payload_type) == (b'{"n":2}', "json")
 
 
-def test_slices_together_hold_every_entry_once(book: Book, portal: BlockingPortal, namespace: str) -> None:
+def test_slices_together_contain_every_entry_once(book: Book, portal: BlockingPortal, namespace: str) -> None:
     from tidebook.pipeline.source.regions import plan_slices
     from tidebook.wal.mapping import SeqOffsets
 
@@ -114,7 +114,7 @@ def test_slices_together_hold_every_entry_once(book: Book, portal: BlockingPorta
     assert sorted(found) == [(table, seq) for table in range(3) for seq in range(1, 201)]
 
 
-def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
+def test_a_flush_writes_one_sorted_folder_for_each_table_then_marks(
     spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, tmp_path: Path
 ) -> None:
     region = portal.run(fill(book, namespace))
@@ -134,7 +134,7 @@ def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
     assert rows(spark, output) == expected(330)
 
 
-def test_flushes_that_end_at_any_step_are_finished_by_the_next(
+def test_a_flush_interrupted_at_any_step_is_completed_by_the_next(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,
@@ -143,9 +143,9 @@ def test_flushes_that_end_at_any_step_are_finished_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
     long_form: bool,
 ) -> None:
-    """Each flush begins with what the one before has left, and ends at the next step; the last one finishes.
+    """Each flush begins with what the one before has left, and is interrupted at the next step; the last one completes.
 
-    In the long form every step is the end of one flush, which the next one finishes.
+    In the long form a flush is interrupted at each step, and the next one completes it.
     """
     for chain in [(step,) for step in STEPS] if long_form else [STEPS]:
         name, output, stop = f"{namespace}-{chain[0].replace(' ', '-')}", tmp_path / chain[0], 0
@@ -181,7 +181,7 @@ def test_a_driver_that_is_killed_at_any_step_of_a_flush_leaves_it_to_the_next(
 def finish(
     spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, output: Path, *, start: int
 ) -> None:
-    """More entries, another flush: every entry is there once, and the region holds nothing."""
+    """Write and flush more entries; check that each entry was written once and that the region holds none."""
     portal.run(fill(book, namespace, start=start, stop=start + 6))
     flush(spark, book, portal, namespace, output)
     assert rows(spark, output) == expected(start + 6)
@@ -198,13 +198,13 @@ def test_a_folder_of_another_namespace_is_refused_and_nothing_is_marked(
         portal.run(fill(embedded, name, stop=6))
     output = tmp_path / "out"
     assert flush(spark, embedded, portal, namespace, output) == 12
-    with pytest.raises(InvalidInput, match="a folder of its own"):
+    with pytest.raises(InvalidInput, match="a separate folder"):
         flush(spark, embedded, portal, f"{namespace}-b", output)
     region = portal.run(embedded.wal(f"{namespace}-b").open_region(7, writable=False))
     assert all(held.latest_marked_deleted <= 1 for held in region.meta.tables.values())
 
 
-def test_an_output_that_workers_cannot_share_is_refused() -> None:
+def test_an_output_that_workers_do_not_share_is_refused() -> None:
     from tidebook.pipeline.jobs.flush_wal import output_folder
 
     with pytest.raises(InvalidInput, match="s3"):

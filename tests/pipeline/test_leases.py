@@ -1,4 +1,4 @@
-"""Leases: the live tail reaches the store at once, whatever dies, hangs, doubles or is away for a while."""
+"""Leases: new records reach the store at once, whatever process dies, hangs, runs twice or is down for a while."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 
 from tests.pipeline.commands import descendants, processes_with
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround, StopInSlice
+from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
-from tests.pipeline.workloads import write_history
+from tests.pipeline.workloads import rows_of, write_history
 from tidebook.core.errors import LogLost
 from tidebook.core.event import Event
+from tidebook.core.key import partition_of
 from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.servers import Kafka
@@ -35,24 +36,24 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PATIENCE_S = 60.0
-#: Many leases in a short time.
+#: Leases so short that many are served in a test.
 SHORT = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=1.0)
 BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails starts anew after half a second, however often it has failed."""
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a failed query restart after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
 
 
-def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 
     more.setdefault("settings", SHORT)
-    return Replication(spark, book, portal, topics=[topic], **more)
+    return Replication(spark, book, portal, topics=topics, **more)
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def until(holds: Callable[[], bool], what: str, within_s: float = PATIENCE_S) ->
 
 
 def await_replicated(book: Book, portal: BlockingPortal, topic: str, within_s: float = PATIENCE_S) -> None:
-    """Wait until the store has all that the log has now."""
+    """Wait until the store has everything that the log has now."""
     config = portal.run(book.journal(topic).create())
     ends = {number: portal.run(book.log.end(topic, number)) for number in range(config.partitions)}
 
@@ -92,7 +93,7 @@ def await_replicated(book: Book, portal: BlockingPortal, topic: str, within_s: f
     until(holds, f"{topic} was not replicated", within_s)
 
 
-def test_records_are_in_the_store_over_many_leases(
+def test_records_reach_the_store_over_many_leases(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=20))
@@ -108,10 +109,10 @@ def test_records_are_in_the_store_over_many_leases(
     assert_as_expected(book, portal, topic, open_book)
 
 
-def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_without_a_kill(
+def test_a_new_topic_is_leased_while_other_leases_continue_and_a_stop_ends_all_without_a_kill(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leases would go on for an hour. How long a stop takes is measured by `./dev bench pipeline`."""
+    """The leases would last for an hour. `./dev bench pipeline` measures how long a stop takes."""
     from tidebook.pipeline.jobs import replicate
     from tidebook.pipeline.lease_scheduler import LeaseScheduler
 
@@ -132,7 +133,7 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
 def test_a_stop_does_not_wait_for_a_store_that_hangs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leases would go on for an hour, and nothing that the driver asks the store for is ever answered."""
+    """The leases would last for an hour, and no request of the driver to the store is ever answered."""
     portal.run(embedded.journal(topic).append("a", [Event(1)]))
 
     async def hang(*arguments: Any, **more: Any) -> Any:
@@ -144,7 +145,7 @@ def test_a_stop_does_not_wait_for_a_store_that_hangs(
             monkeypatch.setattr(embedded.store, name, hang)
 
 
-def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
+def test_micro_batches_catch_up_on_a_backlog_before_leases_begin(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication
@@ -161,7 +162,7 @@ def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
     portal.run(write_history(embedded, topic, steps=60))
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, catch_up_records=20)
     with running(replication(spark, embedded, portal, topic, settings=settings)):
-        until(lambda: "_run_leases" in done, "it never leased")
+        until(lambda: "_run_leases" in done, "no lease began", 4 * PATIENCE_S)  # on busy cores a query starts slowly
         await_replicated(embedded, portal, topic)
     assert done[:2] == ["_run_query", "_run_leases"]
 
@@ -208,7 +209,7 @@ def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
 def test_a_driver_that_is_killed(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
-    """Before a slice is written, after its first statement, and after its pointer."""
+    """The points are before a slice is written, after its first statement, and after its pointer."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=40))
         killed(servers_toml, topic, point, lease_s=5)
@@ -218,20 +219,20 @@ def test_a_driver_that_is_killed(
         assert_as_expected(book, portal, topic, open_book)
 
 
-def test_two_pipelines_at_once_one_of_them_in_micro_batches_write_the_same(
+def test_two_concurrent_pipelines_one_of_them_in_micro_batches_write_the_same_rows(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=40))
     jobs = [replication(spark, book, portal, topic), replication(spark, book, portal, topic, settings=BATCHES)]
     with running(*jobs):
         portal.run(write_history(book, topic, steps=60, seed=2))
-        until(lambda: all(job.progress().batches for job in jobs), "one of them did nothing")
+        until(lambda: all(job.progress().batches for job in jobs), "one of the pipelines did nothing")
         portal.run(write_history(book, topic, steps=60, seed=3))
         await_replicated(book, portal, topic)
     assert_as_expected(book, portal, topic, open_book)
 
 
-def test_workers_that_hang_past_their_lease_are_replaced_and_harmless_when_they_come_back(
+def test_workers_that_hang_past_their_lease_are_replaced_and_harmless_when_they_resume(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,
@@ -251,7 +252,7 @@ def test_workers_that_hang_past_their_lease_are_replaced_and_harmless_when_they_
         portal.run(write_history(embedded, topic, steps=40, seed=2))
         await_replicated(embedded, portal, topic)
         for pid in hung:
-            with suppress(ProcessLookupError):  # Spark has killed those that it replaced
+            with suppress(ProcessLookupError):  # Spark has killed the workers that it replaced
                 os.kill(pid, signal.SIGCONT)
         portal.run(write_history(embedded, topic, steps=40, seed=3))
         await_replicated(embedded, portal, topic)
@@ -267,10 +268,10 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
     open_book: OpenBook,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is stopped between the plan and the writes, and comes back when other leases have served its partitions."""
+    """The worker is stopped between plan and writes, and continues after other leases have served its partitions."""
     from tidebook.pipeline import lease_scheduler
 
-    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", PATIENCE_S)  # nobody kills it
+    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", PATIENCE_S)  # so that the worker is not killed
     stopped, ended = tmp_path / "stopped", [0]
     opening = StopInSlice(str(tmp_path))
     portal.run(write_history(book, topic, steps=20))
@@ -278,7 +279,8 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
         until(lambda: stopped.exists() and bool(stopped.read_text()), "no slice began")
         portal.run(write_history(book, topic, steps=20, seed=2))
         await_replicated(book, portal, topic)
-        until(lambda: len(ended) > 3, "no other leases ended")  # they have one slot, so that its time is over
+        # Leases share one slot, so the time of the stopped worker's lease has then passed.
+        until(lambda: len(ended) > 3, "no other leases ended")
         os.kill(int(stopped.read_text().split()[0]), signal.SIGCONT)
         until((tmp_path / "tried").exists, "the slice was not written")
         portal.run(write_history(book, topic, steps=20, seed=3))
@@ -286,8 +288,66 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
     assert_as_expected(book, portal, topic, open_book)
 
 
+def test_a_topic_recreated_under_a_running_pipeline_continues_in_its_new_epoch_once_adopted(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
+) -> None:
+    """The replication of other topics continues meanwhile."""
+    other = f"{topic}-other"
+    for name in (topic, other):
+        portal.run(book.journal(name).append("o-1", [Event("old")]))
+    config = portal.run(book.journal(topic).topic_config())
+    partition = partition_of("o-1", config.partitions)
+    ended: list[BaseException | None] = []
+    job = replication(spark, book, portal, topic, other)
+
+    def run() -> None:
+        try:
+            job.run()
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for name in (topic, other):
+            await_replicated(book, portal, name)
+        portal.run(book.journal(topic).close())
+        portal.run(book.log.delete_topic(topic))
+        until(lambda: f"{topic}/{partition}" in job.progress().stopped, "the topic without a log was not reported")
+        portal.run(book.journal(other).append("o-1", [Event("meanwhile")]))
+        await_replicated(book, portal, other)
+        portal.run(book.log.create_topic(topic, config.partitions))
+        adopted = portal.run(book.journal(topic).adopt())
+        assert adopted.epoch == 2
+        for number in range(3):
+            portal.run(book.journal(topic).append("o-1", [Event(f"new {number}")]))
+        await_replicated(book, portal, topic)
+        until(lambda: not job.progress().stopped, "the topic was not resumed")
+        portal.run(book.journal(topic).append("o-1", [Event("last")]))
+        await_replicated(book, portal, topic)
+        assert not ended, ended
+    finally:
+        job.stop()
+        thread.join(PATIENCE_S)
+    assert ended == [None]
+    found = portal.run(rows_of(book.store, topic))
+    pointer = portal.run(book.store.pointer(topic, partition))
+    assert pointer is not None
+    assert pointer.position.epoch == 2
+    assert [(event.seq_nr, event.payload) for event in portal.run(events_of(book, topic, "o-1"))] == [
+        (1, "old"), (2, "new 0"), (3, "new 1"), (4, "new 2"), (5, "last"),
+    ]  # fmt: skip
+    assert len(found["events"]["o-1"]) == 5
+    assert job.progress().stopped == {}
+
+
+async def events_of(book: Book, topic: str, id: str) -> list[Any]:
+    return [event async for event in book.journal(topic).read(id)]
+
+
 def workers() -> list[int]:
-    """The Python workers of this process's Spark: they are below its daemon, and have its command line."""
+    """Return the Python workers of this process's Spark: children of its daemon, with the same command line."""
     ours = descendants(os.getpid())
     daemons = [pid for pid in processes_with("pyspark.daemon") if pid in ours]
     found = [pid for pid in daemons if ours[pid] in daemons]
@@ -303,13 +363,13 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     away = tmp_path / "away"
     away.mkdir()
 
-    def tell(progress: Progress) -> None:
-        if progress.waiting is not None:  # the store is away
+    def report(progress: Progress) -> None:
+        if progress.waiting is not None:  # the store is down
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
-    opening = AwayAtFirst(str(away), 10_000)
-    job = replication(spark, book, portal, topic, opening=opening, report=tell, settings=settings)
+    opening = UnavailableAtFirst(str(away), 10_000)
+    job = replication(spark, book, portal, topic, opening=opening, report=report, settings=settings)
     with pytest.raises(LogLost) as caught:
         job.run()
     assert (caught.value.partition, caught.value.first, caught.value.last) == (0, 0, end - 2)
@@ -320,10 +380,10 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
 def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
-    """A worker is stopped in a slice, and the log loses what came meanwhile before the worker can read it."""
+    """A worker is stopped in a slice, and the log loses the newer records before the worker can read them."""
     stopped = tmp_path / "stopped"
     portal.run(write_history(book, topic, steps=40))
-    # One lease, and a driver that does not look: the worker alone can find out.
+    # One lease, and a driver that does not check: only the worker can notice the loss.
     settings = PipelineSettings(lease_s=3600, look_every_s=3600)
     job = replication(spark, book, portal, topic, opening=StopInSlice(str(tmp_path)), settings=settings)
     with ThreadPoolExecutor(1) as thread:
@@ -348,7 +408,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,
@@ -363,11 +423,11 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
         gated.write_text(servers_toml.read_text().replace(cassandra_address, gate.address))
         waiting = threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waiting.set()
 
-        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=tell)):
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=report)):
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))
@@ -379,7 +439,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_broker_that_is_killed_and_comes_back_is_waited_for(
+def test_a_broker_that_is_killed_and_restarted_is_waited_for(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     with Kafka(tmp_path / "kafka") as kafka:

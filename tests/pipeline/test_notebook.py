@@ -1,4 +1,4 @@
-"""The notebook of the examples: its code cells run in their order, twice in the same folder."""
+"""The notebook of the examples: its code cells run in order, twice in the same folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook" / "orders.ipynb"
 
 
-def test_the_notebook_sums_up_what_was_paid(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_sums_the_payments(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if each["cell_type"] == "code"]
-    assert all(not each["outputs"] for each in cells)  # outputs of somebody's run are not kept
+    assert all(not each["outputs"] for each in cells)  # the committed notebook has no outputs
     for _ in range(2):
         inside: dict[str, Any] = {}
         for cell in cells:

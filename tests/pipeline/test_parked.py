@@ -47,7 +47,7 @@ async def test_a_record_of_another_program_becomes_an_event_of_its_journal(book:
     assert await parked(book) == []
 
 
-async def test_a_damaged_record_is_left_where_it_is_unless_its_bytes_are_asked_for(book: Book) -> None:
+async def test_a_damaged_record_stays_parked_unless_its_bytes_are_requested(book: Book) -> None:
     await write_garbage(book, TOPIC, "o-1", value=b"\x00\x01garbage")
     [found] = await parked(book)
     done = await replay_parked(book, found)
@@ -77,8 +77,8 @@ async def test_replaying_again_adds_nothing(book: Book) -> None:
     assert await payloads(book, "o-1") == [7]
 
 
-async def test_a_record_that_was_kept_in_part_is_replayed_whole_or_not_at_all(book: Book) -> None:
-    """Cassandra keeps the first bytes of a large one: the rest is in the log, as long as that has it."""
+async def test_a_record_that_was_stored_in_part_is_replayed_completely_or_not_at_all(book: Book) -> None:
+    """Cassandra keeps the first bytes of a large record; the rest is only in the log, until it is truncated."""
     offset = await write_garbage(book, TOPIC, "o-1", value=b'"a long text"')
     [found] = await parked(book)
     cut = msgspec.structs.replace(found, value=found.value[:6], whole_bytes=len(found.value))
@@ -96,10 +96,10 @@ async def test_a_record_that_was_kept_in_part_is_replayed_whole_or_not_at_all(bo
     assert len(await parked(book)) == 1
 
 
-async def test_a_replay_that_died_before_its_end_is_not_taken_twice_though_the_journal_has_forgotten_it(
+async def test_an_interrupted_replay_is_not_applied_twice_although_its_append_id_was_evicted(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal remembers its last appends alone."""
+    """The journal remembers only its most recent appends."""
 
     async def dying(parked: object) -> None:
         raise RuntimeError("died here")

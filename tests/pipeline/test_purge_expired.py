@@ -1,4 +1,4 @@
-"""Expired journals are purged through the log, and a fresh append always wins."""
+"""Expired journals are purged through the log, and a new append always wins over the purge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY_MS = 86_400_000
 
 
 class Clock(SystemClock):
-    """A clock that stands still until it is moved."""
+    """A clock that stops until a test moves it."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
@@ -52,7 +52,7 @@ async def append(book: Book, id: str, expire_after: timedelta | None = None) -> 
     await replicate_here(book, book.store, TOPIC)
 
 
-async def test_a_journal_goes_when_its_expiry_has_passed_even_days_ago(book: Book, clock: Clock) -> None:
+async def test_a_journal_is_purged_once_its_expiry_has_passed_even_days_ago(book: Book, clock: Clock) -> None:
     await append(book, "short", timedelta(hours=1))
     await append(book, "for ever")
     assert await purge(book) == []
@@ -63,7 +63,7 @@ async def test_a_journal_goes_when_its_expiry_has_passed_even_days_ago(book: Boo
     assert await book.journal(TOPIC).pointer("for ever") == 1
 
 
-async def test_a_fresh_append_wins_over_the_purge_of_what_the_store_still_shows(book: Book, clock: Clock) -> None:
+async def test_a_new_append_wins_over_a_purge_decided_from_an_older_store(book: Book, clock: Clock) -> None:
     await append(book, "s-1", timedelta(hours=1))
     clock.ms += DAY_MS
     await book.journal(TOPIC).append("s-1", [Event(2)])  # not replicated yet
@@ -81,14 +81,14 @@ async def test_a_purge_that_waits_for_replication_is_not_repeated(book: Book, cl
     assert await purge(book) == []
 
 
-async def test_a_dry_run_only_tells(book: Book, clock: Clock) -> None:
+async def test_a_dry_run_only_reports(book: Book, clock: Clock) -> None:
     await append(book, "s-1", timedelta(hours=1))
     clock.ms += DAY_MS
     assert [each.purged for each in await purge(book, dry_run=True)] == [False]
     assert await book.journal(TOPIC).pointer("s-1") == 1
 
 
-async def test_graves_are_swept_when_the_log_has_forgotten_them(book: Book, clock: Clock) -> None:
+async def test_graves_are_removed_once_the_log_no_longer_has_their_records(book: Book, clock: Clock) -> None:
     journal = book.journal(TOPIC)
     for id in ("gone", "again", "there"):
         await append(book, id)

@@ -1,4 +1,4 @@
-"""Rows of the store that nothing can decode: reported as differences, and repaired from the log."""
+"""Rows of the store that cannot be decoded are reported as differences, and repaired from the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The real servers with a keyspace of this file's own: other tests scan theirs, and must not meet spoiled rows."""
+    """Name the real servers and a separate keyspace: the scans of other tests must not find damaged rows."""
     kafka, cassandra = request.getfixturevalue("kafka_bootstrap"), request.getfixturevalue("cassandra_address")
     toml = tmp_path / "tidebook.toml"
     toml.write_text(
@@ -73,7 +73,7 @@ def verify_here(book: Book, portal: BlockingPortal, topic: str, *, repair: bool 
 
 
 def own_tag(topic: str) -> str:
-    """Return a tag that no other test reads: its rows are spoiled."""
+    """Return a tag that no other test reads, because its rows will be damaged."""
     return f"of-{topic}"
 
 
@@ -96,8 +96,8 @@ async def write_journals(book: Book, topic: str) -> None:
     await replicate_here(book, book.store, topic)
 
 
-async def spoil_journals(book: Book, topic: str) -> dict[str, str]:
-    """Spoil rows of the five journals; return what was done to whom."""
+async def damage_journals(book: Book, topic: str) -> dict[str, str]:
+    """Damage rows of the five journals; return the kind of damage by journal."""
     spoiler = Spoiler(book)
     tag_rows = {row.id: row for row in await tagged(book, topic)}
     await spoiler.head(Key(topic, "head"))
@@ -115,7 +115,7 @@ def test_damaged_rows_are_differences_and_are_repaired(
 ) -> None:
     portal.run(write_journals(book, topic))
     before = portal.run(tagged(book, topic))
-    done_to = portal.run(spoil_journals(book, topic))
+    done_to = portal.run(damage_journals(book, topic))
     with pytest.raises(Corrupt):
         portal.run(book.store.head(Key(topic, "head")))
     found = verify_here(book, portal, topic)
@@ -129,19 +129,19 @@ def test_damaged_rows_are_differences_and_are_repaired(
     assert portal.run(tagged(book, topic)) == before
 
 
-def test_where_the_log_no_longer_tells_a_damaged_head_is_reported_and_left(
+def test_a_damaged_head_that_the_log_no_longer_has_is_reported_and_left(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """To fold what is left of the log onto nothing would number the journal anew."""
+    """A fold that starts with the rest of the log would renumber the journal."""
     for n in range(6):
         portal.run(embedded.journal(topic).append("a", [Event({"n": n}, tags={TAG})]))
     portal.run(replicate_here(embedded, embedded.store, topic))
     for number in portal.run(embedded.store.pointers(topic)):
         portal.run(embedded.log.truncate(topic, number, before=3))
     portal.run(Spoiler(embedded).head(Key(topic, "a")))
-    [told] = verify_here(embedded, portal, topic, repair=True)
-    assert (told["what"], told["repaired"]) == ("head damaged", False)
-    assert "the log does not reach back far enough" in told["found"]
+    [reported] = verify_here(embedded, portal, topic, repair=True)
+    assert (reported["what"], reported["repaired"]) == ("head damaged", False)
+    assert "the log does not reach back far enough" in reported["found"]
     with pytest.raises(Corrupt):
         portal.run(embedded.store.head(Key(topic, "a")))
 
@@ -150,7 +150,7 @@ def test_where_the_log_no_longer_tells_a_damaged_head_is_reported_and_left(
 def test_a_damaged_event_is_repaired_if_the_log_still_has_it(
     embedded: Book, portal: BlockingPortal, topic: str, number: int, repaired: bool
 ) -> None:
-    """A row from before the log's start stays damaged: to remove it would hide that an event is lost."""
+    """A row from before the log's start stays damaged: removing it would hide that an event is lost."""
     for n in range(6):
         portal.run(embedded.journal(topic).append("a", [Event({"n": n}, tags={TAG})]))
     portal.run(replicate_here(embedded, embedded.store, topic))
@@ -161,7 +161,7 @@ def test_a_damaged_event_is_repaired_if_the_log_still_has_it(
     rows = portal.run(embedded.store.events(Key(topic, "a"), head, after=0, to=6, limit=10))
     portal.run(embedded.log.truncate(topic, home, before=rows[3].position.offset))
     portal.run(Spoiler(embedded).event(Key(topic, "a"), number))
-    told = verify_here(embedded, portal, topic, repair=True)
-    assert [(row["what"], row["seq_nr"], row["repaired"]) for row in told] == [("event damaged", number, repaired)]
+    reported = verify_here(embedded, portal, topic, repair=True)
+    assert [(row["what"], row["seq_nr"], row["repaired"]) for row in reported] == [("event damaged", number, repaired)]
     again = verify_here(embedded, portal, topic)
     assert [(row["what"], row["seq_nr"]) for row in again] == ([] if repaired else [("event damaged", number)])

@@ -39,7 +39,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics
     return Replication(spark, book, portal, topics=topics, **more)
 
 
-def test_once_replicates_all_that_the_log_holds(
+def test_once_replicates_everything_in_the_log(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic))
@@ -48,7 +48,7 @@ def test_once_replicates_all_that_the_log_holds(
     assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_second_run_goes_on_where_the_store_stands(
+def test_a_second_run_continues_from_the_store_s_pointers(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))
@@ -85,7 +85,7 @@ def test_one_slice_a_log_partition_and_nothing_is_shuffled(
     assert "Exchange" not in plan
 
 
-def test_a_damaged_record_is_kept_aside_and_stalls_nothing(
+def test_a_damaged_record_is_parked_and_stalls_nothing(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(book.journal(topic).append("o-1", [Event(1)]))
@@ -98,7 +98,7 @@ def test_a_damaged_record_is_kept_aside_and_stalls_nothing(
     assert rows == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_record_of_an_unknown_version_stops_its_partition_alone(
+def test_a_record_of_an_unknown_version_stops_only_its_partition(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=50))
@@ -116,7 +116,7 @@ def test_a_record_of_an_unknown_version_stops_its_partition_alone(
     assert all(each.lag == 0 for number, each in by_number.items() if number != stuck)
 
 
-def test_it_waits_for_a_first_topic_and_takes_up_new_ones(
+def test_it_waits_for_a_first_topic_and_adds_new_ones(
     spark: SparkSession, embedded: Book, portal: BlockingPortal
 ) -> None:
     book = embedded
@@ -136,7 +136,7 @@ def test_it_waits_for_a_first_topic_and_takes_up_new_ones(
     assert {each.topic for each in statuses} == {"first", "second"}
 
 
-def test_a_log_that_lost_records_stops_it_and_names_them(
+def test_lost_records_of_the_log_stop_it_and_are_named(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))

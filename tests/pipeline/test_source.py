@@ -35,7 +35,7 @@ def table(spark: SparkSession, book: Book, topic: str, **options: str) -> DataFr
 
 
 async def everything(book: Book, topic: str) -> set[tuple[Any, ...]]:
-    """All events by plain reads, as (id, seq_nr, offset, payload)."""
+    """Read all events from the journals, as (id, seq_nr, offset, payload)."""
     found = set()
     async for id in book.journal(topic).ids():
         async for event in book.journal(topic).read(id):
@@ -52,7 +52,7 @@ def as_set(frame: DataFrame) -> set[tuple[Any, ...]]:
     return {tuple(row) for row in rows}
 
 
-def test_a_table_holds_every_event_once_whether_it_is_replicated_or_not(
+def test_a_table_has_every_event_once_whether_it_is_replicated_or_not(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=120))
@@ -73,7 +73,7 @@ def test_a_table_holds_every_event_once_whether_it_is_replicated_or_not(
 def test_queries_over_one_frame_do_not_see_one_anothers_filters(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, pushdown: str
 ) -> None:
-    """Also where the user has switched filter pushdown on: Spark 4.2.0 then shares one reader between the scans."""
+    """This also holds if the user has enabled filter pushdown: Spark 4.2.0 then shares one reader between the scans."""
     for id in IDS:
         portal.run(embedded.journal(topic).append(id, [Event({"step": i}) for i in range(EVENTS)]))
         if id == IDS[0]:  # the others are in the log only
@@ -116,7 +116,7 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
 
 @contextmanager
 def one_line_error(message: str) -> Iterator[None]:
-    """Expect an error of one line, and Spark's own line with the state."""
+    """Expect an error of one line, followed by Spark's own line with the state."""
     with pytest.raises(Exception, match=message) as caught:
         yield
     text = str(caught.value)
@@ -158,7 +158,7 @@ def test_the_python_of_the_howto_runs(spark: SparkSession, tmp_path: Path, monke
 
 
 def batches(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **options: str) -> list[list[Any]]:
-    """Run a stream to what is there now, and return what each of its micro-batches brought."""
+    """Run a stream until it has read what is available now; return the rows of each micro-batch."""
     from tidebook.pipeline.source.format import register
 
     register(spark)
@@ -176,11 +176,11 @@ def batches(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **opt
 
 
 def stream(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **options: str) -> list[Any]:
-    """Run a stream to what is there now, and return what it brought."""
+    """Run a stream until it has read what is available now; return its rows."""
     return [row for batch in batches(spark, book, topic, checkpoint, **options) for row in batch]
 
 
-def test_a_stream_goes_on_where_it_stopped_and_stays_within_its_limit(
+def test_a_stream_continues_where_it_stopped_and_stays_within_its_limit(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     portal.run(write_history(book, topic, steps=60))
@@ -197,7 +197,7 @@ def test_a_stream_goes_on_where_it_stopped_and_stays_within_its_limit(
     assert [(row["id"], row["seq_nr"]) for row in second] == [("new", 1), ("new", 2)]
 
 
-def test_a_stream_that_retention_has_overtaken_fails_loudly(
+def test_a_stream_that_retention_has_overtaken_raises_an_error(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     portal.run(write_history(book, topic, steps=60))
@@ -209,10 +209,10 @@ def test_a_stream_that_retention_has_overtaken_fails_loudly(
         stream(spark, book, topic, tmp_path / "c", startingOffsets=starts)
 
 
-def test_over_an_adopt_a_table_has_everything_and_a_stream_says_that_it_cannot_go_on(
+def test_after_an_adopt_a_table_has_everything_and_a_stream_reports_that_it_cannot_continue(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
-    """Offsets start over: those that the stream has kept mean other records now."""
+    """Offsets restart at 0: those that the stream has stored now refer to other records."""
     zero = f'{{"{topic}": {{"0": 0, "1": 0, "2": 0, "3": 0}}}}'
     for n in range(30):
         portal.run(embedded.journal(topic).append(f"o-{n % 5}", [Event({"step": n})]))
@@ -236,7 +236,7 @@ def test_over_an_adopt_a_table_has_everything_and_a_stream_says_that_it_cannot_g
     assert len(stream(spark, embedded, topic, tmp_path / "new")) == 5
 
 
-def test_a_stream_that_stands_behind_the_logs_end_fails_loudly(
+def test_a_stream_past_the_end_of_the_log_raises_an_error(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     portal.run(embedded.journal(topic).append("a", [Event({"step": 1})]))

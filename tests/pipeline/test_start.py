@@ -1,4 +1,4 @@
-"""The start of a local Spark: its second one reads the classes that a run has archived."""
+"""The second start of a local Spark reads the classes that the first one has archived."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_archive_that_was_written_is_read_by_the_next_start(tmp_path: Path) -
 
 
 def loaded(folder: Path, environment: dict[str, str]) -> str:
-    """Start a context and run a job with Python; return the classes that Java loaded, and from where."""
+    """Start a context and run a Python job; return the classes that Java loaded, and where it loaded them from."""
     log = folder / "classes.log"
     log.unlink(missing_ok=True)
     quick = environment.get("SPARK_SUBMIT_OPTS", "")

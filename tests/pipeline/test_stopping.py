@@ -1,4 +1,4 @@
-"""How a run of the replication ends: when it is asked to, and when the log or the store leaves it no choice."""
+"""A run of the replication ends on request, and if the state of the log or the store forces it to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-#: Many micro-batches out of few records, and many looks.
+#: Few records become many micro-batches, and the state is checked often.
 SMALL = "[pipeline]\nrecords_max = 20\nlook_every_s = 0.05\ntrigger_s = 0\nlease_s = 0\n"
 RECORDS = 1_000
 
@@ -47,15 +47,15 @@ async def write_many(book: Book, topic: str, n: int = RECORDS) -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
+def test_a_stop_under_load_lets_the_current_batch_finish_and_begins_no_other(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str, once: bool
 ) -> None:
     portal.run(write_many(small, topic))
     job: Any = None
-    asked: list[float] = []
+    stopped_at: list[float] = []
 
     def on_batch(number: int, done: Any) -> None:
-        asked.append(time.monotonic())
+        stopped_at.append(time.monotonic())
         job.stop()
 
     job = replication(spark, small, portal, topic, on_batch=on_batch)
@@ -63,12 +63,12 @@ def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
     thread.start()
     thread.join(120)
     assert not thread.is_alive()
-    assert time.monotonic() - asked[0] < 20
-    assert len(asked) < 10
+    assert time.monotonic() - stopped_at[0] < 20
+    assert len(stopped_at) < 10
     assert job.progress().lag > RECORDS / 2
 
 
-def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> None:
+def test_a_closed_gate_waits_for_its_current_users_and_admits_no_others() -> None:
     from tidebook.pipeline.jobs.replicate import BatchGate
 
     gate, within, leave = BatchGate(), threading.Event(), threading.Event()
@@ -90,10 +90,10 @@ def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> N
     thread.join(30)
 
 
-def test_a_log_that_loses_records_in_mid_run_stops_it_and_is_named(
+def test_a_log_that_loses_records_during_a_run_stops_it_and_is_named(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """On the embedded log; from Kafka Spark has fetched so few records at once, and would replicate them all."""
+    """Only on the embedded log: from Kafka Spark fetches so few records in one call, and would replicate them all."""
     book = small
     portal.run(write_many(book, topic, 300))
     end = portal.run(book.log.end(topic, 0))
@@ -111,7 +111,7 @@ def test_a_log_that_loses_records_in_mid_run_stops_it_and_is_named(
     assert "--accept-loss" in str(caught.value)
 
 
-def test_watching_that_fails_for_a_while_does_not_disturb_the_work(
+def test_a_temporary_failure_of_the_monitoring_does_not_disturb_the_replication(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs import replicate as module

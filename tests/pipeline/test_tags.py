@@ -1,4 +1,4 @@
-"""Streams by tag behind the real job: it ticks, so that followers see events, and rests when nothing comes."""
+"""Tag streams with the real job: it writes ticks so that followers see events, and stops when nothing is appended."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_a_follower_sees_what_a_running_job_replicates_and_idle_topics_are_not_t
         stream = book.tags.read(tag, follow=True, topics=[topic])
         assert portal.run(_next(stream)).payload == 0
         for n in range(1, 4):
-            # Every other partition is idle: only ticks move them on.
+            # Every other partition is idle: only ticks advance their log time.
             portal.run(book.journal(topic).append(f"j-{n}", [Event(n, tags={tag})]))
             assert portal.run(_next(stream)).payload == n
         portal.run(stream.aclose())  # type: ignore[attr-defined]
         monkeypatch.setattr(ticks, "FOLLOWED_FOR_S", 1.0)
-        # The job ticks alike on either store.
+        # The job ticks in the same way on either store.
         resting = _rests(book, portal, topic) if long_form or is_embedded(book.settings) else True
-    assert resting, "ticks went on though nothing came behind them"
+    assert resting, "ticks continued although nothing was appended after them"
 
 
 @pytest.mark.parametrize("kind", ["embedded", SERVERS])
@@ -75,7 +75,7 @@ def test_an_event_is_shown_without_waiting_for_another_micro_batch(
     from tidebook.pipeline.jobs.replicate import Replication
 
     toml = request.getfixturevalue("servers_toml") if kind == "servers" else tmp_path / "tidebook.toml"
-    with toml.open("a") as settings:  # the first micro-batch comes at once, the second after the test
+    with toml.open("a") as settings:  # the first micro-batch begins at once, the second after the test
         settings.write("[pipeline]\ntrigger_s = 3600\nlease_s = 0\n")
     tag = f"tag-{topic}"
     with opened(portal, toml) as book:
@@ -91,7 +91,7 @@ async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:
 
 
 def _rests(book: Book, portal: BlockingPortal, topic: str) -> bool:
-    """Whether the log stops growing."""
+    """Return whether the log stops growing."""
     deadline = time.monotonic() + PATIENCE_S
     before, since = -1, time.monotonic()
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Histories that the pipeline's tests write, and the rows of a store in a form that can be compared."""
+"""Write the histories of the pipeline's tests, and return the rows of a store in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def write_garbage(book: Book, topic: str, id: str = "o-1", *, value: bytes
 
 
 def newer_record() -> bytes:
-    """Return a valid record of a version that is not known yet."""
+    """Return a valid record of a version newer than the known ones."""
     from zlib import crc32
 
     rest = b"from the future"
@@ -119,7 +119,7 @@ async def replicate_here(book: Book, store: StoreWriter, topic: str) -> None:
 
 
 async def lose_log(book: Book, topic: str) -> None:
-    """Replace the log by an empty one, as after its loss; no process has adopted it yet."""
+    """Replace the log with an empty one, as after its loss; no process has adopted it yet."""
     config = await book.store.topic_config(topic)
     assert config is not None
     await book.log.delete_topic(topic)

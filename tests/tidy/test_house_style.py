@@ -1,4 +1,4 @@
-"""The house style, as tests: sizes, names, and what no file may contain."""
+"""Tests of the house style: sizes, names, and text that no file may contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES_MAX = 600
 # Path under src/tidebook → why it may be longer.
 LONGER: dict[str, str] = {}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
-# Written in halves, so that this file does not find itself.
+# Written in two halves, so that the test does not match this file.
 HOSTS = ["pypi" + ".org", "python" + "hosted.org", "maven" + ".org", "maven" + ".apache.org", "npmjs" + ".org"]
 MACHINE_PATH = re.compile(r"(?<![\w.:/>~$}-])/(?:wor" + r"k|roo" + r"t|hom" + r"e)/")
 IGNORED_FOLDERS = {".git", ".venv", ".servers", "__pycache__", "dist", "build", "site", "tidebook-data"}
@@ -23,7 +23,7 @@ IGNORED_FOLDERS = {".git", ".venv", ".servers", "__pycache__", "dist", "build", 
 
 @cache
 def project_files() -> tuple[Path, ...]:
-    """Every file that is or would be committed."""
+    """Return every file that is or would be committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if listed.returncode == 0:
@@ -47,7 +47,7 @@ def relative(file: Path) -> str:
 def test_source_files_are_short() -> None:
     sizes = {f.relative_to(SOURCE).as_posix(): len(text_of(f).splitlines()) for f in SOURCE.rglob("*.py")}
     too_long = {name: size for name, size in sizes.items() if size > LINES_MAX and name not in LONGER}
-    assert not too_long, f"past {LINES_MAX} lines: split, or list with a reason"
+    assert not too_long, f"over {LINES_MAX} lines: split, or list with a reason"
 
 
 def test_every_exception_to_the_size_is_still_needed() -> None:
@@ -63,12 +63,12 @@ def test_no_module_has_a_vague_name() -> None:
     assert not vague
 
 
-def test_no_file_holds_a_path_of_somebodys_machine() -> None:
+def test_no_file_contains_a_path_of_a_developers_machine() -> None:
     found = [relative(f) for f in project_files() if MACHINE_PATH.search(text_of(f))]
     assert not found
 
 
-def test_no_link_is_committed() -> None:
+def test_no_symbolic_link_is_committed() -> None:
     listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False)
     links = [entry.split("\t")[1] for entry in listed.stdout.splitlines() if entry.startswith("120000")]
     assert not links

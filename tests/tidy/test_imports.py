@@ -1,4 +1,4 @@
-"""What importing may load, and what may import what."""
+"""Which modules an import may load, and which packages may import each other."""
 
 from __future__ import annotations
 

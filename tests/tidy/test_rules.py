@@ -1,4 +1,4 @@
-"""Every rule of the journal has tests, and the tests that are named for it exist."""
+"""Every rule of the journal has tests, and the tests that are named for a rule exist."""
 
 from __future__ import annotations
 

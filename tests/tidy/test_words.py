@@ -1,4 +1,4 @@
-"""The words of docstrings and comments, and one class a name. The words to use: docs/reference/glossary.md."""
+"""Docstrings and comments use the words of docs/reference/glossary.md, and each class name is used once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "tidebook"
-#: Words of a private dialect, each with a word of the field beside it.
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "tidebook"
+FOLDERS = (SOURCE, *(ROOT / name for name in ("tests", "bench", "faults", "tools", "examples")))
+#: Words to avoid, each with its replacement.
 ODD = {
     "anew": "again",
     "mend": "repair",
@@ -23,13 +25,17 @@ ODD = {
     "whoever": "the process that",
 }
 PATTERN = re.compile(rf"\b({'|'.join(ODD)})\b(?!\.\w)(?!`)", re.IGNORECASE)
+#: Matches these words within the name of a function or class.
+IN_A_NAME = re.compile(rf"^ *(?:async )?(?:def|class) (?:\w+_)?(?:{'|'.join(ODD)})(?:_\w+)?\(", re.MULTILINE)
 
 CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 
 
-def sources() -> Iterator[tuple[Path, str]]:
-    for file in sorted(SOURCE.rglob("*.py")):
-        yield file, file.read_text(encoding="utf-8")
+def sources(*folders: Path) -> Iterator[tuple[Path, str]]:
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            if file != Path(__file__).resolve():
+                yield file, file.read_text(encoding="utf-8")
 
 
 def texts_of(source: str) -> Iterator[tuple[int, str]]:
@@ -45,23 +51,34 @@ def texts_of(source: str) -> Iterator[tuple[int, str]]:
 
 def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
     odd = [
-        f"{file.relative_to(SOURCE)}:{line}: {found.group()} (say: {ODD[found.group().lower()]})"
-        for file, source in sources()
-        if PATTERN.search(source)  # most have none, and parsing all of them would take seconds
+        f"{file.relative_to(ROOT)}:{line}: {found.group()} (say: {ODD[found.group().lower()]})"
+        for file, source in sources(*FOLDERS)
+        if PATTERN.search(source)  # most files have none, and parsing all would take seconds
         for line, text in texts_of(source)
         if (found := PATTERN.search(text))
     ]
     assert odd == []
 
 
+def test_names_of_functions_and_classes_use_the_words_of_the_field() -> None:
+    odd = [
+        f"{file.relative_to(ROOT)}: {found.group().strip()}"
+        for file, source in sources(*FOLDERS)
+        for found in IN_A_NAME.finditer(source)
+    ]
+    assert odd == []
+
+
 def test_no_two_classes_have_the_same_name() -> None:
-    written = {file: CLASS.findall(source) for file, source in sources()}
+    written = {file: CLASS.findall(source) for file, source in sources(SOURCE)}
     counts = Counter(name for names in written.values() for name in names)
     homes: dict[str, list[str]] = defaultdict(list)
     for file, names in written.items():
         if not any(counts[name] > 1 for name in names):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):  # others are in examples of docstrings
+        for node in ast.walk(
+            ast.parse(file.read_text(encoding="utf-8"))
+        ):  # the pattern also finds classes in examples of docstrings
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(file.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}

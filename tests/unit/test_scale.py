@@ -1,4 +1,4 @@
-"""The sizing model gives the figures that were measured, grows with the load, and is the one on its page."""
+"""The sizing model agrees with the measurements and its page, and grows with the load."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNITS = {"µs": 1e-6, "ms": 1e-3}
 
 
 def figures(row: str) -> list[float]:
-    """The figures in the row of a table that begins with a text, in seconds where they have a unit."""
+    """Return the figures of the table row that begins with a text, converted to seconds if they have a unit."""
     (cells,) = re.findall(rf"^\| {re.escape(row)} \|(.*)\|$", PAGE, re.MULTILINE)
     found = re.findall(r"([\d.,]*\d) ?(µs|ms|)", cells)
     return [float(number.replace(",", "")) * UNITS.get(unit, 1.0) for number, unit in found]
 
 
-def test_the_figures_of_this_machine_are_within_thirty_percent_and_as_the_page_says() -> None:
+def test_the_figures_of_this_machine_are_within_thirty_percent_and_equal_those_of_the_page() -> None:
     tail = simulate_tail(MEASURED, Machine())
     for row, simulated, digits in (
         ("catch-up of single-event appends", catch_up_per_s(MEASURED, Machine()), -2),
@@ -37,7 +37,7 @@ def test_the_figures_of_this_machine_are_within_thirty_percent_and_as_the_page_s
 
 def test_the_costs_and_the_sizes_of_the_page_are_those_of_the_model() -> None:
     for name, cost_s in asdict(MEASURED).items():
-        if name != "appender_event_s":  # of the measurement, not of the pipeline
+        if name != "appender_event_s":  # a cost of the measurement, not of the pipeline
             assert figures(f"`{name}`")[-1] == pytest.approx(cost_s), name
     size = size_for(MEASURED, 1e6)
     text = (
@@ -47,7 +47,7 @@ def test_the_costs_and_the_sizes_of_the_page_are_those_of_the_model() -> None:
     assert text in " ".join(PAGE.split())
 
 
-def test_more_load_than_cores_is_late_and_more_cores_help() -> None:
+def test_more_load_than_the_cores_can_handle_is_late_and_more_cores_help() -> None:
     overloaded = Machine(cores=1, appends_per_s=6000)
     assert simulate_tail(MEASURED, overloaded, seconds=5).p50_s > 0.5
     assert simulate_tail(MEASURED, replace(overloaded, cores=8), seconds=5).p50_s < 0.2
@@ -60,7 +60,7 @@ def test_a_larger_load_needs_more_of_everything() -> None:
     assert (small.brokers, small.store_nodes) == (3, 3)
 
 
-def test_the_command_prints_the_sizes_of_the_load_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_sizes_for_the_given_load(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--events-per-s", "50000", "--replicas", "2", "--cores", "8"])
     expected = size_for(MEASURED, 50_000, replicas=2, node_cores=8, broker_cores=8)
     assert json.loads(capsys.readouterr().out) == asdict(expected)

@@ -12,9 +12,9 @@ RoleName = Literal["viewer", "operator", "admin"]
 
 
 class Role(IntEnum):
-    """What a token allows: each role includes those before it."""
+    """The rights of a token: each role includes those before it."""
 
-    #: Anybody, also without a token.
+    #: Anyone, even without a token.
     PUBLIC = 0
     #: Read.
     VIEWER = 1

@@ -155,7 +155,7 @@ def problem_of(error: TidebookError) -> dict[str, Any]:
 
 
 def internal_problem() -> dict[str, Any]:
-    """Return the problem of an unexpected failure, without any detail of it: the server's log has that."""
+    """Return the problem of an unexpected failure, without any details: these are in the server's log."""
     return {
         "type": TYPE_PREFIX + INTERNAL,
         "title": "The server failed unexpectedly",

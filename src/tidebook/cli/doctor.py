@@ -84,7 +84,7 @@ async def doctor(book: BookOption) -> None:
 
 
 async def _check_server(findings: Findings, book: str | None) -> None:
-    """Check what can be seen of a book through its server."""
+    """Check the parts of a book that are visible through its server."""
     try:
         async with open_book(book) as opened:
             from tidebook.wiring.remote_book import RemoteBook
@@ -112,7 +112,7 @@ def _check_installation(findings: Findings) -> None:
 
 
 def _check_settings(findings: Findings, settings: Settings) -> None:
-    """Check every section, for a command reads only those of the parts that it uses."""
+    """Check every section, because other commands read only those of the parts that they use."""
     from tidebook.journal.settings import JournalSettings
     from tidebook.outbox.settings import OutboxSettings
     from tidebook.pipeline.session import pipeline_settings

@@ -106,7 +106,7 @@ def append(
     try:
         bulk_input.write(book, payloads, "append", append_values)
     finally:
-        if first is not None and last is not None:  # also what was appended before a failure
+        if first is not None and last is not None:  # also the events appended before a failure
             row = {"first": first.first, **output.fields_of(last, "last", "partition", "offset")}
             text = f"appended {first.first} to {last.last}" if first.first != last.last else f"appended {last.last}"
             output.emit(row, text)

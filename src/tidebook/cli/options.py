@@ -171,7 +171,7 @@ async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[
 def confirm(question: str, *, yes: bool, scripts: bool = True) -> None:
     """Ask for confirmation, unless `yes`; raise `InvalidInput` unless the answer is yes.
 
-    A script, whose standard input is no terminal, is asked only if `scripts`: then it needs `--yes`.
+    A script, whose standard input is not a terminal, is asked only if `scripts`: then it needs `--yes`.
     Call it outside an event loop: inside one, Ctrl-C would have no effect until the user answers.
     """
     if yes or not (scripts or sys.stdin.isatty()):

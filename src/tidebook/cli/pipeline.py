@@ -116,7 +116,7 @@ def _open_job(
 def _open_with(
     book: str | None, new: Callable[[Settings], T], enter: Callable[[Book, BlockingPortal], None] = _enter
 ) -> Iterator[tuple[T, Book, BlockingPortal]]:
-    """Open an existing book and what a job needs of Spark; the job runs in threads and calls the book by the portal.
+    """Open an existing book and the Spark that a job needs; the job runs in threads and calls the book by the portal.
 
     `enter` opens the book; it may wait for the book's servers.
     """
@@ -136,7 +136,7 @@ def _open_with(
 
 @contextmanager
 def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Future[T]]:
-    """Start Spark in a thread, beside the opening of the book; translate its failures and the job's."""
+    """Start Spark in a thread, while the book is opened; translate its failures and the job's."""
     master = pipeline_settings(settings).master
     if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
         raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
@@ -161,7 +161,17 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
     except (PySparkException, Py4JError) as error:
         raise failure_of(error) from error
     finally:
-        starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+        if waits_for_spark_to_stop(settings):
+            starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+
+
+def waits_for_spark_to_stop(settings: Settings) -> bool:
+    """Return whether a job's command stops Spark before it exits; otherwise Java ends itself when the command has.
+
+    On a cluster the application would look failed. A local Java reads the end of its input, and its shutdown hooks stop
+    Spark and delete its files; that takes a second, for which no caller must wait.
+    """
+    return submitted() or not pipeline_settings(settings).master.startswith("local")
 
 
 def _stop(started: Future[Any]) -> None:
@@ -395,7 +405,7 @@ def _show_lost(found: Sequence[LostOffsets]) -> None:
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:
-    """Set `stop` at the end of standard input, which is when the parent process has ended or asks to stop."""
+    """Set `stop` at the end of standard input, when the parent process has ended or asks to stop."""
     sys.stdin.read()
     stop.set()
 

@@ -1,4 +1,4 @@
-"""`tidebook run`: run the parts of an application beside its book, under one supervisor."""
+"""`tidebook run`: run the parts of an application with its book, under one supervisor."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ async def create(
 ) -> None:
     """Create a token and print it. It is not shown again.
 
-    The book must exist, so that a mistyped one is noticed. A server that others reach needs a token before its first
+    The book must exist, so that a typing mistake is noticed. A server that others reach needs a token before its first
     start: create the book with --new-book then.
     """
     async with _tokens(book, create=new_book) as tokens:

@@ -39,7 +39,7 @@ PositiveCounter = Annotated[int, msgspec.Meta(ge=1, le=COUNTER_MAX)]
 Identity = Annotated[bytes, msgspec.Meta(min_length=IDENTITY_BYTES, max_length=IDENTITY_BYTES)]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
 
-#: What msgspec raises for damaged bytes; it raises UnicodeDecodeError for text that is not UTF-8.
+#: The errors for damaged bytes: those of msgspec, and UnicodeDecodeError for text that is not UTF-8.
 #: A type that decides the meaning of a record must not let msgspec skip values: it forbids unknown fields and contains
 #: neither `Raw` nor `Any`. msgspec skips recursively, so the result would depend on the stack depth.
 STRICT_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError)

@@ -136,7 +136,7 @@ class Fenced(TidebookError):
 class ProjectionStopped(TidebookError):
     """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip.
 
-    A rebuild that meets such an event ends with this error too, and leaves the live tables as they were.
+    A rebuild that encounters such an event ends with this error too, and leaves the live tables as they were.
     """
 
     def __init__(self, *, name: str, slice: int, reason: str, rebuild: bool = False) -> None:
@@ -154,7 +154,7 @@ class ProjectionStopped(TidebookError):
 
 
 class EventParked(TidebookError):
-    """A projection has passed over an event that its handler could not apply, so the read model lacks it."""
+    """A projection has skipped an event that its handler could not apply, so the read model lacks it."""
 
     def __init__(self, *, name: str, event: str, reason: str) -> None:
         super().__init__(

@@ -267,7 +267,7 @@ def check_type(name: object, version: object) -> tuple[str, int]:
         raise InvalidInput(f"an event's type is a text and its version a number: {error}") from error
 
 
-@lru_cache(512, typed=True)  # a service has few event types; typed: True is not taken for 1
+@lru_cache(512, typed=True)  # a service has few event types; typed: True differs from 1
 def _checked_type(name: object, version: object) -> tuple[str, int]:
     if type(name) is not str or not name:
         raise InvalidInput(f"the name of an event's type is a non-empty string, not {name!r}")

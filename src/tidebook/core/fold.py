@@ -224,7 +224,7 @@ def _purge(head: Head | None, action: Purge, at: Position, timestamp_ms: int) ->
         return head, UNCHANGED
     if action.if_position is not None and action.if_position != head.position:
         return head, UNCHANGED
-    # Drop what only a live journal needs: there may be as many graves as there ever were journals.
+    # Drop what only a live journal needs: there may be as many graves as journals were ever created.
     grave = msgspec.structs.replace(
         head, live=False, position=at, expire_after_ms=None, touched_ms=timestamp_ms, tag_counts={}
     )

@@ -64,7 +64,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: How many events of this incarnation carry each tag; the next event of a tag is numbered one higher.
     tag_counts: dict[str, int] = {}
     #: The first segment of the last contiguous run, which ends with the segment of `seq_nr`. Earlier segments that hold
-    #: events are listed in the store (`PutSegments`), so that the head stays small whatever numbers are skipped.
+    #: events are listed in the store (`PutSegments`), so that the head stays small even if numbers are skipped.
     run_start: int = 0
 
     @property

@@ -31,7 +31,7 @@ def apply(tx: Any, event: tidebook.TypedEvent[Placed | Paid | Cancelled]) -> Non
 
 
 def revenue(engine: Engine) -> dict[str, int]:
-    """Return what was paid for each article."""
+    """Return the revenue of each article."""
     totals: dict[str, int] = {}
     with engine.connect() as connection:
         for article, paid in connection.execute(select(sales.c.article, sales.c.paid)):

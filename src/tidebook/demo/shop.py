@@ -27,7 +27,7 @@ PAID_SHARE = 0.8
 
 
 class Shop:
-    """The parts of the shop, beside one book."""
+    """The parts of the shop, which share one book."""
 
     def __init__(self, book: tidebook.Book, database: Engine, read_model: Engine, measurements: Measurements) -> None:
         self._database = database
@@ -55,11 +55,11 @@ class Shop:
         await self._measurements.write(ORDER_SECONDS, order=id, seconds=round(time.monotonic() - began_s, 4))
 
     async def send_mail(self, job: Job) -> None:
-        """Send the mail of a paid order; this shop only writes down that it did."""
+        """Send the mail of a paid order; this shop only records that it did."""
         await self._measurements.write(MAILS, order=job.data["id"])
 
     def parts(self) -> list[object]:
-        """Return what runs for as long as the shop is open."""
+        """Return the parts that run while the shop is open."""
         return [
             self.serve_customers, self.feed, self.mails, self.sales, self.relay, self._measurements.flush_periodically,
         ]  # fmt: skip

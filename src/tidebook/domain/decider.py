@@ -1,4 +1,4 @@
-"""Deciders: a command and the state of an entity give events, which are appended if nobody else wrote meanwhile."""
+"""Deciders turn commands and the state of an entity into events, which are appended if nobody else wrote meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from tidebook.core import seq_nr as numbers
-from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, TidebookError, Truncated
+from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, TidebookError, Truncated, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.payload import JSON, EncodedJson
@@ -45,7 +45,7 @@ RETRY_MAX_S: Final = 0.1
 CACHED_MAX: Final = 10_000
 #: How many command ids of an entity are remembered: in its events' metadata, its snapshots and the cache.
 COMMANDS_MAX: Final = 128
-#: How often a load starts again while the journal is purged or deleted under it.
+#: How often a load restarts because the journal is purged or deleted meanwhile.
 LOADS_MAX: Final = 10
 #: How many events a replay applies together.
 REPLAY_PAGE: Final = 1_000
@@ -77,7 +77,7 @@ class DeciderOptions(TypedDict, total=False):
 class Done(msgspec.Struct, Generic[S], frozen=True):
     """The result of a command: the state after it, its events, and their place in the journal.
 
-    A command that produced no events has `first` and `last` None, and so has a repeated one whose events are gone.
+    A command that produced no events has `first` and `last` None, and so has a repetition whose events were deleted.
     """
 
     state: S
@@ -131,7 +131,7 @@ class _Decision(msgspec.Struct, Generic[S], frozen=True):
 
 
 class Rules(Generic[S]):
-    """The three functions of a decider, taken from whatever form the application wrote them in.
+    """The three functions of a decider, in any of the forms in which an application may write them.
 
     An object or a class with `initial()`, `decide(command, state)` and `evolve(state, event)`; or a class without
     `initial` whose instances are the state, with methods `decide(self, command)` and `evolve(self, event)`. In that
@@ -143,9 +143,11 @@ class Rules(Generic[S]):
         self.name = getattr(decider, "__name__", type(decider).__name__)
         self._has_methods = isinstance(decider, type) and not hasattr(decider, "initial")
         if not callable(getattr(decider, "evolve", None)):
-            raise InvalidInput(f"{self.name} is no decider: it has no function evolve(state, event)")
+            raise InvalidInput(f"{self.name} is not a decider: it has no function evolve(state, event)")
         if not self._has_methods and not (callable(decider.initial) and callable(getattr(decider, "decide", None))):
-            raise InvalidInput(f"{self.name} is no decider: it needs initial(), decide(command, state) and evolve(...)")
+            raise InvalidInput(
+                f"{self.name} is not a decider: it needs initial(), decide(command, state) and evolve(...)"
+            )
         self.types = EventTypes(_event_classes(decider, events, self.name))
         self.state_type = _state_type(decider, self._has_methods)
 
@@ -155,7 +157,7 @@ class Rules(Generic[S]):
         return state
 
     def decide(self, state: S, command: Any, arguments: Sequence[Any] = ()) -> list[Any]:
-        """Return the events of a command; whatever the application raises refuses it."""
+        """Return the events of a command; any exception of the application refuses the command."""
         if not self._has_methods:
             if arguments:
                 raise InvalidInput("arguments after the command are for a method of the state's class")
@@ -182,7 +184,7 @@ class Rules(Generic[S]):
         return state
 
     def copy(self, state: S) -> S:
-        """Return a state that shares nothing with the given one that could be changed."""
+        """Return a copy of a state that shares nothing mutable with it."""
         try:
             return deepcopy(state)
         except TypeError:
@@ -249,7 +251,7 @@ class StateSnapshots(Generic[S]):
         """Return the payload of a snapshot; raise InvalidInput for a state that could not be read back."""
         state = self._encode(entity.state)
         read = self._decode(state)
-        # Classes without a comparison of their own are compared by their fields.
+        # Classes without an `__eq__` are compared by their fields.
         if read != entity.state and self._plain(read) != self._plain(entity.state):
             raise InvalidInput(
                 "the state would not be the same when read back: declare what it contains, "
@@ -321,12 +323,13 @@ class Decider(Generic[S]):
     async def execute(self, id: str, command: Any, *arguments: Any, command_id: str | None = None) -> Done[S]:
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
-        `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
-        or `evolve` raises is raised here, and nothing is appended.
+        `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. An error of
+        `decide` or `evolve` is raised here, and nothing is appended. `OutcomeUnknown` says that the events may have been
+        appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
-        its result is returned, with the state of now and no events if those were deleted or purged since. One that
-        produced no events left no trace, and is decided again.
+        its result is returned, with the current state, and no events if those were deleted or purged since. A command
+        that produced no events left no trace, and is decided again.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
             raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")
@@ -379,11 +382,17 @@ class Decider(Generic[S]):
                 await asyncio.sleep(_random.uniform(0, backoff.next_s()))
                 entity, is_fresh = await self._load(id, entity), True
                 continue
-            if appended.repeated and command_id is not None:
-                assert appended.first is not None
-                assert appended.last is not None
-                return await self._repeated(id, entity, command_id, appended.first, appended.last)
-            return await self._done(id, entity, decided, appended, command_id)
+            try:
+                if appended.repeated and command_id is not None:
+                    assert appended.first is not None
+                    assert appended.last is not None
+                    return await self._repeated(id, entity, command_id, appended.first, appended.last)
+                return await self._done(id, entity, decided, appended, command_id)
+            except Unavailable as error:
+                raise OutcomeUnknown(
+                    f"{self.topic}/{id}: the events were appended, but the result could not be read: {error}",
+                    partition=appended.partition, offset=appended.offset,
+                ) from error  # fmt: skip
 
     def _append_id(self, id: str, command_id: str) -> bytes:
         # The same command on two entities is two appends.
@@ -413,6 +422,10 @@ class Decider(Generic[S]):
                 if error.append_id is None:
                     raise
                 unknown = error
+            except Unavailable as error:
+                if unknown is None:
+                    raise
+                raise unknown from error  # an earlier attempt may have been written
         assert unknown is not None
         raise unknown
 
@@ -452,7 +465,7 @@ class Decider(Generic[S]):
         """Return the state of an entity now, after event number `at`, or as of the time `at`."""
         if at is None:
             entity = await self._load(id, self._cached.get(id))
-            if id not in self._locks:  # otherwise a command in progress knows better
+            if id not in self._locks:  # otherwise a command in progress caches a newer state
                 self._remember(id, entity)
             return Loaded(self.rules.copy(entity.state), entity.seq_nr)
         if isinstance(at, datetime):
@@ -521,7 +534,7 @@ class Decider(Generic[S]):
         state, seq_nr, commands = base.state, base.seq_nr, base.commands
         page: list[Any] = []
         decode = row_decoder(self.rules.types, self.topic, id)
-        # The head was read after a barrier, and its events are wanted: the end of the log is barrier enough.
+        # The head was read after a barrier, and only its events are needed: the end of the log suffices as barrier.
         async for event in self.journal.read_decoded(
             id, decode, start=seq_nr + 1, end=to, barrier="offset", incarnation=base.incarnation
         ):

@@ -15,12 +15,11 @@ import msgspec
 from tidebook.core.errors import Corrupt
 from tidebook.core.key import Key, partition_of
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, TopicPosition, TopicRow
-from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
+from tidebook.tags.horizon import Horizons
 
 PAGE_ROWS: Final = 1_000
-#: How long a stream waits for news before it looks again.
+#: How long a stream waits before it polls for new events.
 POLL_S: Final = 0.5
 
 #: A place in a stream. The first element is a time; an empty tuple is the beginning.
@@ -41,12 +40,12 @@ _decode = msgspec.json.Decoder(SourcePosition).decode
 
 
 def encode_position(position: SourcePosition) -> str:
-    """Return the text of a position; equal positions have equal texts."""
+    """Encode a position as a string; equal positions have equal strings."""
     return _encode(position).decode()
 
 
 def decode_position(text: str) -> SourcePosition:
-    """Undo `encode_position`; raise Corrupt for any other text."""
+    """Undo `encode_position`; raise Corrupt for any other string."""
     try:
         return _decode(text)
     except msgspec.MsgspecError as error:
@@ -64,12 +63,12 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourcePage(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events of a stream, and the position through which it was read for them."""
+    """Consecutive events of a stream, and the position after which the stream continues."""
 
     rows: Sequence[SourceRow]
     position: SourcePosition
-    #: Whether the position begins or ends a scan, which does not deliver in the order of places: it is stored even if
-    #: there are no rows, and the stream is read again from there.
+    #: Whether a scan of the store begins or ends at this position. A scan does not deliver events in the order of the
+    #: stream, so the position is stored even if there are no rows, and the stream is then read from there.
     jumps: bool = False
 
 
@@ -81,7 +80,7 @@ class EventSource(Protocol):
     tags: frozenset[str]
 
     def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         ...
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
@@ -90,7 +89,7 @@ class EventSource(Protocol):
 
 
 def describe_source(source: EventSource) -> str:
-    """Return the text by which a source is compared with the one that a projection had before."""
+    """Return a description of the events that a source selects; a projection compares it with the stored one."""
     followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
     return _encode({name: value for name, value in followed.items() if value}).decode()
 
@@ -98,26 +97,6 @@ def describe_source(source: EventSource) -> str:
 def slice_of(topic: str, id: str, slices: int) -> int:
     """Return the slice that a journal belongs to."""
     return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % slices
-
-
-class StreamWait:
-    """Waits for the horizon of a source to move, asks for ticks meanwhile, and reports a stall."""
-
-    def __init__(self, store: StoreWriter, clock: Clock, horizons: Horizons, topics: frozenset[str] | None, name: str):
-        self._wait = HorizonWait(store, clock, horizons, topics, stream=name)
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        """What replication the stream waits for; None while there is progress."""
-        return self._wait.waiting
-
-    async def ask_for_ticks(self) -> None:
-        """Renew the hint that a stream is live, so that idle partitions do not hold the horizon back."""
-        await self._wait.ask_for_ticks()
-
-    async def wait(self, *, delivered: bool) -> None:
-        """Wait until the horizon may have moved."""
-        await self._wait.wait(POLL_S, delivered=delivered)
 
 
 class TagSource:
@@ -131,7 +110,7 @@ class TagSource:
         self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
 
         def request(tag: str, at: At) -> Any:
@@ -170,7 +149,7 @@ class TopicSource:
         self._partitions: dict[str, int] = {}
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon."""
+        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
         await self._read_partitions()
 
@@ -206,9 +185,9 @@ def _topic_position(topic: str, at: At) -> TopicPosition | None:
     """Return the position in one topic after which its events come after `at` in the merged stream."""
     if not at:
         return None
-    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time are yet to come
+    if len(at) == 1 or at[1] < topic:  # the events of this topic at that time come after it
         return TopicPosition(at[0], -1, -1, "", -1)
-    if at[1] > topic:  # they have been delivered
+    if at[1] > topic:  # they were already delivered
         return TopicPosition(at[0] + 1, -1, -1, "", -1)
     return TopicPosition(at[0], *at[2:])
 

@@ -1,7 +1,7 @@
 """All events of topics, read from the log: for stores that do not order the events of a topic.
 
-Only replicated records are read, and their numbers are looked up in the store. What the log no longer has, because of
-its retention or of an earlier epoch, comes from a scan of the store, up to the horizon at which the scan began.
+Only replicated records are read, and their numbers are looked up in the store. Events that the log no longer
+has, because of its retention or an earlier epoch, come from a scan of the store up to the horizon at which it began.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidebook.tags.horizon import Horizons
 PAGE_RECORDS: Final = 1_000
 #: How many records are numbered at once to find the log time of one.
 NUMBERED: Final = 50
-#: The log time before the first record that the log has, where earlier ones are gone.
+#: The log time before the first record of the log, if it has lost earlier ones.
 UNKNOWN_MS: Final = -1
 
 
@@ -46,7 +46,7 @@ class LogTopicSource:
         self._scan: TopicScan | None = None
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield what is below the horizon, then a page without rows at the horizon.
+        """Yield the events below the horizon, then a page without rows at the horizon.
 
         A scan of the store begins and ends with a page that jumps.
         """
@@ -64,7 +64,7 @@ class LogTopicSource:
             yield SourcePage((), SourcePosition((scan.until_ms,), offsets), jumps=True)
             return
         if not is_complete:
-            # All that the log has lost must be below the end of the scan, which waits for the horizon if necessary.
+            # Everything the log has lost must be below the end of the scan, which waits for the horizon if necessary.
             lost_ms = [await self._time_of_first(each) or await self._pointer_ms(each) for each in starts]
             scan = self._scan_of(after.at, max(horizon.time_ms, 1 + max(lost_ms)))
             offsets = {each.name: [each.config.epoch, each.first, UNKNOWN_MS] for each in starts}
@@ -95,9 +95,9 @@ class LogTopicSource:
         return self._scan
 
     async def _after_scan(self, start: _Start, until_ms: int) -> list[int]:
-        """Return where the log is read from after a scan.
+        """Return the position from which the log is read after a scan.
 
-        What it has lost since the scan began must be below the end of the scan too; otherwise another scan follows.
+        Events lost since the scan began must be below the end of the scan too; otherwise another scan follows.
         """
         lost_since = start.first > start.offset
         time_ms = await self._time_of_first(start) if lost_since else None
@@ -114,7 +114,7 @@ class LogTopicSource:
         return -1 if pointer is None else pointer.time_ms
 
     async def _starts(self, saved: Mapping[str, Any]) -> tuple[list[_Start], bool]:
-        """Return where each partition is read from, and whether the log has all that is after that."""
+        """Return the start of reading each partition, and whether the log has everything after it."""
         starts, is_complete = [], True
         for topic in self._names:
             config = await self._store.topic_config(topic)
@@ -124,7 +124,7 @@ class LogTopicSource:
                 epoch, offset, time_ms = saved.get(f"{topic}/{partition}") or (FIRST_EPOCH, 0, 0)
                 first = await self._log.start(topic, partition)
                 starts.append(_Start(topic, partition, config, first, offset, time_ms))
-                # What an earlier epoch had is only in the store.
+                # The events of an earlier epoch are only in the store.
                 is_complete = is_complete and epoch == config.epoch and first <= offset
         return starts, is_complete
 
@@ -138,7 +138,7 @@ class LogTopicSource:
 
 
 class _Start(NamedTuple):
-    """Where one partition is read from: the log's first offset, the next one, and the log time before that."""
+    """The start of reading one partition: the log's first offset, the next offset, and the log time before that."""
 
     topic: str
     partition: int
@@ -182,7 +182,7 @@ class _Cursor:
             if time_ms == UNKNOWN_MS:
                 records, time_ms = await self._find_time(records)
             times, time_ms = _times(records, time_ms, self.config)
-            # Those before `after` need no numbers: after a scan that is most of the log.
+            # Records before `after` need no numbers; after a scan these are most of the log.
             new = [each for each in records if times.get(each.offset, 0) >= (self._after[0] if self._after else 0)]
             numbered = await number_events(self._store, self._topic, self._partition, new, self.config)
             rows = [self._row(id, row, times[row.position.offset]) for id, row in numbered]
@@ -210,8 +210,8 @@ class _Cursor:
     async def _find_time(self, records: Sequence[Record]) -> tuple[Sequence[Record], int]:
         """Return the records from the first with an event on, and its log time, which only the store has.
 
-        The log time before the log's first record is gone with the records that made it. Without an event there is no
-        record to deliver, and the time is still unknown.
+        The log time before the log's first record is lost with the records that determined it. Without an event there
+        is no record to deliver, and the time is still unknown.
         """
         for begin in range(0, len(records), NUMBERED):
             some = records[begin : begin + NUMBERED]

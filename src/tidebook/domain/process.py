@@ -2,7 +2,7 @@
 
 The effects of an event are decided first and then performed. Commands have ids that are derived from the event; queue
 entries move the queue's own marks; outbox messages are published in the transaction that moves the process's offset.
-So a batch that is repeated after a crash changes nothing that was done.
+So a batch that is repeated after a crash repeats no effect.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Command(msgspec.Struct, frozen=True):
 
 
 class Effects:
-    """What an event causes: the handler of a process calls these methods, and nothing happens before it returns."""
+    """The effects of an event: the handler of a process calls these methods, and nothing happens before it returns."""
 
     def __init__(self, process: str, event: TypedEvent[Any], epoch: int) -> None:
         # The position separates the incarnations of a purged journal. The time separates those of a topic that was
@@ -120,7 +120,7 @@ class ProcessRunner(SliceRunner):
         self, slices: Sequence[int], before: str, after: str, calls: Sequence[tuple[Handler, Any]]
     ) -> None:
         if calls:
-            # Effects of a batch that was taken over are repeated in vain: look first.
+            # Another member may have taken the batch over, and then its effects would only be repeated: check first.
             await self._check_owner(slices, before)
         decided = [(event, await self._decide(handler, event)) for handler, event in calls]
         *first, last = _portions(decided)
@@ -202,7 +202,7 @@ class ProcessRunner(SliceRunner):
 
 
 class _OfEvent(msgspec.Struct, frozen=True):
-    """What belongs to an event; errors name the event by the same attributes."""
+    """The base of objects that belong to one event; errors name the event by the same attributes."""
 
     event: TypedEvent[Any]
 
@@ -229,7 +229,7 @@ class _Placed(_OfEvent, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
-    """How far the entries of a slice were put into a queue."""
+    """The progress of putting the entries of a slice into a queue."""
 
     at: At = BEGINNING
     #: Within a scan, the mark at which the scan began, which may be after the offset that the scan began from.
@@ -325,5 +325,5 @@ class ProcessManager(Projection):
         self._engine.dispose()
 
     async def rebuild(self) -> int:
-        """Raise InvalidInput: what a process has caused cannot be caused again."""
+        """Raise InvalidInput: the effects of a process cannot be repeated."""
         raise InvalidInput(f"process {self.name!r} cannot be rebuilt: its effects have happened")

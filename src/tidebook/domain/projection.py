@@ -18,7 +18,6 @@ from tidebook.domain.event_source import (
     At,
     EventSource,
     SourceRow,
-    StreamWait,
     decode_position,
     describe_source,
     slice_of,
@@ -31,15 +30,16 @@ from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_h
 from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.log.port import Log
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus
+from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
-#: How often a wait looks at slices that another process owns.
+#: How often a wait reads slices that another process owns.
 LOOK_FIRST_S: Final = 0.005
 LOOK_MAX_S: Final = 0.1
 START_TRIES: Final = 5
@@ -49,7 +49,7 @@ TypesOf = Callable[[str], EventTypes | None]
 
 
 class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a projection does in this process."""
+    """The state of a projection in this process."""
 
     name: str
     running: bool
@@ -67,7 +67,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a slice is, as the target database has it."""
+    """The progress of a slice, as stored in the target database."""
 
     slice: int
     owner: str | None
@@ -117,7 +117,6 @@ class Projection:
         slices: int = SLICES,
         retries: int = RETRIES,
         on_failure: OnFailure = "stop",
-        lease_s: float | None = None,
     ) -> None:
         if on_failure not in ("stop", "park"):
             raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
@@ -134,12 +133,11 @@ class Projection:
         self._types_of = types_of
         self._rows = ProjectionTables(name, engine.dialect)
         self._own_tables = tuple(tables)
-        settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
-        self._settings = settings if lease_s is None else msgspec.structs.replace(settings, lease_s=lease_s)
+        self._settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
         self._handler: Handler | None = None
         self._handlers: dict[str, Handler] = {}
         self._horizons = Horizons(store, log)
-        self._wait = StreamWait(store, clock, self._horizons, source.topics, f"projection {name!r}")
+        self._wait = HorizonWait(store, clock, self._horizons, source.topics, stream=f"projection {name!r}")
         self._progress = RunnerProgress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
@@ -240,7 +238,7 @@ class Projection:
         return found
 
     def _take_slices(self, state: BuildState, source: str | None) -> None:
-        """Use the number of slices that is stored, whatever was declared."""
+        """Use the stored number of slices instead of the declared one."""
         self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
         self._knows_slices = source in (None, self._followed)
 
@@ -255,10 +253,10 @@ class Projection:
         self._news.set()
         self._news = asyncio.Event()
 
-    # Looking
+    # Status
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         progress = self._progress
         return ProjectionStatus(
             name=self.name,
@@ -274,7 +272,7 @@ class Projection:
 
     @property
     def problem(self) -> str | None:
-        """What keeps the projection from applying all events in this process; None if nothing does."""
+        """Why the projection cannot apply all events in this process; None if it can."""
         stopped = self._progress.stopped
         if stopped:
             number, reason = next(iter(stopped.items()))
@@ -313,7 +311,7 @@ class Projection:
         """Return once the events of a command are applied: to read one's own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
-        of them was passed over, and Unavailable after `timeout_s`.
+        of them was skipped, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
@@ -351,7 +349,7 @@ class Projection:
             await self._store.wait_any(timeout_s=0.1)
 
     async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
-        """Raise EventParked if one of the events of the append at this place was passed over."""
+        """Raise EventParked if one of the events of the append at this place was skipped."""
         events = [f"{topic}/{id}/{number}" for number in numbers]
 
         def read(connection: Connection) -> list[tuple[str, str, str]]:
@@ -365,7 +363,7 @@ class Projection:
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
-        pause_s = LOOK_FIRST_S
+        backoff = Backoff(first_s=LOOK_FIRST_S, max_s=LOOK_MAX_S)
         while True:
             progress, news = self._progress, self._news
             left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
@@ -377,14 +375,13 @@ class Projection:
             if progress.reached.keys() >= left.keys():
                 await news.wait()
                 continue
-            if await self._stored_reach(left):
+            if await self._stored_slices_reached(left):
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
-            pause_s = min(2 * pause_s, LOOK_MAX_S)
 
-    async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
+    async def _stored_slices_reached(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:
             if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
                 return False
@@ -402,7 +399,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def settle(self) -> None:
-        """Return once everything below the horizon of now is applied, by whatever process owns each slice."""
+        """Return once everything below the current horizon is applied, whichever processes own the slices."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
@@ -459,7 +456,7 @@ class Projection:
     # Rebuild
 
     async def rebuild(self) -> int:
-        """Build the read model again beside the live one, then swap the tables; return the number of the new build.
+        """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
         The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
         `tables`. At the swap the live build waits until the new one has reached it.
@@ -479,7 +476,7 @@ class Projection:
 
 
 def _time_ms(at: At) -> int | None:
-    """Return the time of a place; None before the first event, also if the horizon is before all time."""
+    """Return the time of a place; None before the first event, or if the horizon is before all time."""
     return at[0] if at and at[0] > 0 else None
 
 
@@ -500,7 +497,7 @@ class SyncProjection(BlockingFacade[Projection]):
         return self._target.on(*events)
 
     def status(self) -> ProjectionStatus:
-        """Return what the projection does in this process."""
+        """Return the state of the projection in this process."""
         return self._target.status()
 
     run = blocking(Projection.run)

@@ -1,19 +1,20 @@
-"""The rebuild of a projection: a new build beside the live one, which replaces it by a swap of tables."""
+"""The rebuild of a projection: a new build next to the live one, which it then replaces by a swap of tables."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, MetaData, Table, inspect, text
+from sqlalchemy.sql.compiler import IdentifierPreparer
 
+from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.domain.event_source import At, decode_position
 from tidebook.domain.projection_runner import Build, SliceRunner
 from tidebook.domain.projection_tables import SWAP_OWNER, BuildState, ProjectionTables, SliceState, create_tables
 from tidebook.domain.sql_engine import LiveTableWritten, ProjectionTx, SqlEngine
-from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
 from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
 
@@ -54,7 +55,7 @@ class Rebuild:
         await self._remove_abandoned(state)
         parked = await self._engine.run(lambda connection: self._rows.parked(connection, state.build))
         build = self._copy_of(state.last_build, frozenset(each.event for each in parked))
-        runner = self._make_runner(build, member, _check_asked)
+        runner = self._make_runner(build, member, _refuse_live_table)
         try:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
@@ -69,7 +70,7 @@ class Rebuild:
         return build.number
 
     async def _remove_abandoned(self, state: BuildState) -> None:
-        """Remove what rebuilds have left whose processes were killed: the tables first, which the rows lead to."""
+        """Remove the builds of rebuilds whose processes were killed: the tables first, since the rows name them."""
 
         def remove(connection: Connection) -> None:
             for number in self._rows.abandoned_builds(connection, state):
@@ -79,9 +80,9 @@ class Rebuild:
 
         await self._engine.run(remove)
 
-    def _copy_of(self, number: int, passed_over: frozenset[str] = frozenset()) -> Build:
+    def _copy_of(self, number: int, skipped: frozenset[str] = frozenset()) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, passed_over)
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix, skipped)
 
     async def _swap(self, live: int, build: Build, swap: str) -> None:
         if has_transactional_ddl(self._engine.dialect):
@@ -127,18 +128,67 @@ class Rebuild:
             for table in build.tables.values():
                 table.drop(connection, checkfirst=True)
 
-        with suppress(Exception):  # the error that brought us here matters more
+        with suppress(Exception):  # the original error matters more
             await asyncio.shield(self._engine.run(undo))
 
 
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
-    """Return how far a new build must come; places of another source compare by their time only."""
+    """Return the places that a new build must reach; places of another source compare by their time only."""
     places = {each.slice: decode_position(each.position).at for each in live}
     # A scan of another build has other places: it must have ended where this one will.
     places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}
     return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
 
-def _check_asked(tx: ProjectionTx) -> None:
+def _refuse_live_table(tx: ProjectionTx) -> None:
     if tx.used and not tx.asked:
         raise LiveTableWritten()
+
+
+# ---- the swap: copies of tables under other names, which then replace the live ones
+
+
+def has_transactional_ddl(dialect: str) -> bool:
+    """Return whether a database can rename tables in the transaction that moves the offsets."""
+    return dialect in ("postgresql", "sqlite")
+
+
+def copied(table: Table, suffix: str) -> Table:
+    """Return a copy of a table under another name; names of indexes and constraints must differ too."""
+    if table.foreign_keys:
+        raise InvalidInput(f"table {table.name} has foreign keys: a rebuild cannot copy it")
+    copy = table.to_metadata(MetaData(), name=f"{table.name}{suffix}")
+    named: list[Any] = [*copy.indexes, *copy.constraints]
+    for item in named:
+        if isinstance(item.name, str):
+            item.name = f"{item.name}{suffix}"
+    return copy
+
+
+class _Rename:
+    """The names of a table in a swap, quoted and with its schema; `name` and `old_name` are quoted only."""
+
+    def __init__(self, table: Table, copy: Table, suffix: str, prepare: IdentifierPreparer) -> None:
+        self.copy = copy
+        old = f"{table.name}{suffix}_old"
+        schema = "" if table.schema is None else f"{prepare.quote_schema(table.schema)}."
+        self.name, self.old_name = prepare.quote(table.name), prepare.quote(old)
+        self.live, self.new, self.old = (f"{schema}{prepare.quote(name)}" for name in (table.name, copy.name, old))
+
+
+def swap_tables(connection: Connection, tables: Sequence[Table], copies: Mapping[str, Table], suffix: str) -> None:
+    """Replace live tables by their copies; those that an announced swap has renamed before are left alone."""
+    database, dialect = inspect(connection), connection.dialect
+    renames = [_Rename(table, copies[table.key], suffix, dialect.identifier_preparer) for table in tables]
+    pending = [each for each in renames if database.has_table(each.copy.name, schema=each.copy.schema)]
+    if has_transactional_ddl(dialect.name):
+        if missing := [each.copy.key for each in renames if each not in pending]:
+            raise Corrupt(f"the rebuild has lost its tables {', '.join(missing)}: rebuild again")
+        for each in pending:
+            connection.execute(text(f"ALTER TABLE {each.live} RENAME TO {each.old_name}"))
+            connection.execute(text(f"ALTER TABLE {each.new} RENAME TO {each.name}"))
+    elif pending:  # one statement, which is atomic
+        steps = [f"{each.live} TO {each.old}, {each.new} TO {each.live}" for each in pending]
+        connection.execute(text(f"RENAME TABLE {', '.join(steps)}"))
+    for each in renames:
+        connection.execute(text(f"DROP TABLE IF EXISTS {each.old}"))

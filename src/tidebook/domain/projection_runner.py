@@ -14,12 +14,12 @@ from sqlalchemy.exc import DBAPIError
 
 from tidebook.core.errors import Fenced, ProjectionStopped, UnreadableEvent
 from tidebook.domain.event_source import (
+    POLL_S,
     At,
     EventSource,
     SourcePage,
     SourcePosition,
     SourceRow,
-    StreamWait,
     decode_position,
     encode_position,
     slice_of,
@@ -32,12 +32,13 @@ from tidebook.domain.sql_engine import (
     ProjectionTx,
     RolledBack,
     SqlEngine,
-    is_passing,
+    is_transient,
 )
 from tidebook.domain.topic_scan import can_join
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
+from tidebook.tags.horizon import HorizonWait
 
 LOGGER = logging.getLogger("tidebook.domain")
 
@@ -72,13 +73,13 @@ class ProjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What a runner writes to: the live tables, or their copies during a rebuild."""
+    """The target of a runner: the live tables, or their copies during a rebuild."""
 
     number: int
     tables: Mapping[str, Table]
     suffix: str = ""
-    #: The events that the live build has passed over: a rebuild passes over those that fail again.
-    passed_over: frozenset[str] = frozenset()
+    #: The events that the live build has skipped: a rebuild skips those that fail again.
+    skipped: frozenset[str] = frozenset()
 
     def make_tx(self, connection: Any) -> ProjectionTx:
         """Return the transaction that handlers receive."""
@@ -90,13 +91,13 @@ Prepare = Callable[[SourceRow], tuple[Handler, TypedEvent[Any]] | None]
 
 
 class RunnerProgress(msgspec.Struct):
-    """What a runner has done, for `status` and `wait_for`."""
+    """The progress of a runner, for `status` and `wait_for`."""
 
     events: int = 0
     batches: int = 0
     batch_max: int = BATCH_FIRST
     error: str | None = None
-    #: How far each slice of this process is; a slice is here while this process owns it.
+    #: The place that each slice has reached, for the slices that this process owns.
     reached: dict[int, At] = {}
     stopped: dict[int, str] = {}
 
@@ -109,7 +110,7 @@ class SliceRunner:
         tables: ProjectionTables,
         engine: SqlEngine,
         source: EventSource,
-        wait: StreamWait,
+        wait: HorizonWait,
         prepare: Prepare,
         settings: ProjectionSettings,
         build: Build,
@@ -144,7 +145,7 @@ class SliceRunner:
                 await self._wait.ask_for_ticks()
                 delivered = False if self._paused else await self._round()
                 if not self._is_renewal_due():
-                    await self._wait.wait(delivered=delivered)
+                    await self._wait.wait(POLL_S, delivered=delivered)
         finally:
             await self._leave()
 
@@ -158,7 +159,7 @@ class SliceRunner:
                 raise ProjectionStopped(name=self._tables.name, slice=number, reason=error, rebuild=True)
             delivered = await self._round()
             if not self._is_renewal_due():
-                await self._wait.wait(delivered=delivered)
+                await self._wait.wait(POLL_S, delivered=delivered)
         raise Fenced(f"projection {self._tables.name!r}: another rebuild has replaced this one: wait for it")
 
     def renew_soon(self) -> None:
@@ -169,7 +170,7 @@ class SliceRunner:
         return self._clock.monotonic_ms() >= self._rebalance_at_ms
 
     async def _renew(self) -> bool:
-        """Renew the lease and take slices, if due; return False once the build is gone."""
+        """Renew the lease and take slices, if due; return False once the build was removed."""
         if not self._is_renewal_due():
             return True
 
@@ -209,13 +210,13 @@ class SliceRunner:
             await _uncancelled(leaving)
 
     async def _database(self, work: Callable[[Connection], T]) -> T:
-        """Run a function in a transaction; retry for as long as the database is away."""
+        """Run a function in a transaction; retry for as long as the database is down."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:
                 result = await self._engine.run(work)
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 await self._outage(error, backoff)
                 continue
@@ -231,7 +232,7 @@ class SliceRunner:
         await asyncio.sleep(pause_s)
 
     async def _round(self) -> bool:
-        """Process what is below the horizon for the slices that are furthest behind; return whether there was any.
+        """Process the events below the horizon for the slices that are furthest behind; return whether any were found.
 
         Slices with the same position are read together, up to the position of those further on, which they then join.
         """
@@ -276,7 +277,7 @@ class SliceRunner:
             chunk = rows[begin : begin + self.progress.batch_max]
             begin += len(chunk)
             is_last = begin >= len(rows)
-            # Within a page, the log's offsets stay those before it: what is read again is at or before `at`.
+            # Within a page, the log's offsets stay those before it: events that are read again are at or before `at`.
             position = end if is_last else SourcePosition(chunk[-1].at, decode_position(text).log)
             after = encode_position(position)
             selected = [row for row in chunk if slice_of(row.topic, row.id, count) in mine]
@@ -296,7 +297,7 @@ class SliceRunner:
     # Batches
 
     async def _apply(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
-        """Apply rows and move the slices, in one transaction; what fails is applied slice by slice, event by event."""
+        """Apply rows and move the slices, in one transaction; if it fails, go slice by slice, event by event."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:
@@ -305,7 +306,7 @@ class SliceRunner:
             except Fenced:
                 raise
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     await self._outage(error, backoff)
                     continue
                 LOGGER.warning("projection %r: a batch failed: %s", self._tables.name, _reason(error))
@@ -327,7 +328,7 @@ class SliceRunner:
             try:
                 kept = self._tables.is_at(connection, self._build.number, self._member, slices, after)
             except DBAPIError as error:
-                if is_passing(error):
+                if is_transient(error):
                     raise
                 raise RolledBack() from error
             if not kept:
@@ -347,7 +348,7 @@ class SliceRunner:
             self.progress.batch_max = min(BATCH_MAX, size * 2)
 
     async def _apply_singly(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
-        """Apply each slice on its own, one event a transaction, to find the event that fails and stop only there."""
+        """Apply each slice on its own, one event per transaction, to find the event that fails and stop only there."""
         log, count = decode_position(before).log, self._settings.slices
         for number in slices:
             text = before
@@ -382,7 +383,7 @@ class SliceRunner:
             except Fenced:
                 raise
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     await self._outage(error, outage)
                     continue
                 failures += 1
@@ -404,7 +405,7 @@ class SliceRunner:
                 connection, build, member, number, before, error=reason, failed_position=after, failed_event=event
             )
 
-        parks = self._settings.on_failure == "park" or event in self._build.passed_over
+        parks = self._settings.on_failure == "park" or event in self._build.skipped
         if parks and not isinstance(error.__cause__, LiveTableWritten):
             await self._database(park)
             return True
@@ -420,7 +421,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _uncancelled(future: asyncio.Future[T]) -> T:
-    """Wait for a future even if this task is cancelled meanwhile, and be cancelled after it."""
+    """Wait for a future even if this task is cancelled meanwhile; then raise the cancellation."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -125,7 +125,7 @@ class SliceState(msgspec.Struct, frozen=True):
 
 
 class ParkedEvent(msgspec.Struct, frozen=True):
-    """An event that a projection passed over because its handler failed."""
+    """An event that a projection skipped because its handler failed."""
 
     event: str
     slice: int
@@ -191,14 +191,14 @@ class ProjectionTables:
         return found
 
     def source(self, connection: Connection) -> str | None:
-        """Return what the live build follows, None if that was not stored."""
+        """Return the description of the source that the live build follows; None if it was not stored."""
         if not self._has_source(connection):
             return None
         query = select(PROJECTION.c.source).where(PROJECTION.c.name == self.name)
         return connection.execute(query).scalar_one_or_none()
 
     def set_source(self, connection: Connection, source: str) -> None:
-        """Store what the live build follows."""
+        """Store the description of the source that the live build follows."""
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(source=source))
 
     def state(self, connection: Connection, *, lock: bool = False) -> BuildState | None:
@@ -242,7 +242,7 @@ class ProjectionTables:
         return and_(SLICE.c.projection == self.name, SLICE.c.build == build, *conditions)
 
     def _in_force(self, lease_until: Any) -> Any:
-        """Return the condition that a lease has not ended. It decides who works; what they write is fenced anyway."""
+        """Return the condition that a lease has not ended. It decides who works; all writes are fenced anyway."""
         return lease_until.between(self._now, self._now + LEASE_S_MAX)
 
     def slices(self, connection: Connection, build: int) -> list[SliceState]:
@@ -259,8 +259,8 @@ class ProjectionTables:
     def rebalance(self, connection: Connection, build: int, member: str, lease_s: float) -> list[SliceState]:
         """Renew the member's lease, release slices that belong to others, take its own; return those it owns.
 
-        The slices are dealt to the live members in the order of their names. A slice that another live member still
-        owns is taken once that member has released it.
+        The slices are assigned to the live members in turn, in the order of their names. A slice that another live
+        member still owns is taken once that member has released it.
         """
         self._renew_member(connection, build, member, lease_s)
         connection.execute(
@@ -369,7 +369,7 @@ class ProjectionTables:
             raise self._fenced([slice_])
 
     def park(self, connection: Connection, build: int, slice_: int, event: str, position: str, error: str) -> None:
-        """Record an event that is passed over."""
+        """Record an event that is skipped."""
         connection.execute(
             insert(PARKED).values(
                 projection=self.name, build=build, event_hash=_hash(event, position), event=event, slice=slice_,
@@ -378,7 +378,7 @@ class ProjectionTables:
         )  # fmt: skip
 
     def parked(self, connection: Connection, build: int) -> list[ParkedEvent]:
-        """Return the events that were passed over."""
+        """Return the events that were skipped."""
         query = select(PARKED).where(PARKED.c.projection == self.name, PARKED.c.build == build)
         return [
             ParkedEvent(row.event, row.slice, row.error, float(row.parked_at))
@@ -386,7 +386,7 @@ class ProjectionTables:
         ]
 
     def parked_at(self, connection: Connection, build: int, events: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the event, the position and the error of those that were passed over; a number may occur again."""
+        """Return the event, the position and the error of those that were skipped; a number may occur again."""
         query = select(PARKED.c.event, PARKED.c.position, PARKED.c.error).where(
             PARKED.c.projection == self.name, PARKED.c.build == build, PARKED.c.event.in_(events)
         )
@@ -466,7 +466,7 @@ class ProjectionTables:
         before = self.required_state(connection).build
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(build=build, swapping=None))
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=None, lease_until=0.0))
-        # Its only member was the rebuild, which would be dealt slices until its lease ends.
+        # Its only member was the rebuild, which would get slices until its lease ends.
         connection.execute(delete(MEMBER).where(MEMBER.c.projection == self.name, MEMBER.c.build == build))
         if source is not None:
             self.set_source(connection, source)
@@ -485,5 +485,5 @@ def create_tables(connection: Connection, tables: Iterable[Table]) -> None:
         table.create(connection, checkfirst=True)
 
 
-#: What two processes that create the same tables or rows at once may raise: the loser looks again.
+#: Errors that may occur if two processes create the same tables or rows at once: the loser reads again.
 RACES: Final = (IntegrityError, OperationalError, ProgrammingError)

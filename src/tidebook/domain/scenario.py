@@ -19,7 +19,7 @@ def scenario(decider: Any, *, events: Sequence[type[Any]] | None = None) -> Scen
 
 
 class Scenario:
-    """The state of an entity after given events, and what a command made of it."""
+    """The state of an entity after given events, and the result of a command on it."""
 
     def __init__(self, rules: Rules[Any]) -> None:
         self._rules = rules
@@ -72,7 +72,7 @@ class Scenario:
         return self._decided
 
     def _stored(self, events: Sequence[Any]) -> list[Any]:
-        """Return the events as a journal would give them back."""
+        """Return the events as a journal would return them."""
         types = self._rules.types
         encoded = [decode_event(encode_event(each)) for each in types.encode_all(list(events))]
         return [types.decode(each, "scenario", "entity", number) for number, each in enumerate(encoded, 1)]

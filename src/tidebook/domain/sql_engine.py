@@ -21,7 +21,7 @@ T = TypeVar("T")
 Handler = Callable[[Any, Any], Any]
 
 
-#: What would end the transaction of a batch, which has the events of others and the offset.
+#: The methods that would end the transaction of a batch, which also has other events and the offset.
 _ENDINGS: Final = frozenset(
     {"begin", "begin_twophase", "commit", "rollback", "close", "aclose", "detach", "invalidate"}
 )
@@ -41,7 +41,7 @@ class ProjectionTx:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Forget what the handler of the event before has done."""
+        """Forget what the handler did for the previous event."""
         #: Whether the handler asked for its tables, and whether it may have written to any.
         self.asked = self.used = False
 
@@ -156,7 +156,7 @@ class RolledBack(InvalidInput):
 
 
 class LiveTableWritten(InvalidInput):
-    """A handler may have written to a live table during a rebuild, which no setting may pass over."""
+    """A handler may have written to a live table during a rebuild, which no setting for failed events may skip."""
 
     def __init__(self) -> None:
         super().__init__("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
@@ -171,7 +171,7 @@ def raise_own_cancellation(error: BaseException) -> None:
 
 
 def check_handler(handler: Any) -> None:
-    """Raise InvalidInput for what cannot be a handler."""
+    """Raise InvalidInput for an object that cannot be a handler."""
     if not callable(handler):
         raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
     for form in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
@@ -259,7 +259,7 @@ def _run_awaitable(_: Handler, result: Awaitable[Any]) -> None:
 
 
 def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
-    """Raise InvalidInput: the handler was given a sync transaction, which what it returned cannot await."""
+    """Raise InvalidInput: the handler got a sync transaction, so the awaitable that it returned cannot use it."""
     if inspect.iscoroutine(result):
         result.close()
     raise InvalidInput(
@@ -269,25 +269,25 @@ def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
 
 
 #: No connection; too few resources; shut down, or starting up; a deadlock or a conflict of transactions.
-PASSING_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
+TRANSIENT_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
 
 
-def is_passing(error: BaseException) -> bool:
-    """Return whether an error is of a server or the way to it, so that the same batch may succeed later.
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error comes from a server or its connection, so that the same batch may succeed later.
 
-    A statement of a handler may fail with the same class of error for its own fault, such as a missing table. The log,
+    A statement of a handler may fail with the same class of error by its own mistake, such as a missing table. The log,
     the store or the queue that the effects of a process manager need may be unavailable, as the database may.
     """
     if isinstance(error, HandlerFailed):
         cause = error.__cause__
         if isinstance(cause, DBAPIError):
-            return bool(cause.connection_invalidated) or _has_passing_state(cause)
+            return bool(cause.connection_invalidated) or _has_transient_state(cause)
         return isinstance(cause, Unavailable | OutcomeUnknown)
-    passing = OperationalError | InterfaceError | OSError | Unavailable | OutcomeUnknown
-    return isinstance(error, passing) or _has_passing_state(error)
+    transient = OperationalError | InterfaceError | OSError | Unavailable | OutcomeUnknown
+    return isinstance(error, transient) or _has_transient_state(error)
 
 
-def _has_passing_state(error: BaseException) -> bool:
-    """Return whether the SQLSTATE says so: asyncpg's errors are of no more specific class."""
+def _has_transient_state(error: BaseException) -> bool:
+    """Return whether the SQLSTATE is transient: asyncpg's errors have no more specific class."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return isinstance(state, str) and state.startswith(PASSING_STATES)
+    return isinstance(state, str) and state.startswith(TRANSIENT_STATES)

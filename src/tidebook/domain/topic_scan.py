@@ -1,8 +1,8 @@
-"""All events of topics from the store, journal after journal: what the log no longer has.
+"""All events of topics from the store, journal after journal, for those that the log no longer has.
 
 A scan has the events after a place `base` and before a time `until_ms`, each once, ordered by topic, id and number. A
 place within it is that of `base`, then `until_ms`, topic, id and number: it is after `base` and before all that is
-left, and it says how to go on. Below the horizon no event is added, so that any process continues any scan.
+left, and it says where to continue. Below the horizon no event is added, so that any process continues any scan.
 """
 
 from __future__ import annotations

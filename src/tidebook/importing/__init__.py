@@ -1,1 +1,1 @@
-"""Copies what other systems have stored into a book; a run may be repeated, and copies only what is missing."""
+"""Imports of data from other systems into a book; a run may be repeated, and copies only data that is missing."""

@@ -65,7 +65,7 @@ class DeimosTables:
         ]
 
     async def refuse_running(self) -> None:
-        """Raise Unavailable if an executor of Deimos holds a topic: it would send messages that are copied, too."""
+        """Raise Unavailable if an executor of Deimos holds a topic: it would also send the copied messages."""
         rows = await self._query(
             "SELECT topic, locked_by FROM kafka_topic_info WHERE locked_by IS NOT NULL "
             "AND locked_at > now() AT TIME ZONE 'UTC' - %s * interval '1 second' ORDER BY topic LIMIT 1",

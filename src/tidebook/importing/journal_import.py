@@ -33,15 +33,15 @@ RETRY_MAX_S = 5.0
 
 
 class ImportState(StrEnum):
-    """What an import has done with a journal."""
+    """The result of an import for one journal."""
 
     #: Events were copied, or would be in a dry run.
     IMPORTED = "imported"
-    #: The book has all of it already.
+    #: The book has the whole journal already.
     COMPLETE = "complete"
     #: kafka-journal would purge it: it is not copied.
     EXPIRED = "expired"
-    #: It cannot be copied as it is; `reason` says why.
+    #: It cannot be copied; `reason` says why.
     REFUSED = "refused"
 
 

@@ -36,11 +36,11 @@ class MessageTarget(Protocol):
         """Add messages and move the mark, both or neither; raise Fenced if another import has moved it."""
 
     async def close(self) -> None:
-        """Release what the target has opened."""
+        """Release the resources that the target has opened."""
 
 
 class OutboxTarget:
-    """The outbox of a book. The marks are in the table `tidebook_import`, beside the outbox's tables."""
+    """The outbox of a book. The marks are in the table `tidebook_import`, next to the outbox's tables."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._sql: Any = extra("sqlalchemy", "outbox")
@@ -94,13 +94,13 @@ class OutboxTarget:
         self._outbox.ready()
         self._marks.create(engine, checkfirst=True)
 
-    def _where(self, source: str, topic: str) -> Any:
+    def _is_mark(self, source: str, topic: str) -> Any:
         return (self._marks.c.source == source) & (self._marks.c.topic == topic)
 
     def _mark(self, source: str, topic: str) -> ImportMark:
         columns = self._sql.select(self._marks.c.last_id, self._marks.c.messages)
         with self._connect().connect() as connection:
-            row = connection.execute(columns.where(self._where(source, topic))).first()
+            row = connection.execute(columns.where(self._is_mark(source, topic))).first()
         return ImportMark() if row is None else ImportMark(*row)
 
     def _take(self, source: str, topic: str, before: ImportMark, messages: Sequence[DeimosMessage]) -> ImportMark:
@@ -113,8 +113,8 @@ class OutboxTarget:
                 except self._sql.exc.IntegrityError as error:
                     raise _moved(topic) from error
             else:
-                here = self._where(source, topic) & (self._marks.c.last_id == before.last_id)
-                if connection.execute(self._sql.update(self._marks).where(here).values(**values)).rowcount != 1:
+                unchanged = self._is_mark(source, topic) & (self._marks.c.last_id == before.last_id)
+                if connection.execute(self._sql.update(self._marks).where(unchanged).values(**values)).rowcount != 1:
                     raise _moved(topic)
             self._outbox.backend("db").publish(connection, [each.message for each in messages], ordered=False)
         return after

@@ -1,7 +1,7 @@
 """The head cache of one partition: exact heads as of the tail, and the unreplicated records of each journal.
 
 Invariant: the tail is contiguous. Every record below `next_offset` was taken, in order, so a cached head is exact as of
-`next_offset - 1`. There are three tiers, each bounded: heads, offsets by journal, and records. What a tier has evicted
+`next_offset - 1`. There are three tiers, each bounded: heads, offsets by journal, and records. An evicted entry
 is read again from the store or the log; the cache never holds the only copy.
 """
 
@@ -94,7 +94,7 @@ def _memory_growth(before: Head | None, after: Head | None) -> int:
 #: If the log is indexed by key and more records than this are missing, the tail is restarted instead of read.
 CATCH_UP_RECORDS_MAX = 2_000
 
-#: How often a followed partition drops what was replicated since.
+#: How often a followed partition drops the records that were replicated since.
 DROP_INTERVAL_S = 5.0
 #: The age up to which a read may start from a known pointer: the older it is, the longer the tail that is folded.
 RECENT_S_MAX = 1.0
@@ -205,7 +205,7 @@ class HeadCache:
         return Unavailable(f"{self.topic}/{self.partition}: the journal was closed meanwhile: open it again")
 
     def note_competing_writer(self) -> bool:
-        """Record that another writer's record preceded one of ours; return whether that happened recently before, too.
+        """Record that another writer's record preceded one of ours; return whether that has happened recently before.
 
         A single occurrence does not justify following the log: a follower also receives all records of its own process.
         """
@@ -225,7 +225,7 @@ class HeadCache:
             try:
                 batch = await read_page(self._log, self.topic, self.partition, start=start, stop=offset + 1)
             except LogLost:
-                # The log may have been truncated after replication: only what the store does not have is lost.
+                # The log may have been truncated after replication: only records that the store lacks are lost.
                 replicated = await self.replicated()
                 if replicated < await self._log.start(self.topic, self.partition) - 1:
                     raise
@@ -456,7 +456,7 @@ class HeadCache:
                 while view.as_of < self.next_offset - 1:  # the tail may advance while records are read
                     await self.fold_tail(key, view, self.next_offset - 1, note_outcomes=True)
                 break
-            except LogLost as error:  # the records are gone: harmless if they were replicated since
+            except LogLost as error:  # the log lost the records: harmless if they were replicated since
                 base = await self.stored_after(key, base.as_of, error)
         self._metrics.count("head_cache_resolved")
         self.heads.keep(id, view.head)

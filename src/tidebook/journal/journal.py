@@ -59,7 +59,7 @@ def read_snapshot(stored: StoredSnapshot) -> Snapshot:
 BATCHES_IN_FLIGHT_MAX = 20
 #: How many heads `append_many` reads concurrently.
 HEADS_IN_FLIGHT_MAX = 256
-#: How often a tail looks for a topic that does not exist yet.
+#: How often a tail checks for a topic that does not exist yet.
 TOPIC_POLL_S = 0.2
 
 
@@ -520,7 +520,7 @@ class Journal:
         return key, head
 
     async def adopt(self) -> TopicConfig:
-        """Accept the log as it is after it was recreated or restored: a new epoch starts from what the store has."""
+        """Accept a recreated or restored log: a new epoch starts from the state in the store."""
         refuse_fork(self._generation, f"topic {self.topic}")
         async with self._opening:
             config = await adopt_topic(self._log, self._store, self.topic, self._settings)

@@ -89,14 +89,14 @@ class Barriers:
         return sent.offset
 
 
-#: How many plans a read makes, while the journal changes under it, before it raises Truncated.
+#: How many plans a read makes, while the journal keeps changing, before it raises Truncated.
 PLANS_MAX = 100
 #: How many journals of a partition are remembered whose rows are not prefetched, because of gaps or large events.
 SPARSE_IDS_MAX = 4096
 
 
 class Numbered(Protocol):
-    """What a decoded event must have."""
+    """A decoded event, of which a read only needs the number."""
 
     @property
     def seq_nr(self) -> int:
@@ -105,7 +105,7 @@ class Numbered(Protocol):
 
 
 E = TypeVar("E", bound=Numbered)
-#: Decodes rows of one partition, one event for each row: `read_events`, or that of a typed journal.
+#: Decodes rows of one partition, one event for each row: `read_events`, or the decoder of a typed journal.
 DecodeRows = Callable[[Iterable[EventRow], int], Sequence[E]]
 
 
@@ -184,7 +184,7 @@ class Reader:
                         self._count_source(base, barrier, stored, down)
                         return view
             except LogLost as error:
-                # The records are gone: harmless if they were replicated since.
+                # The log lost the records: harmless if they were replicated since.
                 if stored is not None:
                     stored = await cache.stored_after(key, stored.as_of, error)
                     continue

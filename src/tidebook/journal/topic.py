@@ -21,7 +21,7 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
 from tidebook.runtime.metrics import Metrics
-from tidebook.runtime.process import forked_error, tell_of_forks
+from tidebook.runtime.process import forked_error, notify_of_forks
 from tidebook.store.port import StoreWriter
 
 #: How many journals of a topic have a cached address.
@@ -69,7 +69,7 @@ class OpenTopic:
             cache.seen = end - 1
         self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
-        tell_of_forks(self)
+        notify_of_forks(self)
 
     def inherited(self) -> None:
         """Refuse every use in a forked child, where no task and no driver would answer; an append pays nothing."""
@@ -100,9 +100,9 @@ class OpenTopic:
     def check_epoch(self) -> None:
         """Raise Fenced if the topic has a newer epoch, Corrupt if the log was recreated; else start the next check.
 
-        It raises what an earlier check found. This is needed because an appender that does not confirm reads nothing,
-        and would report success forever; and because a recreated log that has grown past what this process saw differs
-        from the old one only by its id.
+        It raises the error that an earlier check found. This is needed because an appender that does not confirm reads
+        nothing, and would report success forever; and because a recreated log that has grown past what this process saw
+        differs from the old one only by its id.
         """
         if self._superseded is not None:
             raise self._superseded.with_traceback(None)
@@ -198,7 +198,7 @@ async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) 
         except OutcomeUnknown as error:  # an extra mark is harmless, and the caller has written nothing
             raise Unavailable(f"topic {topic}: it could not be opened: {error}") from error
         if (now_ms := min(mark.timestamp_ms for mark in marks)) + TICK_AHEAD_MS_MAX < book_ms:
-            # Readers ignore a tick so far ahead, so appends would be ordered below what was delivered.
+            # Readers ignore a tick so far ahead, so appends would be ordered before delivered events.
             raise Unavailable(
                 f"topic {topic}: the log's clock says {now_ms} ms and the book's time is {book_ms} ms: set the clock "
                 "that is wrong and open the topic again"
@@ -276,7 +276,7 @@ async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicCo
 
 
 async def begin_epoch(store: StoreWriter, topic: str, config: TopicConfig) -> None:
-    """Move the pointers to the marks of the epoch: what comes before them is void, and may be gone from the log.
+    """Move the pointers to the marks of the epoch: records before them are void, and the log may have lost them.
 
     This is idempotent, and any process may do it: the one that set the configuration may have crashed before this.
     """

@@ -1,4 +1,4 @@
-"""The fences of the outbox: what keeps a relay that lost its lock from sending late, and what follows from each."""
+"""The fences of the outbox: mechanisms that keep a relay that lost its lock from sending late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Fence(StrEnum):
-    """What keeps a relay that lost its lock from sending late; a session stores the one it was opened with.
+    """The mechanism that keeps a relay that lost its lock from sending late; a session stores its fence.
 
     >>> Fence("none").may_arrive_late, Fence("lock").may_arrive_late
     (True, False)
@@ -18,9 +18,9 @@ class Fence(StrEnum):
     TRANSACTION = "transaction"
     #: The embedded log's file lock, which a stopped process keeps.
     LOCK = "lock"
-    #: Nothing does, but a journal applies each append id once, so that a session can be sent again.
+    #: No mechanism, but a journal applies each append id once, so that a session can be sent again.
     APPEND_ID = "append_id"
-    #: Nothing does, and a late message may be a duplicate.
+    #: No mechanism: a late message may be a duplicate.
     NONE = "none"
 
     @property

@@ -51,7 +51,7 @@ class Loop(Protocol):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """What a batch's appends carry: the end offsets before their first attempt, and the topic's incarnation."""
+    """The context of a batch's appends: the end offsets before their first attempt, and the topic's incarnation."""
 
     floors: Mapping[int, int]
     topic_uuid: str
@@ -85,13 +85,13 @@ class JournalTarget(port.RelayTarget):
         return JournalChannel(self._journals, self._loop, topic, self._outbox, attempt)
 
     def release(self, topic: str) -> None:
-        """Forget the attempt: the next lock starts with what the database stores."""
+        """Forget the attempt: the next lock starts with the one that the database stores."""
         self._attempts().pop(topic, None)
 
     def scan(
         self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
     ) -> port.FoundMessages:
-        """Find nothing: the session's appends are made again, with their append ids and their old floors."""
+        """Find no message: the session's appends are repeated, with their append ids and their old floors."""
         self._attempts()[topic.topic] = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
         return port.FoundMessages(frozenset())
 
@@ -130,7 +130,7 @@ class JournalChannel:
             return None
 
     def drop(self) -> None:
-        """Start no more appends; those in flight may still be made, and are applied once."""
+        """Start no more appends; those in flight may still take effect, and are applied once."""
         if self._future is not None:
             self._future.cancel()
 

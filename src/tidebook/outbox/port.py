@@ -36,7 +36,7 @@ class ParkedState(IntEnum):
     HELD = 0
     #: It was refused and is retried at `retry_at`.
     RETRYING = 1
-    #: It was refused for good: an operator has to retry or drop it.
+    #: It was refused permanently: an operator has to retry or drop it.
     PARKED = 2
 
 
@@ -266,7 +266,7 @@ class Channel(Protocol):
         """Wait for the outcome; return None on timeout."""
 
     def drop(self) -> None:
-        """Discard what is not acknowledged, and close."""
+        """Discard the messages that are not acknowledged, and close."""
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
@@ -305,7 +305,7 @@ class RelayTarget(ABC):
         return self
 
     def release(self, topic: str) -> None:  # noqa: B027 - most targets hold nothing for a topic
-        """Release what the calling thread holds for the topic."""
+        """Release the resources that the calling thread holds for the topic."""
 
     def maintain(self) -> None:  # noqa: B027 - most targets keep no connection open
         """Serve the connections that the calling thread keeps open; called about once a second, between topics."""

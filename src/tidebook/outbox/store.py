@@ -161,7 +161,7 @@ class OutboxStore(ABC):
         self._execute(self._sql.unlock, (lock.topic, self._uuid(lock.uuid)))
 
     def rest(self, lock: port.TopicLock, *, reason: str, rest_ms: int, failed: bool = True) -> None:
-        """Release the lock and let no relay take the topic for `rest_ms`; with `failed`, count a retry.
+        """Release the lock and keep relays from the topic for `rest_ms`; with `failed`, count a retry.
 
         Do nothing if the lock is lost.
         """

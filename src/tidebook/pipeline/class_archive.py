@@ -24,9 +24,9 @@ from tidebook.pipeline.jars import SPARK, cache_folder, find_java
 
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
-#: One machine has other work: the heap starts small, and its collector has no threads of its own.
+#: The machine has other work: the heap starts small, and its collector has no separate threads.
 LOCAL_JAVA_OPTIONS = "-XX:+UseSerialGC -Xms128m"
-#: A run writes the archive if it lasts at least this long: not at its start, which the second process would slow down.
+#: A run writes the archive only once it has lasted this long: a second process would slow down its start.
 WRITE_AFTER_S = 60.0
 WRITE_S_MAX = 600.0
 NICE_MOST = 19
@@ -64,7 +64,7 @@ def write_later(class_path: str) -> None:
     def write() -> None:
         command = [sys.executable, "-m", "tidebook.pipeline.class_archive", class_path]
         popen = partial(subprocess.Popen, stdin=subprocess.PIPE, start_new_session=True)
-        # Without an archive the next start is no faster than this one. The writer ends with its input, so with us.
+        # Without an archive the next start is merely slow. The writer ends when its input closes: with this process.
         with suppress(OSError, subprocess.TimeoutExpired), popen(command, stdout=DEVNULL, stderr=DEVNULL) as writer:
             writer.wait(WRITE_S_MAX)
 
@@ -133,7 +133,7 @@ def _end_with_input() -> None:
 
 
 def main() -> None:
-    """`python -m tidebook.pipeline.class_archive CLASS_PATH`."""
+    """Run the command `python -m tidebook.pipeline.class_archive CLASS_PATH`."""
     os.nice(NICE_MOST)
     threading.Thread(target=_end_with_input, daemon=True).start()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -80,7 +80,7 @@ def attach_report(error: TidebookError) -> None:
 
 
 def failure_of(error: BaseException) -> TidebookError:
-    """Return the cause of a query's error; `Unavailable` if the query may be retried as it is."""
+    """Return the cause of a query's error; `Unavailable` if the query may be retried unchanged."""
     if isinstance(error, TidebookError):
         return error
     text = str(error)

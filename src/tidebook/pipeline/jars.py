@@ -1,4 +1,4 @@
-"""Java for Spark: find it, and resolve the jars that PySpark does not ship with the Ivy that it does ship."""
+"""Find Java for Spark, and resolve the jars that PySpark lacks with the Ivy that it ships."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kafka_source_jars() -> list[Path]:
     """Return the jars of Spark's Kafka source and sink, for the setting spark.jars.
 
     The newest published token provider is 4.0.0, and it works with this Spark. The Kafka client must stay at the
-    version that the source was built for, hence no transitive dependencies.
+    version that the source was built for, so transitive dependencies are left out.
     """
     return resolve(
         f"spark-kafka-{SPARK}",

@@ -1,17 +1,20 @@
 """A lease: one Spark task tails some log partitions for a limited time and replicates their records as they come.
 
-The driver starts the next lease before one ends, so that the partitions are always served; an overlap is harmless,
-because slices are fenced by the store's pointers. It ends leases early through a setting of the store, which every
-task reads: that needs no connection between driver and tasks beyond Spark's own.
+The driver submits the next lease before one ends, but on a busy slot it starts only when the task of that one has
+ended. So that the partitions are always served, the tail of a lease outlives its task in the worker process: until the
+next lease of these partitions is ready there, or for a bounded time. An overlap is harmless, because slices are fenced
+by the store's pointers. The driver ends leases early through a setting of the store, which every task reads: that needs
+no connection between driver and tasks beyond Spark's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +23,9 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
+from tidebook.replication.partition import LogAndStore
 from tidebook.replication.tail import Partition, ReplicationTail
+from tidebook.runtime.futures import ignore_failure
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.spark import clears_tags
 
@@ -41,6 +46,8 @@ class Lease(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
     configs: dict[str, TopicConfig]
     seconds: float
+    #: How long the tail outlives the task, unless another replicator is seen to serve the partitions.
+    handover_s: float = 0.0
     #: With these, the lease ends when the records before them are replicated. One for each partition.
     stops: tuple[int, ...] | None = None
 
@@ -53,39 +60,113 @@ class LeaseTask:
     lease: bytes
     wait_s: float
     opening: OpenStore = open_settings_store
+    #: A parameter so that a benchmark can record when its partitions are served.
+    new_tail: Callable[..., ReplicationTail] = ReplicationTail
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[bytes]:
         list(rows)  # one number; Spark ends a worker that has not read its input
         worker = SparkWorker.of(self.settings, self.opening)
         lease = msgspec.json.decode(self.lease, type=Lease)
-        results = worker.run(serve(worker, lease, clear_tags=clears_tags(worker.settings), wait_s=self.wait_s))
+        new_tail = partial(self.new_tail, clear_tags=clears_tags(worker.settings), wait_s=self.wait_s)
+        results = worker.run(serve(worker, lease, new_tail))
         yield from map(msgspec.json.encode, results)
 
 
-async def serve(worker: SparkWorker, lease: Lease, *, clear_tags: bool, wait_s: float) -> list[TaskResult]:
-    """Tail the partitions of a lease until its end; return what was replicated of each."""
-    began_s = time.monotonic()
-    configs = {at: lease.configs[at[0]] for at in lease.partitions}
-    tail = ReplicationTail(worker, configs, clear_tags=clear_tags, wait_s=wait_s)
-    ending = asyncio.create_task(_end_in_time(worker, lease, tail))
-    try:
-        await tail.run(None if lease.stops is None else dict(zip(lease.partitions, lease.stops, strict=True)))
-    finally:
-        ending.cancel()
-    seconds = time.monotonic() - began_s
-    return [TaskResult(*at, each.records, each.parked, seconds, each.stopped) for at, each in tail.replicators.items()]
+async def serve(
+    worker: LogAndStore, lease: Lease, new_tail: Callable[..., ReplicationTail] = ReplicationTail
+) -> list[TaskResult]:
+    """Tail the partitions of a lease until its end; return what was replicated of each.
+
+    Unless the lease was revoked, its tail continues for a while; what it replicates is in the results of the next task.
+    """
+    outliving = _outliving.setdefault(worker, [])
+    tail = LeasedTail(worker, lease, new_tail)
+    await tail.serve([each for each in outliving if each.lease.run == lease.run and each.shares_partitions(lease)])
+    results = [result for each in outliving for result in each.report() if result.records]
+    outliving[:] = [each for each in (*outliving, tail) if each.runs]
+    return results + tail.report()
 
 
-async def _end_in_time(worker: SparkWorker, lease: Lease, tail: ReplicationTail) -> None:
-    """Stop the tail when its time is over or the lease was revoked."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + lease.seconds
-    while (left_s := deadline_s - loop.time()) > 0:
-        with suppress(TidebookError):  # the tail itself finds out whether the store answers
-            if await is_revoked(await worker.store(), lease):
-                break
-        await asyncio.sleep(min(left_s, LOOK_EVERY_S))
-    tail.stop()
+class LeasedTail:
+    """The tail of one lease, which may outlive its task. It starts immediately, and ends by itself."""
+
+    def __init__(self, worker: LogAndStore, lease: Lease, new_tail: Callable[..., ReplicationTail]) -> None:
+        self.lease = lease
+        self._worker = worker
+        self._tail = new_tail(worker, {at: lease.configs[at[0]] for at in lease.partitions})
+        stops = None if lease.stops is None else dict(zip(lease.partitions, lease.stops, strict=True))
+        self._began_s = time.monotonic()
+        self._reported: dict[Partition, tuple[int, int]] = {}
+        self._revoked = False
+        #: Done when the task must end; the tail continues for a while if the lease was not revoked.
+        self._over = asyncio.get_running_loop().create_future()
+        self._run = asyncio.create_task(self._tail.run(stops))
+        self._ending = asyncio.create_task(self._end_in_time())
+        self._run.add_done_callback(ignore_failure)  # the next lease encounters it too, if no task raises it
+        self._run.add_done_callback(lambda run: self._ending.cancel())
+
+    async def serve(self, predecessors: Sequence[LeasedTail]) -> None:
+        """Wait until the task must end; end the predecessors as soon as this tail is ready. Raise the tail's error."""
+        ready = asyncio.create_task(self._tail.ready.wait())
+        await asyncio.wait((self._run, self._over, ready), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        for each in predecessors:
+            each.stop()
+        await asyncio.wait((self._run, self._over), return_when=asyncio.FIRST_COMPLETED)
+        # A partition that is stopped is retried by the next lease; it gets no records until then.
+        if self._revoked or self._run.done() or any(each.stopped for each in self._tail.replicators.values()):
+            self.stop()
+            await self._run
+
+    def stop(self) -> None:
+        """End the tail after the slices in progress."""
+        self._tail.stop()
+        self._ending.cancel()
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the tail has not ended."""
+        return not self._run.done()
+
+    def shares_partitions(self, lease: Lease) -> bool:
+        """Return whether another lease has one of these partitions."""
+        return not set(lease.partitions).isdisjoint(self.lease.partitions)
+
+    def report(self) -> list[TaskResult]:
+        """Return what was replicated of each partition since the last report."""
+        results, seconds = [], time.monotonic() - self._began_s
+        for at, each in self._tail.replicators.items():
+            records, parked = self._reported.get(at, (0, 0))
+            self._reported[at] = (each.records, each.parked)
+            results.append(TaskResult(*at, each.records - records, each.parked - parked, seconds, each.stopped))
+        return results
+
+    async def _end_in_time(self) -> None:
+        self._revoked = await self._is_revoked_within(self.lease.seconds)
+        self._over.set_result(None)
+        for each in self._tail.replicators.values():
+            each.overtaken = False
+        if not self._revoked:
+            await self._is_revoked_within(self.lease.handover_s, unless=self._is_overtaken)
+        self._tail.stop()
+
+    async def _is_revoked_within(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether the lease is revoked in this time; return False early when `unless` is true."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + seconds
+        while (left_s := deadline_s - loop.time()) > 0 and not unless():
+            with suppress(TidebookError):  # the tail itself finds out whether the store answers
+                if await is_revoked(await self._worker.store(), self.lease):
+                    return True
+            await asyncio.sleep(min(left_s, LOOK_EVERY_S))
+        return False
+
+    def _is_overtaken(self) -> bool:
+        return any(each.overtaken for each in self._tail.replicators.values())
+
+
+#: The tails of this process whose tasks have ended, by worker; the process serves one task at a time.
+_outliving: dict[LogAndStore, list[LeasedTail]] = {}
 
 
 async def is_revoked(store: StoreWriter, lease: Lease) -> bool:

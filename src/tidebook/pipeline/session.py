@@ -73,7 +73,7 @@ PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the jobs run, and their intervals and limits."""
 
-    #: What replicates under `tidebook up`; by default `inline` if log and store are embedded, else `spark`.
+    #: The engine that replicates under `tidebook up`; by default `inline` if log and store are embedded, else `spark`.
     engine: Engine | None = None
     #: Spark's master, unless the job was started by `spark-submit`.
     master: str = "local[*]"
@@ -157,7 +157,7 @@ def job_context(name: str, settings: Settings) -> SparkContext:
 
     context = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list(wanted.items())))
     context.setLogLevel("ERROR")
-    if _reads_archive(wanted):  # there is none yet
+    if _reads_archive(wanted):  # no context is running yet
         write_later(wanted.get(CLASS_PATH, ""))
     return context
 

@@ -1,4 +1,4 @@
-"""What a Spark task reports about a log partition that it has replicated."""
+"""The result that a Spark task reports for each log partition that it has replicated."""
 
 from __future__ import annotations
 

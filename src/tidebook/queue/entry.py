@@ -152,7 +152,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
 
 
 def hash_key(key: object) -> bytes:
-    """Return the hash that identifies a key; raise InvalidInput if the text cannot be one."""
+    """Return the hash that identifies a key; raise InvalidInput if it is not a valid key."""
     if type(key) is not str:
         raise InvalidInput(f"a key is text, not {type(key).__name__}")
     if not key or "\x00" in key:

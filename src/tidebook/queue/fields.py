@@ -76,7 +76,7 @@ class ModelFields(Fields):
         """Return the data as plain JSON values; raise InvalidInput if it does not match the declaration."""
         try:
             model = data if isinstance(data, self._model) else self._model.model_validate(data)
-            # A model of wrong values can be constructed: what is put must be read back.
+            # A model can be constructed with wrong values, but data that is put must be readable again.
             value = model.model_dump(mode="json", warnings=False)
             self._model.model_validate(value)
             return value

@@ -51,7 +51,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     next_at: datetime | None
     #: Partitions that may hold entries.
     tables: int
-    #: Since when the queue is paused, and gives out no claim; None if it is not.
+    #: Since when the queue is paused, so that nothing is claimed; None if it is not.
     paused_at: datetime | None = None
 
     @property

@@ -159,7 +159,7 @@ class Waker:
         self._metrics = metrics
         self._watches: dict[int, DueDates] = {}
         self._poll_requests: dict[int, DueDates] = {}
-        #: Queues whose published sleep is to be withdrawn.
+        #: Queues whose published sleep must be withdrawn.
         self._to_withdraw: list[int] = []
         self._poll_requested = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []

@@ -34,7 +34,7 @@ HEARTBEATS_PER_LEASE: Final = 3
 REPORT_S: Final = 10.0
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
-#: How often `settle` looks whether the queue is empty.
+#: How often `settle` checks whether the queue is empty.
 _LOOK_S: Final = 0.01
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
@@ -120,7 +120,7 @@ class Worker:
             raise InvalidInput(f"a handler must be a function of a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)
         duration_ms(grace_s, "grace")
-        #: How the status of a supervisor calls it.
+        #: The name of the worker in a supervisor's status.
         self.name = f"worker {queue.name}"
         self._queue = queue
         self._handler = handler

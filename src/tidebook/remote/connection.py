@@ -75,7 +75,7 @@ class Connection:
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
-        #: Whether the server has answered: one that never did is not waited for.
+        #: Whether the server has ever answered; otherwise requests do not wait for it.
         self._answered = False
         self._generation = generation()
 
@@ -139,7 +139,7 @@ class Connection:
         return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
 
     async def ask(self, name: str) -> Any:
-        """Send a request without parameters once, and return its answer whatever its status. Raise as `call` does."""
+        """Send a request without parameters once; return its answer regardless of the status. Raise as `call` does."""
         route = BY_NAME[name]
         try:
             response = await self._opened().send(self._request(route, route.path, None, None, 0.0))

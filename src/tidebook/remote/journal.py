@@ -128,7 +128,7 @@ class RemoteJournal(Journal):
 
     async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
-        # The log's end was at least here before the first attempt: the fold then knows what it may have forgotten.
+        # The log ended here or later before the first attempt: so the fold knows which appends it may have forgotten.
         partition, offset = self._positions.get(id, (None, -1))
         retry, unanswered = body.retry, False
         if retry is None:
@@ -360,7 +360,7 @@ def _retry_body(retry: OutcomeUnknown) -> RetryBody:
 
 
 def _decode_page(lines: Sequence[EventLine], decode: DecodeRows[E]) -> Iterable[E]:
-    """Decode the events of lines as those of rows: typed journals decode what is stored."""
+    """Decode the events of lines as those of rows: typed journals decode stored rows."""
     if decode is read_events:
         return [line.event() for line in lines]  # type: ignore[misc]
     return [

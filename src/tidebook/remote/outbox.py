@@ -9,7 +9,7 @@ from tidebook.remote.connection import Connection
 
 
 class RemoteOutbox:
-    """What a remote book shows of the outbox; messages are published in the application's own SQL transaction."""
+    """The outbox as a remote book shows it; messages are published in the application's own SQL transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

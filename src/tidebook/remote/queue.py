@@ -100,6 +100,7 @@ class RemoteQueue(Queue):
         *,
         together: bool = True,
         worker: bytes = b"",
+        finished: Job | Sequence[Job] = (),
         wait_s: float = 0.0,
     ) -> list[Job]:
         """Claim due entries, by priority, then process date. See `Queue.claim`.
@@ -108,7 +109,8 @@ class RemoteQueue(Queue):
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex())
+        done = _leases(self._own_jobs(finished)) if finished else ()
+        body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex(), done)
         answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
         decode = self._runtime.decoder(self.name)
         return [_job(self.name, each, decode) for each in answer.jobs]
@@ -165,7 +167,7 @@ class RemoteQueue(Queue):
         return [WorkerView(**msgspec.structs.asdict(each)) for each in answer.workers]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
-        """Record that a worker lives."""
+        """Record that a worker is alive."""
         id, name, *numbers = msgspec.structs.astuple(check_worker(report))
         await self._connection.call("queues.report_worker", self.name, id.hex(), body=WorkerBody(name, *numbers))
 
@@ -174,11 +176,11 @@ class RemoteQueue(Queue):
         await self._connection.call("queues.remove_worker", self.name, id.hex())
 
     async def pause(self) -> None:
-        """Give out no claim, to any process, until `resume`. See `Queue.pause`."""
+        """Let no process claim entries until `resume`. See `Queue.pause`."""
         await self._connection.call("queues.pause", self.name)
 
     async def resume(self) -> None:
-        """Give out claims again, and wake the workers."""
+        """Allow claims again, and wake the workers."""
         await self._connection.call("queues.resume", self.name)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:

@@ -43,7 +43,7 @@ class RemoteTags(Tags):
         consistency: Consistency | None = None,
         on_waiting: OnWaiting | None = None,
     ) -> AsyncIterator[TaggedEvent]:
-        """Yield the events of a tag after `after`; with `follow`, continue live, also over restarts of the server.
+        """Yield the events of a tag after `after`; with `follow`, continue live, even across restarts of the server.
 
         See `Tags.read`. `on_waiting` is not called: the server logs what its streams wait for.
         """
@@ -59,7 +59,7 @@ class RemoteTags(Tags):
         }
         offset = after if isinstance(after, str) else None
         if wanted is not None and not wanted:
-            return _nothing()
+            return _no_events()
         return self._follow(tag, query, offset) if follow else self._read(tag, {**query, "after": offset})
 
     async def _read(self, tag: str, query: dict[str, object]) -> AsyncIterator[TaggedEvent]:
@@ -130,7 +130,7 @@ def _names(topics: frozenset[str] | None) -> str | None:
     return None if topics is None else ",".join(sorted(topics))
 
 
-async def _nothing() -> AsyncIterator[TaggedEvent]:
+async def _no_events() -> AsyncIterator[TaggedEvent]:
     return
     yield
 

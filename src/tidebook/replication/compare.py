@@ -76,7 +76,7 @@ class JournalComparer:
     ) -> list[Difference]:
         """Return a journal's differences; repair them if there is a repair revision.
 
-        The journal is read until it does not change during a comparison. `first` is what a first read found.
+        The journal is read until it does not change during a comparison. `first` is the result of a first read.
         """
         store = await self._parts.store()
         at = (key.topic, partition)

@@ -37,14 +37,14 @@ LOCK_EVERY_S = 1.0
 #: After how long a silent holder of the lock is reported, and after how long the lock is taken from it.
 SILENT_S = 3.0
 SEIZE_S = 10.0
-#: How often topics are looked for if no wake-up came, and the least pause between two looks.
+#: How often topics are listed if no wake-up comes, and the shortest pause between two listings.
 LOOK_EVERY_S = 1.0
 LOOK_PAUSE_S = 0.05
 #: The pause after a failure, which grows. A stopped partition is retried at the longest one.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 STATUS_EVERY_S = 5.0
-#: How long closing waits for what was appended before.
+#: How long closing waits for records that were appended before it.
 DRAIN_S = 1.0
 #: A tick costs one commit of the log and one of the store, both without a round trip.
 INTERVALS = TickIntervals(followed_s=0.01, idle_s=0.25, pause_s=0.002, look_s=0.1)
@@ -97,7 +97,7 @@ InlineState = Literal["starting", "active", "passive", "waiting", "closed"]
 
 
 class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the inline replication of this process does."""
+    """The state and the counts of the inline replication of this process."""
 
     state: InlineState
     #: How many slices and records it has replicated, and how many records it has parked.
@@ -175,7 +175,7 @@ class InlineReplication:
         self._task = asyncio.create_task(self.run(), name="tidebook-replication")
 
     async def close(self) -> None:
-        """Replicate what was appended, for at most a second, then stop and let another process take over."""
+        """Replicate the appended records, for at most a second, then stop and let another process take over."""
         if self._generation != generation():
             return
         if self._task is not None:
@@ -183,13 +183,13 @@ class InlineReplication:
                 try:
                     async with asyncio.timeout(DRAIN_S):
                         await self._drain()
-                except (TidebookError, TimeoutError):  # the next replicator goes on from the pointers
+                except (TidebookError, TimeoutError):  # the next replicator continues from the pointers
                     pass
             await cancel_and_wait(self._task)
         self._state = "closed"
 
     async def _drain(self) -> None:
-        """Replicate what the log has, and ticks if they are useful: a script's events are visible when it ends."""
+        """Replicate the log's records, and ticks if they are useful: a script's events are visible when it ends."""
         configs = await topic_configs(self._store, self._topics)
         ends = {
             (topic, number): await self._log.end(topic, number)
@@ -205,7 +205,7 @@ class InlineReplication:
         await asyncio.gather(*(each.catch_up(stops[at]) for at, each in replicators.items()))
 
     def status(self) -> InlineStatus:
-        """Return what the replication does now."""
+        """Return the current status."""
         return InlineStatus(
             state=self._state,
             batches=self._batches,
@@ -242,7 +242,7 @@ class InlineReplication:
             self._lock.release()
 
     def _watch_holder(self) -> None:
-        """Report a holder of the lock that is silent, as a stopped process is; seize the lock in the end."""
+        """Report a holder of the lock that is silent, as a stopped process is; finally seize the lock."""
         beat, now_s = self._lock.last_beat(), time.monotonic()
         if beat is None or beat != self._beat[0]:
             self._beat = (beat, now_s)
@@ -303,7 +303,7 @@ class InlineReplication:
                 group.create_task(self._follow_partition(topic, number, config))
 
     async def _follow_partition(self, topic: str, partition: int, config: TopicConfig) -> None:
-        """Replicate a partition whenever it has new records; retry what fails, with a growing pause."""
+        """Replicate a partition whenever it has new records; retry failures, with a growing pause."""
         at, backoff = f"{topic}/{partition}", Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             replicator = PartitionReplicator(self._parts, topic, partition, config, clear_tags=self._clear_tags)
@@ -311,7 +311,7 @@ class InlineReplication:
                 while replicator.stopped is None:
                     first = await replicator.next_offset()
                     if at in self._stopped and await self._log.end(topic, partition) <= first:
-                        del self._stopped[at]  # another replicator has got past the record
+                        del self._stopped[at]  # another replicator has replicated the record
                     await self._log.wait(topic, partition, offset=first)
                     began_s, before = time.monotonic(), (replicator.records, replicator.parked)
                     await replicator.catch_up(await self._log.end(topic, partition))
@@ -321,7 +321,7 @@ class InlineReplication:
                         backoff.reset()
                 self._stopped[at] = replicator.stopped
                 await asyncio.sleep(RETRY_MAX_S)
-            except Exception as error:  # if this ended, the partition would hold the horizon back for ever
+            except Exception as error:  # if this ended, the partition would hold the horizon back forever
                 if isinstance(error, TRANSIENT):
                     self._failed(at, error)
                 else:
@@ -382,7 +382,7 @@ class InlineReplication:
 
 
 class ReplicatedToEnd(msgspec.Struct, frozen=True):
-    """What `replicate_to_end` did."""
+    """The result of `replicate_to_end`."""
 
     records: int
     parked: int
@@ -393,10 +393,10 @@ class ReplicatedToEnd(msgspec.Struct, frozen=True):
 async def replicate_to_end(
     log: Log, store: StoreWriter, topics: Iterable[str] = (), *, clear_tags: bool = True, tick: bool = False
 ) -> ReplicatedToEnd:
-    """Replicate what the log has now, then ticks, so that the horizon passes all of it; any replicator may run beside.
+    """Replicate the records that the log has now, then ticks, so that the horizon passes them.
 
-    Without tags and followers ticks are useless, and are only written with `tick`. A stopped partition is reported and
-    holds the horizon back.
+    Other replicators may run at the same time. Without tags and followers ticks are useless, and are only written with
+    `tick`. A stopped partition is reported and holds the horizon back.
     """
     configs = await topic_configs(store, tuple(topics))
     for topic, config in configs.items():

@@ -1,4 +1,4 @@
-"""Fold one journal from the log, and compare the result with what the store holds. Everything here is pure."""
+"""Fold one journal from the log, and compare the result with the state in the store. Everything here is pure."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class JournalState(msgspec.Struct):
                 case PutHead():
                     self.head = write.head
                 case ClearEvents():
-                    gone_to = write.head.delete_to
-                    self.rows = {seq_nr: row for seq_nr, row in self.rows.items() if seq_nr > gone_to}
+                    deleted_to = write.head.delete_to
+                    self.rows = {seq_nr: row for seq_nr, row in self.rows.items() if seq_nr > deleted_to}
                     if write.clear_tags:
-                        self.tags = {place: row for place, row in self.tags.items() if row.seq_nr > gone_to}
+                        self.tags = {place: row for place, row in self.tags.items() if row.seq_nr > deleted_to}
                 case ClearJournal():
                     self.rows.clear()
                     if write.clear_tags:
@@ -258,13 +258,13 @@ def _trim_memory(head: Head, since: Position) -> Head:
 
 def _row_differences(folded: FoldedJournal, found: JournalState) -> Iterator[Difference]:
     wanted = folded.state.rows
-    gone_to = found.head.delete_to if folded.partial and found.head is not None else 0
+    deleted_to = found.head.delete_to if folded.partial and found.head is not None else 0
     for seq_nr in sorted(wanted.keys() | found.rows.keys()):
         row, other = wanted.get(seq_nr), found.rows.get(seq_nr)
         if row is None:
             yield _difference(folded, "event extra", seq_nr=seq_nr, found=_show_row(other))
         elif other is None:
-            if seq_nr > gone_to and seq_nr not in found.damaged_rows:
+            if seq_nr > deleted_to and seq_nr not in found.damaged_rows:
                 yield _difference(folded, "event missing", seq_nr=seq_nr, expected=_show_row(row))
         elif row != other and row.position >= folded.since:
             yield _difference(folded, "event differs", seq_nr=seq_nr, expected=_show_row(row), found=_show_row(other))
@@ -286,8 +286,8 @@ def _tag_differences(folded: FoldedJournal, found: JournalState) -> Iterator[Dif
 def repair_of(folded: FoldedJournal, found: JournalState, pointer: Pointer, config: TopicConfig, rev: int) -> Repair:
     """Return the repair that makes the stored journal equal to the folded one."""
     wanted = folded.state
-    gone_to = found.head.delete_to if folded.partial and found.head is not None else 0
-    rows = [row for seq_nr, row in wanted.rows.items() if found.rows.get(seq_nr) != row and seq_nr > gone_to]
+    deleted_to = found.head.delete_to if folded.partial and found.head is not None else 0
+    rows = [row for seq_nr, row in wanted.rows.items() if found.rows.get(seq_nr) != row and seq_nr > deleted_to]
     extra_tags: list[TagPosition] = []
     tags: list[TagRow] = []
     if not folded.partial:

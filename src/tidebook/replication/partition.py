@@ -69,6 +69,8 @@ class PartitionReplicator:
         self.records = self.parked = 0
         #: The partition's pointer after the last slice.
         self.pointer: Pointer | None = None
+        #: Whether another replicator has replicated records that this one was to replicate.
+        self.overtaken = False
         #: Why the partition is stopped, if it is.
         self.stopped: str | None = None
         self._parts = parts
@@ -163,6 +165,8 @@ class PartitionReplicator:
             if plan.writes is not None:
                 await store.apply(plan.writes)
                 self.parked += len(plan.writes.parked)
+            elif start < stop and plan.stopped_by is None:
+                self.overtaken = True
         self.pointer = plan.pointer
         if plan.stopped_by is not None:
             raise plan.stopped_by

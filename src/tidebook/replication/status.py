@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from tidebook.core.errors import LogLost, Unavailable
+from tidebook.core.errors import Corrupt, LogLost, NotFound, Unavailable
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, SliceWrites, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
@@ -115,6 +115,17 @@ async def check_partitions(
                 remedy="restore the log from a copy, or go on without them: tidebook pipeline replicate --accept-loss",
             )
     return statuses
+
+
+async def find_other_logs(log: Log, store: StoreWriter, configs: Mapping[str, TopicConfig]) -> dict[str, str]:
+    """Return why, for each topic whose log is not the configured one: it was deleted, or created again."""
+    reasons = {}
+    for topic, each in configs.items():
+        try:
+            await check_topic(log, store, topic, each)
+        except (Corrupt, NotFound) as error:
+            reasons[topic] = str(error)
+    return reasons
 
 
 def starts_of(statuses: Sequence[PartitionStatus]) -> dict[str, dict[str, int]]:

@@ -51,6 +51,9 @@ class ReplicationTail:
         self._wait_s = wait_s
         self._slice_every_s = slice_every_s
         self._stop = asyncio.Event()
+        #: Set when the first unreplicated offset of every partition is known; the partitions are then served.
+        self.ready = asyncio.Event()
+        self._positioned = 0
         self.replicators = {
             at: PartitionReplicator(parts, *at, config, clear_tags=clear_tags, wait_s=wait_s)
             for at, config in configs.items()
@@ -75,6 +78,9 @@ class ReplicationTail:
     async def _tail(self, replicator: PartitionReplicator, stop: int) -> None:
         endless = stop == _OFFSET_MAX
         offset = await self._retry(replicator.next_offset)
+        self._positioned += 1
+        if self._positioned == len(self.replicators):
+            self.ready.set()
         while offset < stop and replicator.stopped is None and not self._stop.is_set():
             if endless and not await self._retry(partial(self._wait, replicator, offset)):
                 offset = max(offset, await self._retry(replicator.next_offset))

@@ -39,11 +39,11 @@ LOGGER = logging.getLogger("tidebook.replication")
 
 
 class TickIntervals(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a ticker ticks where that is useful."""
+    """The intervals at which a ticker sends ticks, where they are useful."""
 
-    #: With live streams.
+    #: The interval while there are live streams.
     followed_s: float = FOLLOWED_EVERY_S
-    #: Without.
+    #: The interval without live streams.
     idle_s: float = IDLE_EVERY_S
     #: The pause of a ticker with live streams after a step that found nothing to tick.
     pause_s: float = NO_TICK_PAUSE_S
@@ -199,7 +199,7 @@ class Ticker:
     async def run_woken(self, metrics: Metrics) -> None:
         """Tick until this is cancelled, whenever the store has changed; another task replicates the ticks.
 
-        For a store that wakes its waiters: an idle one is looked at once a second.
+        For a store that wakes its waiters: an idle one is polled once a second.
         """
         since = -1
         while True:

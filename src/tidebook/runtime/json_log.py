@@ -1,8 +1,8 @@
-"""Logs as JSON: one object a line on standard error, without secrets and payloads.
+"""Logs as JSON: one object per line on standard error, without secrets and payloads.
 
 A log line must be safe to send to another system. Text of this package's errors names keys and numbers, and is kept;
 the text of any other error, and any argument that is not text or a number, may hold a payload, and only its type is
-written. What looks like a token or a password is replaced wherever it occurs.
+written. Text that looks like a token or a password is replaced wherever it occurs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 
 from tidebook.core.errors import TidebookError
 
-#: What replaces a secret.
+#: The replacement of a secret.
 REDACTED: Final = "***"
 #: The length in characters at which a message, and each of its fields, is cut.
 TEXT_CHARS_MAX: Final = 2_000
 #: How many of the innermost calls of a traceback are written.
 FRAMES_MAX: Final = 30
 
-#: The attributes of every record; what a record has beside them was given as `extra`, and is a field.
+#: The attributes of every record; any others of a record were given as `extra`, and are fields.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SECRET_NAMES: Final = re.compile(r"(?i)passw|secret|token|authorization|cookie|credential|payload|^data$|^body$|_key$")
 _SECRET_TEXT: Final = re.compile(
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>
 
 
 def redact(text: str) -> str:
-    """Return the text without what looks like a token or a password.
+    """Return the text with everything that looks like a token or a password replaced.
 
     >>> redact("kafka://me:hunter2@host:9092 refused password='x y'")
     'kafka://***@host:9092 refused password=***'
@@ -82,7 +82,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _argument(value: object) -> object:
-    """Return what a message may show of an argument."""
+    """Return the form of an argument that a message may show."""
     if value is None or isinstance(value, str | int | float | Enum | TidebookError):
         return value
     return f"<{type(value).__name__}>"

@@ -165,12 +165,12 @@ class Metrics:
         self._child(DURATIONS, name, labels).observe(seconds)
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """Return a counter with its labels, for a place that counts so often that it keeps it."""
+        """Return a counter with its labels, for a caller that counts so often that it keeps the counter."""
         found: Counter = self._child(COUNTERS, name, labels)
         return found
 
     def duration(self, name: str, **labels: object) -> Histogram:
-        """Return a duration with its labels, for a place that times so often that it keeps it."""
+        """Return a duration with its labels, for a caller that times so often that it keeps the object."""
         found: Histogram = self._child(DURATIONS, name, labels)
         return found
 

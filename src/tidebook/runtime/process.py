@@ -10,14 +10,14 @@ from tidebook.core.errors import InvalidInput
 
 
 class Inherited(Protocol):
-    """What a forked child has from its parent and must not use."""
+    """An object that a forked child inherits from its parent and must not use."""
 
     def inherited(self) -> None:
-        """Prepare for being refused; called in the child, before anything else runs there."""
+        """Mark the object as inherited; called in the child, before anything else runs there."""
 
 
 _forks = 0
-_told_of_forks: WeakSet[Inherited] = WeakSet()
+_notified: WeakSet[Inherited] = WeakSet()
 
 
 def generation() -> int:
@@ -36,15 +36,15 @@ def forked_error(what: str) -> InvalidInput:
     return InvalidInput(f"{what} was opened before this process forked: open a book in the child")
 
 
-def tell_of_forks(kept: Inherited) -> None:
+def notify_of_forks(kept: Inherited) -> None:
     """Call `kept.inherited()` in every forked child, for as long as `kept` exists."""
-    _told_of_forks.add(kept)
+    _notified.add(kept)
 
 
 def _after_fork() -> None:
     global _forks
     _forks += 1
-    for kept in list(_told_of_forks):
+    for kept in list(_notified):
         kept.inherited()
 
 

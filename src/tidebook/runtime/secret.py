@@ -13,7 +13,7 @@ QUOTE = " (in a user or password, write /, ?, # and @ as %2F, %3F, %23 and %40)"
 
 
 class Secret:
-    """A text whose repr hides it; `reveal` returns it.
+    """A string whose repr hides it; `reveal` returns it.
 
     >>> Secret("hunter2")
     ***
@@ -25,7 +25,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text."""
+        """Return the string."""
         return self._text
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Run several long-running parts of a program side by side: restart what fails, report it, and drain at the end.
+"""Run several long-running parts of a program side by side: restart and report those that fail, drain at the end.
 
 A part is anything with `async def run()`, or a coroutine function without arguments. Four more names are optional:
 
-- `name`: how the status calls it.
+- `name`: its name in the status.
 - `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
 - `async def settle()`: returns once everything that the part could process when it was called has been processed.
 - `problem`: why the part cannot do all of its work although it runs, such as a stopped slice; None if it can.
@@ -36,7 +36,7 @@ LOGGER = logging.getLogger("tidebook.running")
 #: with the first one again.
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 30.0
-#: How long a drain waits for what was begun.
+#: How long a drain waits for work in progress.
 GRACE_S: Final = 30.0
 ERROR_CHARS_MAX: Final = 500
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -69,8 +69,8 @@ class Settles(Protocol):
         ...
 
 
-#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: by what is no
-#: `Exception`, such as SystemExit, after which it is not started again. `stopped`: by a drain.
+#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: it raised
+#: something other than an `Exception`, such as SystemExit, and is not started again. `stopped`: by a drain.
 RunState = Literal["starting", "running", "restarting", "ended", "failed", "stopped"]
 
 
@@ -132,7 +132,7 @@ class Supervisor:
     async def settle(self) -> None:
         """Wait until each part that can settle has done so, one after another, in the given order.
 
-        Raise Unavailable if a part has failed for good: its work is not done by anybody.
+        Raise Unavailable if a part has failed permanently: nothing else does its work.
         """
         for part in self._parts:
             part.require_alive()
@@ -155,7 +155,7 @@ class Supervisor:
 
     async def _supervise(self, part: _Part) -> None:
         try:
-            await self._run_again_and_again(part)
+            await self._run_with_restarts(part)
             part.enter("stopped" if self._stopping else "ended")
         except asyncio.CancelledError:
             part.enter("stopped")
@@ -166,8 +166,8 @@ class Supervisor:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):  # it ends the event loop
                 raise
 
-    async def _run_again_and_again(self, part: _Part) -> None:
-        """Run a part until its `run` returns; an error starts it again."""
+    async def _run_with_restarts(self, part: _Part) -> None:
+        """Run a part until its `run` returns; restart it after an error."""
         backoff = Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
         while True:
             began_s = time.monotonic()
@@ -208,12 +208,12 @@ class _Part:
     def failed(self, error: BaseException, state: RunState = "restarting") -> None:
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        then = "is started again" if state == "restarting" else "is not started again"
-        LOGGER.warning("%s failed, and %s", self.name, then, exc_info=error)
+        consequence = "is started again" if state == "restarting" else "is not started again"
+        LOGGER.warning("%s failed, and %s", self.name, consequence, exc_info=error)
         self.enter(state)
 
     def require_alive(self) -> None:
-        """Raise Unavailable if the part has failed for good."""
+        """Raise Unavailable if the part has failed permanently."""
         if self._state == "failed":
             raise Unavailable(f"{self.name} failed and is not started again: {self._last_error}")
 

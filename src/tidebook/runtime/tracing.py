@@ -39,7 +39,7 @@ class TraceSpan:
         self.carried = _format(span.get_span_context()) if span.is_recording() else None
 
     def end(self, error: object = None) -> None:
-        """End the span; an error, or a failed outcome, marks it by its type: a text may hold a payload."""
+        """End the span; an error, or a failed outcome, marks it by its type, because a message may hold a payload."""
         if error is not None:
             api: Any = sys.modules[_API]
             self._span.set_attribute("error.type", type(error).__qualname__)
@@ -58,7 +58,7 @@ def begin(
     """Begin a span below the current one, or below `parent`, a trace context.
 
     Return None if the program does not trace. It links to the trace contexts that `carried` holds, as text or bytes;
-    what is none is left out.
+    values that are not a trace context are left out.
     """
     if not is_on():
         return None
@@ -108,7 +108,7 @@ def continuing(name: str, parent: object, **attributes: Any) -> Iterator[TraceSp
 
 
 def valid_context(carried: object) -> str | None:
-    """Return a trace context as it may be stored; None if it is none. It needs no tracer."""
+    """Return the value if it is a valid trace context, else None; this needs no tracer."""
     return carried if isinstance(carried, str) and _CONTEXT.fullmatch(carried) else None
 
 
@@ -142,7 +142,7 @@ def _format(context: Any) -> str:
 
 
 def _parse(carried: object) -> Any:
-    """Return the span context of a `traceparent`; None if it is none, as anybody may have written it."""
+    """Return the span context of a `traceparent`; None if it is malformed, since anybody may have written it."""
     api: Any = sys.modules.get(_API)
     if isinstance(carried, bytes):
         carried = carried.decode("ascii", "replace")

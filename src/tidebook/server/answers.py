@@ -1,4 +1,4 @@
-"""What handlers return besides plain structs: streams of lines, and answers with another status or more headers."""
+"""Answers of handlers that are not plain structs: streams of lines, and replies with another status or more headers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHUNK_NAMES = 256
 class Lines:
     """A streamed answer: encoded JSON values, each with the id of its server-sent event.
 
-    `read` yields lists of them, so that what is read together is sent together. It gets this object, and sets `next` if
-    it ends before everything was read.
+    `read` is called with this object and yields lists of values; each list is sent together. It sets `next` if it ends
+    before everything was read.
     """
 
     __slots__ = ("events", "live", "next", "source")
@@ -28,9 +28,9 @@ class Lines:
     def __init__(
         self, read: Callable[[Lines], AsyncGenerator[Chunk, None]], *, live: bool = False, events: bool = False
     ) -> None:
-        #: Whether it never ends by itself.
+        #: Whether the stream never ends by itself.
         self.live = live
-        #: Whether it is sent as server-sent events, also if the request does not ask for them.
+        #: Whether the answer is sent as server-sent events even if the request does not ask for them.
         self.events = events
         #: Where the read continues.
         self.next: int | str | None = None

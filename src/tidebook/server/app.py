@@ -36,6 +36,7 @@ from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
 from tidebook.server.idempotency import EncodedAnswer, check_key
+from tidebook.server.protocol import send_answer, take_body
 from tidebook.server.router import Router
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
@@ -49,6 +50,12 @@ METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 NO_ROUTE: Final = "none"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
+#: These headers as header lines, for a body of a given size and for no body.
+_JSON_HEAD: Final = (
+    b"content-type: application/json\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+    b"content-length: %d\r\n"
+)
+_NO_CONTENT_HEAD: Final = b"cache-control: no-store\r\n"
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 _encode = msgspec.json.Encoder().encode
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -247,7 +254,7 @@ class ServerApp:
             await _send(exchange, route.status, _encode_body(answer))
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
-        """Record a call that changes or unmasks something; wait until that is durable if it is destructive."""
+        """Record a call that changes or unmasks something; if it is destructive, wait until the record is durable."""
         route, audit = call.route, self.state.audit
         if not route.mutates and not call.unmask:
             return
@@ -266,9 +273,9 @@ class ServerApp:
             raise Unavailable("the audit cannot be written now, so masked fields are not shown: try again") from error
 
     def _record_failure(self, call: Call, scope: dict[str, Any], status: int) -> None:
-        """Record a change that failed and may have happened, all or in part.
+        """Record a change that failed, although all or a part of it may have happened.
 
-        This does not wait until the entry is durable: what failed is often what the audit needs too.
+        This does not wait until the entry is durable: the failed component is often one that the audit needs too.
         """
         if call.route.mutates:
             self.state.audit.record(call.principal, call.client, call.route.name, _target(scope), status)
@@ -312,18 +319,22 @@ class ServerApp:
         if headers.request_timeout is None:
             return settings.request_s
         try:
-            wanted = float(headers.request_timeout)
+            seconds = float(headers.request_timeout)
         except ValueError:
-            wanted = 0.0
-        if not 0 < wanted <= settings.request_s_max:  # also refuses NaN
+            seconds = 0.0
+        if not 0 < seconds <= settings.request_s_max:  # also refuses NaN
             raise InvalidInput(
                 f"Request-Timeout is a number of seconds up to {settings.request_s_max:g}, "
                 f"not {headers.request_timeout[:40]!r}"
             )
-        return wanted
+        return seconds
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self.state.settings.body_bytes_max
+        if (arrived := take_body(receive)) is not None:
+            if len(arrived) > limit:
+                raise TooLarge("the body", size_bytes=len(arrived), limit_bytes=limit)
+            return arrived
         length = headers.content_length
         if length is not None and length.isdecimal() and int(length) > limit:
             raise TooLarge("the body", size_bytes=int(length), limit_bytes=limit)
@@ -397,11 +408,11 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         if pairs:
             raise InvalidInput(f"{route.name} takes no query parameters: leave {pairs[0][0][:40]!r} out")
         return None
-    given = dict(pairs)
-    if len(given) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise InvalidInput("a query parameter was given twice: give it once")
     try:
-        return msgspec.convert(given, route.query, strict=False)
+        return msgspec.convert(fields, route.query, strict=False)
     except _DECODE_ERRORS as error:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
@@ -418,11 +429,15 @@ async def _send(
     *,
     kind: bytes = _JSON,
 ) -> None:
+    exchange.start(status)
+    if kind is _JSON and not more and (body or status == 204):  # any other empty answer needs a Content-Length
+        head = _JSON_HEAD % len(body) if body else _NO_CONTENT_HEAD
+        if send_answer(exchange.raw_send, status, head, body):
+            return
     if body or kind != _JSON:  # there are no metrics before the first answer
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]
-    exchange.start(status)
     await exchange.raw_send({"type": "http.response.start", "status": status, "headers": headers})
     await exchange.raw_send({"type": "http.response.body", "body": body})
 

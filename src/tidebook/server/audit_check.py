@@ -48,22 +48,22 @@ class ChainEnd(msgspec.Struct, frozen=True):
 
 
 async def check_audit(book: Book, database: ServerDatabase) -> AuditReport:
-    """Read all chains and return what is wrong with them."""
+    """Read all chains and return their deviations."""
     report = AuditReport(findings=[])
     journal = book.journal(AUDIT_TOPIC)
     ends = [ChainEnd(*row) for row in database.select("SELECT id, entries, hash FROM chain")]
     #: The hash of each entry that an end names, as it was found.
-    wanted: dict[tuple[str, int], str | None] = {}
+    end_hashes: dict[tuple[str, int], str | None] = {}
     ids = sorted([id async for id in journal.ids()])
     for id in ids:
         ends += await _named_ends(journal.read(id, end=1))
     for end in ends:
-        wanted[end.id, end.entries] = None
+        end_hashes[end.id, end.entries] = None
     for id in ids:
         report.chains += 1
-        await _check_chain(report, id, journal.read(id), wanted)
+        await _check_chain(report, id, journal.read(id), end_hashes)
     for end in dict.fromkeys(ends):
-        found = wanted[end.id, end.entries]
+        found = end_hashes[end.id, end.entries]
         if found is None:
             report.add(end.id, end.entries, "removed", f"the chain had {end.entries} entries or more, and lost its end")
         elif found != end.hash:
@@ -84,7 +84,7 @@ async def _named_ends(events: AsyncIterator[Any]) -> list[ChainEnd]:
 
 
 async def _check_chain(
-    report: AuditReport, id: str, events: AsyncIterator[Any], wanted: dict[tuple[str, int], str | None]
+    report: AuditReport, id: str, events: AsyncIterator[Any], end_hashes: dict[tuple[str, int], str | None]
 ) -> None:
     expected, last, missing = 1, GENESIS, set[int]()
     try:
@@ -98,8 +98,8 @@ async def _check_chain(
             found = hash_of(entry)
             if found != entry.hash:
                 report.add(id, entry.n, "changed", "its content does not match its hash")
-            if (id, entry.n) in wanted:
-                wanted[id, entry.n] = found
+            if (id, entry.n) in end_hashes:
+                end_hashes[id, entry.n] = found
             if entry.n == expected:
                 if entry.prev != last:
                     report.add(id, entry.n - 1, "changed", f"entry {entry.n} was chained to another one")

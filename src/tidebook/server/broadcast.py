@@ -16,7 +16,7 @@ from tidebook.runtime.futures import cancel_quietly
 from tidebook.server.answers import Chunk
 
 E = TypeVar("E")
-#: A place in the stream that grows from event to event.
+#: A place in the stream; it grows from event to event.
 Place = tuple[Any, ...]
 
 RING_EVENTS_MAX: Final = 1_000
@@ -57,7 +57,7 @@ class Broadcast(Generic[E]):
         catch_up: Callable[[Place | None], AsyncIterator[E]],
         wanted: Callable[[Line], bool],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the events that `catch_up` reads after a place, None for the beginning, then the live ones."""
+        """Yield the events that `catch_up` reads after a place (None: from the beginning), then the live ones."""
         last: Place | None = None
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -80,7 +80,7 @@ class Broadcast(Generic[E]):
                 yield chunk
             while index >= self._next - len(self._ring):
                 if index == self._next:
-                    await self._news()
+                    await self._wait_for_event()
                     continue
                 chunk = []
                 ring, first = self._ring, self._next - len(self._ring)
@@ -96,10 +96,10 @@ class Broadcast(Generic[E]):
                 if chunk:
                     yield chunk
 
-    async def _news(self) -> None:
+    async def _wait_for_event(self) -> None:
         task = self._task
         if task is not None and task.done():
-            task.result()  # raises what ended the stream
+            task.result()  # raises the error that ended the stream
             raise RuntimeError("a live stream ended")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -110,7 +110,7 @@ class Broadcast(Generic[E]):
                 try:
                     self._waiters.remove(waiter)
                 except ValueError:
-                    pass  # it was taken to be woken
+                    pass  # `_wake` has already removed it
 
     async def _run(self) -> None:
         try:

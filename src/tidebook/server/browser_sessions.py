@@ -1,6 +1,6 @@
 """Browsers that are signed in: a cookie with a random id, kept in the server's memory.
 
-A restart of the server signs browsers out. A session is as good as its token: revoking the token ends it.
+A restart of the server signs browsers out. Revoking a token ends its sessions.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Call:
 
     @property
     def trace(self) -> str | None:
-        """The trace context of the caller, for what is written; None if what is written gets that of a span below."""
+        """The caller's trace context, to store with new data; None if a span of this process supplies it."""
         return None if self.is_traced else valid_context(self.headers.traceparent)
 
     @property

@@ -70,11 +70,11 @@ class Gate:
 
     def authenticate(self, method: str, headers: Headers) -> Principal:
         """Return who sent a request; raise `SignInRequired` for a token that is not valid."""
-        given = headers.authorization
-        if given is not None:
-            if given[: len(_BEARER)].lower() != _BEARER:
+        authorization = headers.authorization
+        if authorization is not None:
+            if authorization[: len(_BEARER)].lower() != _BEARER:
                 raise SignInRequired("send the token as 'Authorization: Bearer tb_…'")
-            found = self._tokens.find(given[len(_BEARER) :].strip())
+            found = self._tokens.find(authorization[len(_BEARER) :].strip())
             if found is None:
                 raise SignInRequired(
                     "the token is unknown, revoked or expired: create one with 'tidebook token create'"
@@ -92,7 +92,7 @@ class Gate:
         return None if cookie is None else self._sessions.find(cookie)
 
     def is_current(self, token_id: str, session: BrowserSession | None) -> bool:
-        """Return whether what a token, or a session of it, has opened may stay open.
+        """Return whether a stream that a token, or one of its sessions, has opened may stay open.
 
         The id is empty for an open server.
         """
@@ -113,8 +113,8 @@ class Gate:
             return None
         principal = self._tokens.holder(session.token_id)
         if principal is not None and method not in _SAFE_METHODS:
-            given = headers.csrf_token or ""
-            if not secrets.compare_digest(given.encode(), session.csrf_token.encode()):
+            csrf_token = headers.csrf_token or ""
+            if not secrets.compare_digest(csrf_token.encode(), session.csrf_token.encode()):
                 raise PermissionDenied("send the csrf_token of GET /v1/session as the header X-CSRF-Token")
         return principal
 

@@ -26,11 +26,11 @@ SAMPLES_MAX: Final = 2_160
 REPORT_S_MAX: Final = 5.0
 #: Reading the lag may take this share of the time: it is read less often in a book of many topics.
 LAG_SHARE: Final = 0.1
-#: Up to this many topics, every partition has gauges; above, a partition has them from its first lag on.
+#: Up to this many topics, every partition has gauges; with more, a partition gets them when it first lags.
 TOPICS_REPORTED_MAX: Final = 1_000
 #: How many topics are read between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20
-#: The series by name, as exported without the prefix, and how the values of all labels become one.
+#: The series by name, as exported without the prefix, and how the values of all labels are combined into one.
 SERIES: Final[dict[str, Callable[[list[float]], float]]] = {
     "outbox_oldest_seconds": max,
     "outbox_parked": sum,
@@ -95,7 +95,7 @@ class History:
         await self._database.change(write, synced=False)
 
     def read(self, since_ms: int) -> list[HistorySample]:
-        """Return the samples after a time, oldest first; what is older than the ring is left out."""
+        """Return the samples after a time, oldest first; samples older than the ring are left out."""
         now_ms = self._book.clock.now_ms()
         oldest_ms = max(since_ms, now_ms - int(SAMPLE_EVERY_S * 1000) * SAMPLES_MAX)
         rows: list[Any] = self._database.select("SELECT at, sample FROM history WHERE at > ? ORDER BY at", (oldest_ms,))
@@ -133,7 +133,7 @@ class History:
                     labels = {"topic": each.topic, "partition": each.partition}
                     book.metrics.gauge("pipeline_lag_records", each.lag, **labels)
                     book.metrics.gauge("pipeline_lag_seconds", each.lag_s, **labels)
-            await asyncio.sleep(0)  # an embedded book answers without a pause
+            await asyncio.sleep(0)  # an embedded book never suspends
 
 
 def _decoded(rows: list[Any]) -> list[tuple[int, dict[str, float]]]:

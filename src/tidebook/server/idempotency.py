@@ -60,16 +60,16 @@ class IdempotencyKeys:
     ) -> EncodedAnswer:
         """Return the answer of the first request with this key, which `run` computes if there was none.
 
-        `request` identifies what was asked for: a key that comes with another request is refused.
+        `request` identifies the request: a key that comes with another one is refused.
         """
         hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
-        async with self._alone(hashed):
-            if (kept := self._kept(hashed, digest)) is not None:
-                return kept
+        async with self._exclusively(hashed):
+            if (stored := self._stored_answer(hashed, digest)) is not None:
+                return stored
             if await self._begin(hashed, digest):
                 return await self._run(hashed, run)
-            if (kept := self._kept(hashed, digest)) is not None:
-                return kept
+            if (stored := self._stored_answer(hashed, digest)) is not None:
+                return stored
             raise Unavailable("a request with this Idempotency-Key failed at another server meanwhile: send it again")
 
     async def answer_append(
@@ -80,16 +80,16 @@ class IdempotencyKeys:
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
         hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
-        async with self._alone(hashed):
-            if (kept := self._kept(hashed, digest)) is not None:
-                return kept
+        async with self._exclusively(hashed):
+            if (stored := self._stored_answer(hashed, digest)) is not None:
+                return stored
             answer, is_complete = await run()
             if is_complete and len(answer.body) <= ANSWER_BYTES_MAX:
-                await self._keep(hashed, digest, answer)
+                await self._store_answer(hashed, digest, answer)
             return answer
 
     @asynccontextmanager
-    async def _alone(self, hashed: bytes) -> AsyncIterator[None]:
+    async def _exclusively(self, hashed: bytes) -> AsyncIterator[None]:
         """Wait until no other request of this process uses the key."""
         while (running := self._running.get(hashed)) is not None:
             await asyncio.wait((running,))
@@ -100,7 +100,7 @@ class IdempotencyKeys:
             del self._running[hashed]
             future.cancel()
 
-    async def _keep(self, hashed: bytes, digest: bytes, answer: EncodedAnswer) -> None:
+    async def _store_answer(self, hashed: bytes, digest: bytes, answer: EncodedAnswer) -> None:
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> None:
@@ -113,7 +113,7 @@ class IdempotencyKeys:
 
         try:
             await asyncio.shield(self._database.change(insert, synced=False))
-        except TidebookError as error:  # it is appended: an error would say that it is not
+        except TidebookError as error:  # the events are appended; raising would deny it
             logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
 
     def _is_prune_due(self) -> bool:
@@ -132,11 +132,11 @@ class IdempotencyKeys:
             sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
             try:
                 await self._change(sql, (answer.status, answer.body, hashed))
-            except TidebookError as error:  # the change is made: an error would say that it is not
+            except TidebookError as error:  # the change was made; raising would deny it
                 logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
         return answer
 
-    def _kept(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
+    def _stored_answer(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
         rows = self._database.select("SELECT request, at, status, body FROM answered WHERE key = ?", (hashed,))
         if not rows or rows[0][1] < self._clock.now_ms() - self._keep_ms:
             return None

@@ -120,7 +120,7 @@ def derived_append_id(topic: str, id: str, key: str) -> bytes:
 
 
 async def append_batch(call: Call) -> dict[str, Any]:
-    """Append to many journals; each append has a result or a problem of its own."""
+    """Append to many journals; each append has its own result or problem."""
     [topic] = call.parameters
     journal, appends, trace = call.book.journal(topic), call.body.appends, call.trace
     results: list[Any] = []
@@ -219,7 +219,7 @@ def follow_journal(
         return journal.tail(id, start=(await journal.pointer(id) or 0) + 1)
 
     def line(event: ReadEvent) -> Line:
-        # All records of a journal are in one partition, so offsets grow also over a purge.
+        # All records of a journal are in one partition, so offsets also grow across a purge.
         return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encode(event))
 
     is_begun = False
@@ -242,11 +242,11 @@ def follow_journal(
 
 
 async def _read_after(journal: Journal, id: str, start: int, after: Place | None) -> AsyncIterator[ReadEvent]:
-    """Read what comes after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
+    """Read the events after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
     while (head := await journal.head(id)) is not None:
         if after is not None:
             start = FIRST if head.incarnation.offset > after[0] else after[1] + 1
-        start = max(start, head.delete_to + 1)  # a read of one incarnation refuses to begin before what was deleted
+        start = max(start, head.delete_to + 1)  # a read of one incarnation refuses to begin before the deleted events
         try:
             read = journal.read_decoded(id, read_events, start=start, incarnation=head.incarnation)
             async with aclosing(read) as events:  # type: ignore[type-var]

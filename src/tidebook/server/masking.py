@@ -4,7 +4,7 @@
     "orders.*.card" = "last4"        # in topic, queue or namespace `orders`: the field `card`, however deep
     "*.password" = "hide"            # in every one of them: the field `password` at the top
 
-A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path stands for any
+A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path matches any
 number of names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and
 bytes too.
 """
@@ -21,7 +21,7 @@ from tidebook.core.errors import InvalidInput
 
 MaskKind = Literal["hide", "last4"]
 HIDDEN: Final = "***"
-#: Values shorter than this are hidden as a whole: of them, four characters would be too much.
+#: Values shorter than this are hidden as a whole, because four characters would reveal too much of them.
 LAST4_CHARS_MIN: Final = 8
 ANY: Final = "*"
 Path = tuple[str, ...]

@@ -28,7 +28,7 @@ ERROR_CHARS_MAX: Final = 1_000
 
 
 class PipelineJob:
-    """One job: its child process and what it has printed."""
+    """One job: its child process and its output."""
 
     def __init__(self, kind: JobKind) -> None:
         self.id = secrets.token_hex(8)

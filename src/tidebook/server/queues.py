@@ -41,7 +41,7 @@ from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
-#: How often a listener looks for a queue that does not exist yet.
+#: How often a listener checks for a queue that does not exist yet.
 MISSING_POLL_S = 0.5
 
 
@@ -64,16 +64,14 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
-    if body.done:  # first, so that nothing is claimed if a lease is lost
-        await queue.done(_jobs(call, body.done))
-    try:
-        jobs = await _claim(queue, body)
-        if not jobs and body.wait_s:
+    jobs = await _claim(queue, body, _jobs(call, body.done))
+    if not jobs and body.wait_s:
+        try:
             jobs = await _claim_when_due(call, queue, body)
-    except TidebookError:
-        if not body.done:
-            raise
-        jobs = []  # the jobs are finished: a repeat of the request would be answered that their leases are lost
+        except TidebookError:
+            if not body.done:
+                raise
+            # The jobs are finished: a repeat of the request would be answered that their leases are lost.
     call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
@@ -84,16 +82,16 @@ async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job
     A claim that has begun is not cancelled then: the queue would return its entries as if they had failed.
     """
     until_s = asyncio.get_running_loop().time() + min(body.wait_s, max(0.0, call.deadline_s - 1.0))
-    gone = asyncio.create_task(disconnected(call.receive))
+    disconnection = asyncio.create_task(disconnected(call.receive))
     draining = asyncio.create_task(call.state.draining.wait())
     try:
         async with aclosing(queue.listen()) as dues:
-            while await _is_due(dues, until_s, gone, draining):
+            while await _is_due(dues, until_s, disconnection, draining):
                 if jobs := await _claim(queue, body):
                     return jobs
         return []
     finally:
-        await cancel_and_wait(gone, draining)
+        await cancel_and_wait(disconnection, draining)
 
 
 async def _is_due(dues: AsyncGenerator[datetime, None], until_s: float, *ends: asyncio.Task[Any]) -> bool:
@@ -114,9 +112,9 @@ async def _next(dues: AsyncGenerator[datetime, None]) -> datetime:
     return await anext(dues)
 
 
-async def _claim(queue: Queue, body: ClaimBody) -> list[Job]:
+async def _claim(queue: Queue, body: ClaimBody, finished: Sequence[Job] = ()) -> list[Job]:
     worker = bytes.fromhex(body.worker)
-    return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker)
+    return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker, finished=finished)
 
 
 async def heartbeat(call: Call) -> HeartbeatAnswer:

@@ -11,12 +11,12 @@ BUCKETS_MAX = 10_000
 
 
 class RateLimit:
-    """Counts requests; a rate of 0 is no limit."""
+    """Counts requests; a rate of 0 means no limit."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self._per_s = per_s
         self._burst = float(burst)
-        #: What is left, and when it was counted.
+        #: How many requests are left, and when they were counted.
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, who: str) -> None:

@@ -14,7 +14,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bounds of the server."""
 
-    #: Names that the Host header may have beside the address that is served; without any, a server with TLS takes all.
+    #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
     allowed_hosts: tuple[str, ...] = ()
     body_bytes_max: Positive = 16_000_000
     #: The time of a request, unless its Request-Timeout header asks for less.
@@ -29,7 +29,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     #: Streams of one token.
     streams_per_token_max: Positive = 2_000
     connections_max: Positive = 10_000
-    #: Requests a second of one token, and how many of them may come at once. 0: no limit.
+    #: Requests per second of one token, and how many of them may come at once. 0: no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
     rate_burst: Positive = 1_000
     #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.

@@ -114,7 +114,7 @@ class ServerState:
         self.live.end_all()
 
     async def close(self) -> None:
-        """Close what the requests have opened."""
+        """Close everything that the requests have opened."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

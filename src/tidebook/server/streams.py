@@ -40,8 +40,8 @@ class StreamSlots:
         """Count a stream; raise `TooManyRequests` if there are too many."""
         of_token = self._by_token.get(token, 0)
         if self.open >= self._max or of_token >= self._per_token_max:
-            whose = "the server" if self.open >= self._max else "this token"
-            raise TooManyRequests(f"{whose} has too many open streams: close some of them", retry_after_s=5.0)
+            holder = "the server" if self.open >= self._max else "this token"
+            raise TooManyRequests(f"{holder} has too many open streams: close some of them", retry_after_s=5.0)
         self.open += 1
         self._by_token[token] = of_token + 1
 
@@ -135,7 +135,7 @@ class LiveStream:
             self._pump.cancel()
 
     async def pump(self, lines: Lines) -> None:
-        """Send chunks as they come, until the source fails or the stream is to end."""
+        """Send chunks as they come, until the source fails or the stream must end."""
         self._pump = asyncio.current_task()
         last = b""
         try:
@@ -188,13 +188,13 @@ class StreamSender:
             await self._start(events, headers)
             pump = self._pump_live(lines, events=events) if lines.live else self._pump(lines, first, events=events)
             pumping = asyncio.ensure_future(pump)
-            gone = asyncio.ensure_future(disconnected(self._receive))
+            disconnection = asyncio.ensure_future(disconnected(self._receive))
             try:
-                await asyncio.wait((pumping, gone), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((pumping, disconnection), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                gone.cancel()
+                disconnection.cancel()
                 pumping.cancel()
-                await asyncio.gather(gone, pumping, return_exceptions=True)
+                await asyncio.gather(disconnection, pumping, return_exceptions=True)
             if not pumping.cancelled() and (error := pumping.exception()) is not None:
                 raise error
         finally:

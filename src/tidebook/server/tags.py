@@ -53,7 +53,7 @@ def _follow(
         return Line(place, event.topic, event.tag_offset, encoded)
 
     def catch_up(last: Place | None) -> AsyncIterator[TaggedEvent]:
-        # After the last event's time all events of that time are read again; those delivered are left out by place.
+        # All events of the last event's time are read again; those already delivered are skipped by their place.
         resume = after if last is None else encode_offset(position_before(tag, last[0]))
         return tags.read(tag, after=resume, topics=topics)
 

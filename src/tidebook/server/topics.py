@@ -25,7 +25,7 @@ async def config(call: Call) -> TopicConfigAnswer:
 
 
 async def create(call: Call) -> TopicConfigAnswer:
-    """Create a topic of journals; one that exists is left as it is."""
+    """Create a topic of journals; one that exists is left unchanged."""
     return TopicConfigAnswer.of(await call.book.journal(call.parameters[0]).create())
 
 

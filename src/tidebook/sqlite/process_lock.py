@@ -18,7 +18,7 @@ from tidebook.sqlite.forks import no_fork, open_objects
 class ProcessLock:
     """A lock on a separate file of a book's folder, which nothing else opens.
 
-    It is not fair and nobody waits in it: a process tries from time to time. Two locks on one file exclude each other
+    It is not fair and never blocks: a process tries from time to time. Two locks on one file exclude each other
     within a process too.
     """
 

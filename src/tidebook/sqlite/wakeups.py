@@ -100,7 +100,7 @@ class Wakeups:
             for port in ports:
                 try:
                     self._out.sendto(datagram, (_LOOPBACK, port))
-                except OSError:  # the listener is gone, or its buffer is full and it will wake anyway
+                except OSError:  # the listener has ended, or its buffer is full and it will wake anyway
                     pass
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class Writer:
         self._wakeups = wakeups
         self._metrics = metrics or Metrics()
         self._collecting: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
-        #: What was passed on: the operations of one loop iteration each, and None at the end.
+        #: The operations that were passed on, one list for each loop iteration, and None at the end.
         self._ready: SimpleQueue[list[QueuedOperation] | None] = SimpleQueue()
         self._queued = 0
         self._closed = False

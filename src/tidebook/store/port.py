@@ -241,7 +241,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     async def setting_names(self, prefix: str) -> Sequence[str]:
-        """Return the names of the settings that begin with a text, sorted."""
+        """Return the names of the settings that begin with a prefix, sorted."""
         ...
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:

@@ -159,7 +159,7 @@ class DelayedStream:
         yield row
 
     async def _fill(self, gap: Gap) -> Sequence[TagRow]:
-        """Return the rows of a gap; after the timeout, take a journal not seen before as it is, or raise."""
+        """Return the rows of a gap; after the timeout, accept the gap of a journal not seen before, else raise."""
         known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
@@ -187,7 +187,7 @@ class DelayedStream:
         """Return the missing rows found, and whether no other event is missing.
 
         Search the current and the previous bucket, then the journal. For a journal that the stream has not seen before
-        the order is reversed: a stream that starts in the middle meets every journal that way, and would read two
+        the order is reversed: a stream that starts in the middle encounters every journal that way, and would read two
         buckets for each.
         """
         missing, seen = gap.row.tag_seq_nr - gap.first, gap.last is not None
@@ -237,7 +237,7 @@ class DelayedStream:
             after = page[-1].seq_nr
         now = await self._store.head(key)
         if now is None or (now.live, now.incarnation, now.delete_to) != (True, head.incarnation, head.delete_to):
-            # The head of a delete or purge is written before rows are cleared: what was read may have a hole, or
+            # The head of a delete or purge is written before rows are cleared: the rows read may have a hole, or
             # belong to another incarnation.
             return None
         numbered = enumerate(tagged, row.tag_seq_nr - len(tagged))
@@ -275,7 +275,7 @@ class DelayedStream:
         return position.time_ms < self._start_ms or (self._start is not None and position <= self._start)
 
     async def _evict_journals(self) -> None:
-        """Evict journals without an event in the last two buckets, and search no longer before these buckets."""
+        """Evict journals without an event in the last two buckets, and stop searching before these buckets."""
         if len(self._last) <= JOURNALS_MAX or self._position is None:
             return
         evict_before_ms = (await read_buckets(self._store)).before(self._position.time_ms)

@@ -132,7 +132,7 @@ class TaggedEvent(msgspec.Struct, Generic[E], gc=False, eq=False):
 
     @property
     def tag_offset(self) -> str:
-        """The offset to resume the stream after this event: an opaque text."""
+        """The offset to resume the stream after this event: an opaque string."""
         return encode_offset(self.row)
 
     @property
@@ -168,18 +168,20 @@ class TaggedEvent(msgspec.Struct, Generic[E], gc=False, eq=False):
 
 
 def encode_offset(position: TagPosition | TagRow) -> str:
-    """Return the text to resume after this position."""
+    """Encode a position as the offset to resume after it."""
     at = position
     fields = (_OFFSET_VERSION, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch)
     return base64.urlsafe_b64encode(_encode_offset(fields)).decode().rstrip("=")
 
 
 def decode_offset(tag: str, text: str) -> TagPosition:
-    """Undo `encode_offset`; raise `InvalidInput` for any other text."""
+    """Undo `encode_offset`; raise `InvalidInput` for any other string."""
     try:
         fields = _decode_offset(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"{text[:60]!r} is no offset of a stream by tag: take e.tag_offset of an event") from error
+        raise InvalidInput(
+            f"{text[:60]!r} is not an offset of a stream by tag: take e.tag_offset of an event"
+        ) from error
     if fields[0] != _OFFSET_VERSION:
         raise InvalidInput(f"the offset has version {fields[0]}, this Tidebook knows {_OFFSET_VERSION}: upgrade it")
     return TagPosition(tag, *fields[1:])
@@ -191,7 +193,7 @@ def position_before(tag: str, time_ms: int) -> TagPosition:
 
 
 def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPosition | None, int]:
-    """Return what `after` means: the position after which, and the time from which, the stream starts."""
+    """Return the position after which, and the time from which, a stream with this `after` starts."""
     if after is None:
         return None, first_ms
     if isinstance(after, str):
@@ -212,7 +214,7 @@ def check_tag(tag: object) -> None:
 
 
 def check_topics(topics: Iterable[str] | None) -> frozenset[str] | None:
-    """Return the topics as a set, None for all; reject a bare text, which would be a list of letters."""
+    """Return the topics as a set, None for all; reject a plain text, which would be a list of letters."""
     if topics is None:
         return None
     if isinstance(topics, str | bytes):

@@ -1,7 +1,7 @@
 """The horizon of streams by tag: the log time below which no more events can arrive (a low watermark).
 
 The pointer of each partition has the log time through which it is replicated, which never decreases. Everything
-strictly below the least of these times is complete and in its final order, whatever the clocks do.
+strictly below the least of these times is complete and in its final order, regardless of the clocks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Horizons:
     """Reads horizons repeatedly, for several streams at once. A topic's number of partitions is read once.
 
     It only changes if the topic is deleted and created again: then its pointers are missing or have moved backwards.
-    They also seem to move backwards if answers overtake each other; then the number is read again to no effect.
+    They also seem to move backwards if answers overtake each other; then the number is read again, in vain.
     """
 
     def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
@@ -214,7 +214,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     #: For how long the horizon has not moved while a stream waited; 0 if no stream was waiting.
     stalled_s: float = 0.0
-    #: What to do about it; None if nothing is waiting.
+    #: The remedy, as a sentence; None if nothing is waiting.
     remedy: str | None = None
 
     def describe(self) -> str:
@@ -298,7 +298,7 @@ class HorizonWait:
         """Renew the hint to the pipeline that a stream is live, unless a stream of this book did so recently."""
         now_ms, horizons = self._clock.monotonic_ms(), self._horizons
         if now_ms >= horizons.renew_at_ms:
-            horizons.renew_at_ms = now_ms + RENEW_MS  # before the call, so that no other stream makes it, too
+            horizons.renew_at_ms = now_ms + RENEW_MS  # set before the call, so that no other stream repeats it
             if not await renew_followed(self._store, self._clock):
                 horizons.renew_at_ms = now_ms
 

@@ -77,7 +77,7 @@ def rebalanced(
     """Return the group with the member's lease renewed and its shares rebalanced.
 
     The shares are assigned to the members in turn, in the order of their names. The member releases shares of others,
-    and takes its own if no live member owns them. `alive` are members that count as live whatever their leases say.
+    and takes its own if no live member owns them. `alive` are members that count as live regardless of their leases.
     """
     members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
     members[member] = now_ms + lease_ms
@@ -106,7 +106,7 @@ def owned_shares(group: GroupAssignment, member: str) -> dict[int, Share]:
 
 
 def decode_group(text: str | None) -> GroupAssignment:
-    """Decode a group; without a text, return one without members. Raise `Corrupt` if it is damaged."""
+    """Decode a group; for None, return one without members. Raise `Corrupt` if it is damaged."""
     if text is None:
         return GroupAssignment()
     try:
@@ -193,7 +193,7 @@ class Subscription(Generic[E]):
 
     @property
     def waiting(self) -> HorizonStatus | None:
-        """What the stream waits for while replication makes no progress; None otherwise."""
+        """The horizon, while the stream waits for replication that makes no progress; None otherwise."""
         return self._horizon_wait.waiting
 
     async def __aenter__(self) -> Subscription[E]:
@@ -261,7 +261,7 @@ class Subscription(Generic[E]):
         return await self._renew()
 
     async def _keep_alive(self) -> None:
-        """Renew the lease while an event is being handled; the shares stay as they are, so the event's is not lost."""
+        """Renew the lease while an event is being handled; the shares do not change, so the event's is not lost."""
 
         def change(group: GroupAssignment) -> GroupAssignment:
             return replace(group, members={**group.members, self._member: self._clock.now_ms() + self._lease_ms})
@@ -356,7 +356,7 @@ class Subscription(Generic[E]):
         return True
 
     def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
-        """Return the members that count as live whatever their leases say, because clocks differ.
+        """Return the members that count as live regardless of their leases, because clocks differ.
 
         A member whose lease was seen to change is alive. A live stream watches others for a whole lease.
         """

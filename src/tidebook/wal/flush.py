@@ -52,7 +52,7 @@ class Sink(Protocol):
     """The destination of a flush. Every step may be repeated after a crash."""
 
     async def committed(self) -> Mapping[TableIncarnation, int]:
-        """Publish what is committed, and return the last committed sequence number of each table."""
+        """Publish the committed files, and return the last committed sequence number of each table."""
         ...
 
     async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
@@ -103,7 +103,7 @@ async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = 
 
 
 async def _mark(region: Region, committed: Mapping[TableIncarnation, int]) -> None:
-    """Mark what the manifest has committed and the region has not marked deleted yet."""
+    """Mark the entries that the manifest has committed and the region has not marked deleted yet."""
     for table, each in sorted(region.meta.tables.items()):
         last = committed.get(TableIncarnation(table, each.incarnation), 0)
         if last >= max(1, each.latest_marked_deleted):

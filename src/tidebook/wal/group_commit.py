@@ -169,7 +169,7 @@ class OutcomeScan:
 
 
 def _identity(write: Write) -> tuple[int, int, int]:
-    """Return what identifies a record of a writer: under one claim, a sequence number is assigned once."""
+    """Return a key that identifies a record of a writer: under one claim, a sequence number is assigned once."""
     return write.term, write.parts[0].table, write.parts[0].first
 
 
@@ -237,7 +237,7 @@ class GroupCommit:
         """Fold all records that the data topic has now, including those of other processes, while writes continue."""
         end = await self._topics.end()
         if end < self.meta.next_offset and not self._in_flight:
-            await self.rescan()  # the log ends before what was folded: `rescan` raises if the topic was created again
+            await self.rescan()  # the log ends below the folded offset: `rescan` raises if the topic was created again
         while self.meta.next_offset < end:
             if self._in_flight or self._repairing is not None:
                 # An acknowledgement advances the meta, or shows that another writer's record is in between.

@@ -68,7 +68,7 @@ class TableMeta(msgspec.Struct):
     latest_marked_deleted: int = 0
     #: The offset after the table's last write.
     current_high_watermark: int = 0
-    #: Somebody asked that the entries below this sequence number are flushed; 0 if nobody did.
+    #: A flush of the entries below this sequence number was requested; 0 if none was.
     flush_requested: int = 0
 
     @property
@@ -92,7 +92,7 @@ class RegionMeta(msgspec.Struct):
     next_offset: int = 0
     #: Records below this offset are not needed and may be truncated already.
     truncated_to: int = 0
-    #: When the newest snapshot was taken that this process wrote or restored; None if there was none.
+    #: When the newest snapshot that this process wrote or restored was taken; None if there was none.
     snapshot_ms: int | None = None
     #: The `data_offset` of that snapshot: records below it were not folded by this process.
     restored_at: int = 0

@@ -196,7 +196,7 @@ class RegionTopics:
         raise self.cleaned_too_often("read: try again")
 
     def cleaned_too_often(self, what: str) -> Unavailable:
-        """Return the error of a read that never finds the log as it was."""
+        """Return the error for a read that cleaners have interrupted too often."""
         return Unavailable(f"{self.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was {what}")
 
     async def claim_region(self, meta: RegionMeta, writer: bytes) -> None:

@@ -48,7 +48,7 @@ class Wal:
         the same object, refreshed if it is a reader, unless another writer has claimed the region or it was deleted.
         `on_pinned` is called with each table that retains more than `force_flush_bytes` of the log, so that the
         application can flush the table. Raise `NotFound` if the region does not exist and `create` is false, `LogLost`
-        if records that are still needed are gone.
+        if records that are still needed are lost.
 
         >>> async def example(book):
         ...     return await book.wal("metrics").open_region(7, create=True)

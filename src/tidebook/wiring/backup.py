@@ -85,7 +85,7 @@ def _copy_files(sources: Sequence[Path], target: Path, progress: Progress) -> No
 
 
 def _open_snapshot(source: Path, closing: contextlib.ExitStack) -> apsw.Connection:
-    """Return a connection whose read transaction sees the file as it is now, whatever is written later."""
+    """Return a connection whose read transaction sees the file as it is now, regardless of later writes."""
     try:
         connection = connect(source, flags=apsw.SQLITE_OPEN_READWRITE)
         closing.callback(connection.close)

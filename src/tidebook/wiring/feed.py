@@ -69,14 +69,14 @@ class Feed:
         self._source = f"tag/{self._group}/{quote(tag, safe='')}"
         self._topics = check_topics(topics)
         self._marks: dict[int, str] = {}
-        #: How the status of a supervisor calls it.
+        #: The name of the feed in a supervisor's status.
         self.name = f"feed {tag}/{queue.name}"
         self.put = 0
         self._member: Subscription | None = None
 
     @property
     def waiting(self) -> HorizonStatus | None:
-        """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
+        """The horizon, while the feed waits for replication that makes no progress; None otherwise."""
         return None if self._member is None else self._member.waiting
 
     @property
@@ -117,7 +117,7 @@ class Feed:
         return self.put
 
     async def settle(self) -> None:
-        """Put the events that exist now; where the running feed comes to them later, it skips them."""
+        """Put the events that exist now; the running feed skips them later."""
         again = Feed(self._tags, self._tag, self._queue, make=self._make, group=self._group, topics=self._topics)
         await again.run(follow=False)
 

@@ -28,7 +28,7 @@ from tidebook.wiring.topics import TopicDescription
 
 
 class RemoteBook(Book):
-    """A book that a server has open. What needs the log, the store or the database itself raises `InvalidInput`.
+    """A book that a server has open. Methods that need its log, store or database raise `InvalidInput`.
 
     A request without an answer is repeated for half a minute, so that a restart of the server is not noticed.
     """
@@ -45,14 +45,14 @@ class RemoteBook(Book):
     @property
     def log(self) -> Log:
         """Raise `InvalidInput`: only the server has the log open."""
-        self._only_there("the log")
+        self._refuse_server_part("the log")
 
     @property
     def store(self) -> StoreWriter:
         """Raise `InvalidInput`: only the server has the store open."""
-        self._only_there("the store")
+        self._refuse_server_part("the store")
 
-    def _only_there(self, what: str) -> NoReturn:
+    def _refuse_server_part(self, what: str) -> NoReturn:
         raise InvalidInput(f"{what} is only on the server: use the methods of the book, or open its folder or .toml")
 
     def _journal(self, topic: str) -> Journal:
@@ -91,11 +91,11 @@ class RemoteBook(Book):
 
     def feed(self, tag: str, queue: str, **options: Any) -> NoReturn:
         """Raise `InvalidInput`: a feed runs where the queue store is opened."""
-        self._only_there("the store that a feed reads")
+        self._refuse_server_part("the store that a feed reads")
 
     def log_topic(self, topic: str) -> NoReturn:
         """Raise `InvalidInput`: the messages are read where the log is opened."""
-        self._only_there("the log")
+        self._refuse_server_part("the log")
 
     @property
     def forked(self) -> bool:
@@ -133,11 +133,11 @@ class RemoteBook(Book):
 
     async def health(self) -> NoReturn:
         """Raise `InvalidInput`: the server reports its health at /v1/health/ready."""
-        self._only_there("the health of the book (/v1/health/ready)")
+        self._refuse_server_part("the health of the book (/v1/health/ready)")
 
     async def settle(self, *, timeout_s: float = 30.0) -> NoReturn:
         """Raise `InvalidInput`: settling a book is for tests that open it."""
-        self._only_there("the log")
+        self._refuse_server_part("the log")
 
     async def create(self) -> None:
         """Do nothing: the server's book exists."""

@@ -44,7 +44,7 @@ class OutboxRelay:
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether this process can use the book, and what runs in it."""
+    """Whether this process can use the book, and the parts that run in it."""
 
     #: The problems, one sentence each; empty if the process is healthy.
     problems: tuple[str, ...] = ()

@@ -46,7 +46,8 @@ async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
         try:
             found = await check(settings)
         except TidebookError as error:
-            yield ServerCheck(part, False, str(error))
+            remedy = f"check that the server runs, and url, user and password in [{part}]"
+            yield ServerCheck(part, False, f"{error}: {remedy}")
             continue
         for each in found:
             yield each
@@ -206,7 +207,7 @@ def _kafka_admin(options: Any) -> Any:
 
 
 def _kafka_answer(ask: Any, *arguments: Any, **options: Any) -> Any:
-    """Return the answer to a request of the admin client; raise `Unavailable` or what the broker says."""
+    """Return the answer to a request of the admin client; raise `Unavailable` or the broker's error."""
     kafka = extra("confluent_kafka", "kafka")
     try:
         answer = ask(*arguments, request_timeout=KAFKA_S_MAX, **options)

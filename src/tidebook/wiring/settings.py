@@ -98,7 +98,7 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
 
 
 def _check_url(section: Section, name: str) -> None:
-    """Raise `InvalidInput` for options of a server that is not named: the part would be embedded without a word."""
+    """Raise `InvalidInput` for options of a server that is not named: the part would silently be embedded."""
     for option in section.options:
         place = f"{section.place(name, option)} {option}"
         if section.url is None:
@@ -123,9 +123,9 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
     sections = {}
     for name, value in tree.items():
         if name not in SECTIONS:
-            there = f"there are {', '.join(SECTIONS)}"
+            hint = f"there are {', '.join(SECTIONS)}"
             close = _suggestion(name, (*SECTIONS, "folder"))
-            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is no section{close}; {there}")
+            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is not a section{close}; {hint}")
         if not isinstance(value, dict):
             raise InvalidInput(f"{_place(path, lines, name)}: {name} must be a section, [{name}]")
         options = dict(value)

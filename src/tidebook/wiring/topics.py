@@ -14,7 +14,7 @@ from tidebook.core.replication_plan import first_unreplicated_offset
 from tidebook.log.port import Log, TopicState, last_record
 from tidebook.store.port import StoreWriter
 
-#: What a topic contains: journals, a region of a write-ahead log, or messages of an outbox or another program.
+#: The content of a topic: journals, a region of a write-ahead log, or messages of an outbox or another program.
 TopicKind = Literal["journal", "wal", "messages"]
 
 _WAL_TOPIC = re.compile(r"wal\.(.+)\.(0|[1-9][0-9]*)\.(data|meta)")

@@ -1,4 +1,4 @@
-"""What the Cassandra tests share: settings for the running server, and stores that are closed afterwards."""
+"""Fixtures of the Cassandra tests: settings for the running server, and stores that are closed afterwards."""
 
 from __future__ import annotations
 

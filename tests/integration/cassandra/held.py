@@ -1,4 +1,4 @@
-"""A replicator that is held at one of its writes while another does all the work, and then goes on."""
+"""Pause a replicator at one of its writes while another one does all the work; then let it continue."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import Step, records_of
 
 OpenStore = Callable[[], Awaitable[CassandraStore]]
-#: Segments of two events: every action of these histories crosses their borders.
+#: Segments of two events: every action of these histories crosses a segment boundary.
 SEGMENT_SIZE = 2
-#: So many that every trial has a log partition, and a pointer, of its own.
+#: Enough for every trial to have its own log partition and pointer.
 PARTITIONS = 2**31 - 1
 
 
 @pytest.fixture(params=[1, 10], ids=["alone", "together"])
 def settings(request: pytest.FixtureRequest, cassandra_address: str) -> CassandraSettings:
-    """Small requests each by itself, and together: then a replicator has fewer writes that it could be held at."""
+    """Return settings that send small requests one by one or combined; combined, there are fewer writes to pause at."""
     url = f"cassandra://{cassandra_address}/{KEYSPACE}"
     return CassandraSettings.read(url, {"partitions_together_max": request.param})
 
 
 class Trial(NamedTuple):
-    """A history, and a replicator that took records `start` to `stop` and is held at its write number `held_at`."""
+    """A history, and a replicator that has read records `start` to `stop` and is paused at write number `held_at`."""
 
     history: str
     start: int
@@ -44,20 +44,20 @@ class Trial(NamedTuple):
 
 
 class Held:
-    """Wraps a store's single writes and lets all pass but one, which waits until it is released."""
+    """Wraps a store's single writes; one of them waits until it is released, and the others pass."""
 
     def __init__(self, store: CassandraStore, held_at: int) -> None:
         self._pass_on = store.write
         self._held_at = held_at
         self._count = 0
         self.reached = asyncio.Event()
-        self.let_go = asyncio.Event()
+        self.resumed = asyncio.Event()
 
     async def __call__(self, batch: Batch) -> None:
         self._count += 1
         if self._count == self._held_at:
             self.reached.set()
-            await self.let_go.wait()
+            await self.resumed.wait()
         await self._pass_on(batch)
 
 
@@ -69,14 +69,14 @@ async def new_topic(open_store: OpenStore) -> tuple[str, TopicConfig]:
 
 
 async def apply_through(store: CassandraStore, writes: SliceWrites, write: Callable[[Batch], Awaitable[None]]) -> None:
-    """Apply a slice on a store whose single writes go another way; other slices of the store do not notice."""
+    """Apply a slice with a replacement for the store's single writes; other slices of the store are unaffected."""
     twin = copy(store)
     twin.write = write
     await twin.apply(writes)
 
 
 class Stage(NamedTuple):
-    """Two replicators of a topic: one that works, and one that is held."""
+    """Two replicators of a topic: one that works, and one that is paused."""
 
     store: CassandraStore
     zombie: CassandraStore
@@ -84,7 +84,7 @@ class Stage(NamedTuple):
     config: TopicConfig
 
     async def hold(self, trial: Trial, id: str, steps: Sequence[Step]) -> bool:
-        """Run one trial; False where the held replicator had not that many writes."""
+        """Run one trial; return False if the paused replicator had fewer writes than that."""
         store, zombie, topic, config = self
         partition, records = partition_of(id, PARTITIONS), records_of(steps)
         for record in records[: trial.start]:
@@ -98,13 +98,13 @@ class Stage(NamedTuple):
         reaching.cancel()
         for part in [records] if trial.whole else [[record] for record in records]:
             await replicate_slice(store, topic, partition, part, config)
-        held.let_go.set()
+        held.resumed.set()
         await applying
         return held.reached.is_set()
 
 
 async def run_trials(hold_one: Callable[[Trial], Awaitable[bool]], chosen: Sequence[str], *, at_once: int) -> int:
-    """Every range of records, every single write of it, and both ways for the other replicator."""
+    """Run a trial for every range of records, each of its writes, and both modes of the other replicator."""
     waiting = iter(
         (history, start, stop, whole)
         for history in chosen

@@ -1,4 +1,4 @@
-"""Cassandra killed, frozen, down and back: what callers hear meanwhile, and what is in the tables afterwards."""
+"""Cassandra is killed, paused, down and restarted: which errors callers get, and what the tables contain afterwards."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from tidebook.testing.servers import Cassandra
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
-#: A caller who waits for an answer hears of trouble within this time, whatever the node does.
+#: A caller gets an error within this time, whatever state the node is in.
 SOON_S = 6.0
 BACK_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
-    """A node of our own: it does not outlive these tests unharmed."""
+    """Start a separate node, because these tests kill and pause it."""
     with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").for_now() as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def standing(server: Cassandra) -> None:
-    """Whatever the test before left of the node, this one begins with a node that serves."""
+def serving(server: Cassandra) -> None:
+    """Wait until the node serves requests, whatever state the previous test left it in."""
     if server.alive():
         server.resume()
     else:
@@ -70,7 +70,7 @@ def topic() -> str:
 
 
 async def until_it_answers(act: Callable[[], Awaitable[Any]]) -> Any:
-    """Call again while it is unavailable: what a caller's own retry would do."""
+    """Repeat the call while the node is unavailable, as a caller's own retry would."""
     give_up = time.monotonic() + BACK_S
     while True:
         try:
@@ -81,14 +81,14 @@ async def until_it_answers(act: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def history(keys: int) -> list[Step]:
-    """Journals that live, shrink, die and live again, side by side."""
+    """Return concurrent histories of journals with appends, deletes, purges and appends after a purge."""
     steps: list[Step] = []
     for action in (append(7), append(4), delete(5), append(9), purge(), append(6), delete(2)):
         steps += [(f"j-{i}", action) for i in range(keys) if (i + len(steps)) % 5]
     return steps
 
 
-async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
+async def test_a_slice_that_a_kill_interrupted_is_complete_after_the_next_run(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_deadline_s=1.0, write_timeout_s=0.5, partitions_together_max=2)
@@ -121,7 +121,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
     config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps: list[Step] = [("a", append(3))]
     await replicate_slice(store, topic, 0, records_of(steps), config)
-    key, life = Key(topic, "a"), Position(1, 0)
+    key, incarnation = Key(topic, "a"), Position(1, 0)
     head = await store.head(key)
     assert head is not None
 
@@ -132,7 +132,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         lambda: store.heads(topic, ["a", "b"]),
         lambda: store.events(key, head, after=0, to=3, limit=9),
         lambda: store.topic_config(topic),
-        lambda: store.snapshots(key, life),
+        lambda: store.snapshots(key, incarnation),
         lambda: store.set_setting(topic, "1", expected=None),
         lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
         lambda: _listed(store, topic),
@@ -145,8 +145,8 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
             await call()
         assert time.monotonic() - began < SOON_S
     began = time.monotonic()
-    with pytest.raises(OutcomeUnknown):  # the driver does not tell whether a node had it before it died
-        await store.save_snapshot(key, life, StoredSnapshot(1, 2, b"", 0), slots=1)
+    with pytest.raises(OutcomeUnknown):  # the driver cannot know whether the node received it before it died
+        await store.save_snapshot(key, incarnation, StoredSnapshot(1, 2, b"", 0), slots=1)
     assert time.monotonic() - began < SOON_S
 
     await asyncio.to_thread(server.restart)
@@ -159,13 +159,13 @@ async def _listed(store: CassandraStore, topic: str) -> list[str]:
 
 
 def unread_bytes(server: Cassandra) -> int:
-    """What was sent to the node and it has not looked at."""
+    """Return how many bytes were sent to the node and not yet read by it."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == server.ports["client"])
 
 
 @pytest.mark.parametrize("kind", ["write", "compare-and-set"])
-async def test_what_was_under_way_when_the_node_died_has_an_unknown_outcome(
+async def test_requests_in_flight_when_the_node_dies_have_an_unknown_outcome(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str, kind: str
 ) -> None:
     store = await opened(write_timeout_s=60.0)
@@ -177,7 +177,7 @@ async def test_what_was_under_way_when_the_node_died_has_an_unknown_outcome(
         else:
             await store.set_setting(f"{topic} {next(numbers)}", "1", expected=None)
 
-    await act()  # its statements are prepared now
+    await act()  # prepares its statements
     server.pause()
     before = unread_bytes(server)
     acting = asyncio.create_task(act())
@@ -207,18 +207,18 @@ async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
     await replicate_slice(store, topic, 0, records_of([("a", append())]), config)
 
 
-async def test_a_page_of_a_tag_is_asked_of_a_frozen_node_once_and_comes_when_it_thaws(
+async def test_a_page_of_a_tag_is_requested_once_from_a_frozen_node_and_arrives_when_it_thaws(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    # All that is past is fixed then, and asked for without a look.
+    # The whole past is then fixed, so it is read without looking up the bucket sizes.
     await Tags(store=store, clock=SystemClock()).set_bucket_size("minute")
     store = await opened(read_timeout_s=1.0)
 
     async def page() -> Sequence[TagRow]:
         return await store.tag_rows(topic, after=None, from_ms=0, until_ms=2**62, limit=1000)
 
-    assert await until_it_answers(page) == []  # its statements are prepared, and how streams are cut is known
+    assert await until_it_answers(page) == []  # prepares its statements, and reads the bucket sizes
     server.pause()
     try:
         asked = store._metrics.counted("tag_pages")
@@ -232,14 +232,14 @@ async def test_a_page_of_a_tag_is_asked_of_a_frozen_node_once_and_comes_when_it_
     assert await until_it_answers(page) == []
 
 
-async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges_them(
+async def test_writes_of_a_slice_are_retried_until_a_frozen_node_acknowledges_them(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_timeout_s=0.5)
     config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps = history(3)
     records = records_of(steps)
-    await replicate_slice(store, topic, 0, records[:-9], config)  # every statement is prepared now
+    await replicate_slice(store, topic, 0, records[:-9], config)  # prepares every statement
     pass_on, frozen = store.write, asyncio.Event()
 
     async def freezing(batch: Batch) -> None:
@@ -292,7 +292,7 @@ async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
     assert time.monotonic() - began < 2
 
 
-async def test_a_closed_store_says_so(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
+async def test_a_closed_store_is_reported(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
     store = await opened()
     await store.close()
     await store.close()
@@ -300,7 +300,7 @@ async def test_a_closed_store_says_so(opened: Callable[..., Awaitable[CassandraS
         await store.pointer(topic, 0)
 
 
-async def test_a_call_that_was_cancelled_leaves_the_store_as_it_was(
+async def test_a_cancelled_call_leaves_the_store_usable(
     opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
 @pytest.fixture
 async def session(cassandra_address: str) -> AsyncIterator[CassandraSession]:
-    """A connection of its own, and the name of a keyspace that is missing at first and dropped afterwards."""
+    """Return a separate connection, and the name of a keyspace that does not exist yet and is dropped afterwards."""
     settings = CassandraSettings.read(f"cassandra://{cassandra_address}/k{uuid4().hex[:12]}")
     session = await connect(settings, Metrics())
     yield session
@@ -51,7 +51,7 @@ async def listed(items: Any) -> list[Any]:
 
 
 async def read_everything(book: tidebook.Book) -> list[Any]:
-    """Read all that a book may be asked for; nothing is there."""
+    """Call every read of a book; each finds nothing."""
     journal, store = book.journal("orders"), book.store
     await journal.purge("o-1")
     return [
@@ -76,7 +76,7 @@ async def test_reading_creates_no_keyspace_and_the_first_write_does(
         assert not await exists(session)
         await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
         assert await exists(session)
-        # One that was opened before the keyspace existed finds it, and reads and writes it.
+        # A book that was opened before the keyspace existed finds it, reads it and writes it.
         assert await other.journal("orders").pointer("o-1") == 1
         await replicate(other.log, other.store, "orders")
         assert [event.payload for event in await listed(book.journal("orders").read("o-1"))] == [1]
@@ -87,9 +87,7 @@ async def test_reading_creates_no_keyspace_and_the_first_write_does(
 
 
 @pytest.mark.parametrize("how", ["create()", "create=True"])
-async def test_a_keyspace_is_created_when_that_is_asked_for(
-    settings_file: Path, session: CassandraSession, how: str
-) -> None:
+async def test_a_keyspace_is_created_on_request(settings_file: Path, session: CassandraSession, how: str) -> None:
     async with tidebook.open(settings_file, create=how == "create=True") as book:
         if how == "create()":
             await book.create()
@@ -97,7 +95,9 @@ async def test_a_keyspace_is_created_when_that_is_asked_for(
         assert await book.topics() == []
 
 
-async def test_a_write_that_may_create_no_keyspace_says_so(settings_file: Path, session: CassandraSession) -> None:
+async def test_a_write_that_may_not_create_the_keyspace_reports_it(
+    settings_file: Path, session: CassandraSession
+) -> None:
     settings_file.write_text(settings_file.read_text().replace("[journal]", "create_keyspace = false\n[journal]"))
     async with tidebook.open(settings_file) as book:
         assert await book.topics() == []

@@ -30,7 +30,7 @@ async def made(
     return topic, await store.set_topic_config(topic, wanted, expected=None)
 
 
-async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStore) -> None:
+async def test_pages_of_large_events_are_limited_by_their_bytes(open_store: OpenStore) -> None:
     store = await open_store()
     topic, config = await made(store, limit_bytes=2 * EVENT_BYTES)
     for offset in range(40):
@@ -48,7 +48,7 @@ async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStor
     assert max(pages[1:]) <= 4
 
 
-async def test_a_long_page_with_a_gap_in_it_is_read_whole(open_store: OpenStore) -> None:
+async def test_a_long_page_with_a_gap_is_read_completely(open_store: OpenStore) -> None:
     store = await open_store()
     topic, config = await made(store)
     steps: list[Step] = [("a", append(450)), ("a", append(1, at=460)), ("a", append(539)), ("a", delete(7))]
@@ -57,7 +57,7 @@ async def test_a_long_page_with_a_gap_in_it_is_read_whole(open_store: OpenStore)
     head = await store.head(key)
     assert head is not None
     numbers: list[int] = []
-    while len(numbers) < 982:  # the first pages are short, for nothing is known of the events' size
+    while len(numbers) < 982:  # the first pages are short, because the size of the events is not known yet
         page = await store.events(key, head, after=numbers[-1] if numbers else 7, to=998, limit=1000)
         numbers += [row.seq_nr for row in page]
     whole = await store.events(key, head, after=7, to=998, limit=1000)

@@ -1,4 +1,4 @@
-"""The keyspace and its tables: made once, migrated under a lock, never left half way in silence."""
+"""The keyspace and its tables: created once, migrated under a lock, and an incomplete migration is always reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEFORE, AFTER = str(len(MIGRATIONS)), str(len(MIGRATIONS) + 1)
 
 @pytest.fixture
 async def fresh(cassandra_address: str) -> AsyncIterator[CassandraSettings]:
-    """Settings for a keyspace that is not there yet, and is gone afterwards."""
+    """Return settings for a keyspace that does not exist yet, and drop it after the test."""
     settings = CassandraSettings.read(f"cassandra://{cassandra_address}/k{uuid4().hex[:12]}")
     yield settings
     session = await connect(settings, Metrics())
@@ -48,7 +48,7 @@ async def version(session: CassandraSession) -> str | None:
     return None if row is None else row.as_tuple()[0]
 
 
-async def test_processes_that_open_a_new_keyspace_at_once_all_find_it_whole(fresh: CassandraSettings) -> None:
+async def test_processes_that_open_a_new_keyspace_at_once_all_find_it_complete(fresh: CassandraSettings) -> None:
     stores = await asyncio.gather(*(open_cassandra_store(fresh, metrics=Metrics()) for _ in range(4)))
     for store in stores:
         assert await store.topics() == []
@@ -76,10 +76,10 @@ asyncio.run(main())
 """
 
 
-async def test_several_processes_make_a_new_keyspace_at_once_and_share_it(
+async def test_several_processes_create_a_new_keyspace_at_once_and_share_it(
     fresh: CassandraSettings, session: CassandraSession
 ) -> None:
-    """Each opens two stores. What one of them has written all of them see: there is one table of each name."""
+    """Each process opens two stores. All of them see what one has written, so each table exists once."""
     await session.define(f"DROP KEYSPACE IF EXISTS {fresh.keyspace}")
     url = f"cassandra://{fresh.hosts[0]}:{fresh.port}/{fresh.keyspace}"
     openers = [
@@ -105,18 +105,18 @@ async def test_several_processes_make_a_new_keyspace_at_once_and_share_it(
     assert await version(session) == BEFORE
 
 
-async def test_the_node_that_makes_the_first_table_is_reached_by_its_address(
+async def test_the_node_that_creates_the_first_table_is_reached_by_its_address(
     fresh: CassandraSettings, session: CassandraSession
 ) -> None:
     statement = "CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)"
     [(address,)] = await session.query("SELECT rpc_address FROM system.local")
     await session.define(statement, address=address)
     assert await session.query("SELECT id FROM extra") == []
-    # Where there is no such node any other does it, which is harmless: the statement does nothing the second time.
+    # If there is no such node, any other creates the table; this is harmless, because the statement is idempotent.
     await session.define(statement, address="127.9.9.9")
 
 
-async def test_a_migration_that_fails_says_which_and_leaves_the_version(
+async def test_a_migration_that_fails_is_named_and_leaves_the_version(
     fresh: CassandraSettings, session: CassandraSession
 ) -> None:
     await migrate(session, fresh.keyspace)
@@ -126,7 +126,7 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
     assert f"migration {AFTER} (broken) failed" in reported.value.__notes__[0]
     assert await version(session) == BEFORE
 
-    # The lock was let go, so the repaired one runs at once, over what the broken one left.
+    # The lock was released, so the corrected migration runs at once, over what the broken one left.
     await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED)), 20)
     assert await version(session) == AFTER
     await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
@@ -139,7 +139,7 @@ async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSetting
     assert (reported.value.version, reported.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
 
 
-async def test_the_lock_of_a_process_that_died_runs_out(
+async def test_the_lock_of_a_process_that_died_expires(
     fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)
@@ -159,7 +159,7 @@ async def test_a_process_that_waits_too_long_for_the_lock_gets_an_error(
     assert await version(session) == BEFORE
 
 
-async def test_a_missing_keyspace_is_made_only_where_that_is_wanted(fresh: CassandraSettings) -> None:
+async def test_a_missing_keyspace_is_created_only_if_the_settings_allow_it(fresh: CassandraSettings) -> None:
     reported: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace}
     with pytest.raises(InvalidInput, match="create_keyspace"):
         await open_cassandra_store(CassandraSettings(**reported, create_keyspace=False), metrics=Metrics())

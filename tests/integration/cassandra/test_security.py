@@ -1,4 +1,4 @@
-"""A Cassandra that really wants TLS and a password."""
+"""A Cassandra that requires TLS and a password."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iter
 
 @pytest.fixture
 def options(security: Security) -> dict[str, Any]:
-    """What opens the door."""
+    """Return the settings of a client that the server accepts."""
     return {
         "user": security.credentials.user,
         "password": security.credentials.password,
@@ -64,7 +64,7 @@ async def test_the_right_password_over_tls_is_accepted(server: Cassandra, option
 
 
 @pytest.mark.parametrize("verify", ["certificate", "address", "name"])
-async def test_the_certificate_is_checked_as_far_as_was_asked(
+async def test_the_certificate_is_checked_as_far_as_configured(
     server: Cassandra, options: dict[str, Any], verify: str
 ) -> None:
     if verify == "name" and socket.gethostbyaddr("127.0.0.1")[0] != "localhost":
@@ -102,13 +102,13 @@ async def test_a_connection_without_tls_is_refused(server: Cassandra, options: d
     await refused(server, {"user": options["user"], "password": options["password"]}, options["password"])
 
 
-async def test_a_certificate_that_nobody_we_trust_signed_is_refused(
+async def test_a_certificate_of_an_untrusted_authority_is_refused(
     server: Cassandra, options: dict[str, Any], security: Security
 ) -> None:
     await refused(server, {**options, "ca_file": str(security.certificates.stranger)}, options["password"])
 
 
-async def test_a_certificate_file_that_is_none_says_so(
+async def test_a_certificate_file_without_a_certificate_is_reported(
     server: Cassandra, options: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "none.pem").write_text("no certificate")

@@ -1,4 +1,4 @@
-"""Events numbered far apart: what is read, deleted and purged costs as many statements as there are events."""
+"""Events whose numbers are far apart: reading, deleting and purging take as many statements as there are events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tidebook.testing.conformance.journal_records import Step, append, delete, p
 
 pytestmark = pytest.mark.cassandra
 
-#: What walks the numbers between events is given up after this time.
+#: A call that visits every number between the events is cancelled after this time.
 LONG_S = 120
 
 
@@ -61,7 +61,7 @@ class Counted:
     ids=["66 appends far apart", "5,000 events numbered by microseconds"],
 )
 @pytest.mark.timeout(600)
-async def test_what_is_far_apart_costs_as_many_statements_as_there_are_events(
+async def test_events_far_apart_take_as_many_statements_as_there_are_events(
     open_store: OpenCassandra, monkeypatch: pytest.MonkeyPatch, count: int, apart: int
 ) -> None:
     store = await open_store()
@@ -108,7 +108,7 @@ async def test_what_is_far_apart_costs_as_many_statements_as_there_are_events(
 
 
 async def replicated(store: CassandraStore, numbers: Sequence[int]) -> tuple[Key, TopicConfig, Pointer, Head]:
-    """A journal of events with these numbers."""
+    """Replicate a journal of events with these numbers."""
     topic = f"t-{uuid4().hex}"
     config = await store.set_topic_config(
         topic, TopicConfig(topic_id=topic, partitions=1, segment_size=1000), expected=None
@@ -121,18 +121,18 @@ async def replicated(store: CassandraStore, numbers: Sequence[int]) -> tuple[Key
     return key, config, pointer, head
 
 
-def of_before(head: Head, numbers: Sequence[int]) -> Head:
-    """The head as an earlier version wrote it: it keeps the jumps itself."""
+def old_head_of(head: Head, numbers: Sequence[int]) -> Head:
+    """Return the head as an earlier version encoded it, with the jumps in the head itself."""
     return msgspec.structs.replace(head, run_start=0, jumps=tuple(Jump(last, next) for last, next in pairwise(numbers)))
 
 
 async def test_a_repair_of_an_old_head_lists_the_segments_of_all_events(open_store: OpenCassandra) -> None:
-    """It differs from what the fold makes of the log today; its rows do not, and nothing lists them."""
+    """The head differs from the result of today's fold; its rows do not, and none of their segments is listed."""
     store = await open_store()
     numbers = [1, 10**6, 10**9, 10**12]
     key, config, pointer, head = await replicated(store, numbers)
     assert await found(store, key, head) == numbers
-    earlier = of_before(head, numbers)
+    earlier = old_head_of(head, numbers)
     await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=earlier))
     unlist = [write_stamp(head.incarnation), key.id, key.topic, *head.incarnation]
     await store.write([CqlStatement(cql.CLEAR_ALL_SEGMENTS, unlist)])
@@ -149,7 +149,7 @@ async def test_the_next_jump_of_an_old_head_lists_the_segments_around_its_gaps(o
     store = await open_store()
     numbers = [1, 10**6, 10**9]
     key, config, pointer, head = await replicated(store, numbers)
-    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=of_before(head, numbers)))
+    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=old_head_of(head, numbers)))
     plan = await plan_slice(store, key.topic, 0, records_of([("a", append(at=10**12))], start=3), config)
     assert plan.writes is not None
     [of_key] = plan.writes.keys

@@ -1,4 +1,4 @@
-"""Tag rows under replicators that were paused at any single write, and go on when others have long done their work."""
+"""Tag rows, if a replicator is paused at any single write and continues after others have done its work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_MS = 2**62
 
 
 def tagged_steps(trial: Trial, id: str, tag: str) -> list[Step]:
-    """The history with a tag: on all events of most appends, on every second of the third and later ones."""
+    """Tag all events of most appends of the history, and every second event of the third and later ones."""
     steps: list[Step] = []
     for number, (_, action) in enumerate(steps_of(trial.history, id)):
         if isinstance(action, Append):
@@ -41,7 +41,7 @@ def with_tag(action: Append, tag: str, *, every: int) -> Action:
 
 
 def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[TagRow]:
-    """The rows that must be there, counted in the plainest way there is."""
+    """Return the expected rows, counted in the simplest way."""
     head: Head | None = None
     rows: list[TagRow] = []
     count = 0

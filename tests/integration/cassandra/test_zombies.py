@@ -1,4 +1,4 @@
-"""Replicators that were paused at any single write, and go on when others have long done their work."""
+"""Replicators are paused at any single write, and continue after others have done their work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append,
 pytestmark = pytest.mark.cassandra
 
 AT_ONCE = 100
-#: Above every number that the histories reach: what should be gone is looked for there too.
+#: Above every number of the histories: the tests also look there for rows that should be gone.
 NUMBERS_MAX = 24
 
 ACTIONS: dict[str, Action] = {
@@ -45,11 +45,11 @@ ACTIONS: dict[str, Action] = {
     "del2": delete(2),
     "purge": purge(),
 }
-#: Further away, over more segments: only in chosen histories.
+#: A longer jump, over more segments: only in selected histories.
 FURTHER: dict[str, Action] = {"at9": append(2, at=9), "at15": append(1, at=15), "del9": delete(9)}
-#: The shapes that once broke a rule set, beside all short ones.
+#: Histories that once violated a rule, in addition to all short ones.
 CHOSEN = ["3 purge 1 purge", "3 del2 purge 1", "del2 purge 3 del2", "3 purge at5 del2", "1 at5 purge 3"]
-#: The segments before a jump are found through their list.
+#: The segments before a jump are found through the segment list.
 JUMPS = ["1 at5 at9 purge", "at5 at9 del9 at15", "1 at9 purge at5 at15", "at5 at9 del9 purge 1"]
 
 
@@ -67,7 +67,7 @@ def steps_of(history: str, id: str) -> list[Step]:
 async def assert_rows(
     store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
-    """The tables contain the fold's result: nothing is missing, and nothing came back."""
+    """Check that the tables contain the result of the fold: no row is missing, and none was resurrected."""
     truth = truth_of(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
@@ -87,7 +87,7 @@ async def all_rows(store: CassandraStore, key: Key, head: Head) -> tuple[EventRo
 
 
 @pytest.mark.timeout(3600)
-async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
+async def test_a_replicator_paused_at_any_write_and_resumed_late_changes_nothing(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig], long_form: bool
 ) -> None:
     topic, of_topic = new_topic
@@ -103,7 +103,7 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
     assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
-async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
+async def test_a_replicator_that_folded_a_delete_leaves_the_events_of_an_earlier_head(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig]
 ) -> None:
     topic, of_topic = new_topic
@@ -125,7 +125,7 @@ async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_spe
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
-async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_fold_says(
+async def test_replicators_that_interleave_and_die_at_any_write_leave_the_result_of_the_fold(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig], seed: int, long_form: bool
 ) -> None:
     topic, of_topic = new_topic
@@ -139,7 +139,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_f
 async def interleave(
     stores: list[CassandraStore], topic: str, config: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
-    """Some replicators advance by single writes, in an order that chance decides; some never finish."""
+    """Advance several replicators by single writes in a random order; abandon some of them."""
     steps = steps_of(history, id)
     partition, records = partition_of(id, PARTITIONS), records_of(steps)
     running: list[Stepwise] = []
@@ -184,7 +184,7 @@ class Stepwise:
         await self._pass_on(batch)
 
     async def advance(self) -> None:
-        """Let one write through, if one waits or will."""
+        """Let the next write pass, if there is one."""
         getting = asyncio.create_task(self._turns.get())
         await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED)
         if getting.done():

@@ -1,4 +1,4 @@
-"""Projections into PostgreSQL and MariaDB: exactly once, shared slices, rebuild and swap under load."""
+"""Projections into PostgreSQL and MariaDB: exactly-once, shared slices, rebuild and swap under load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 class Target:
-    """A database with a table of balances under a name of its own."""
+    """A database with a table of balances under a separate name."""
 
     def __init__(self, url: str) -> None:
         self.engine = create_engine(url)
@@ -107,7 +107,7 @@ async def test_two_processes_rebuild_and_load_leave_the_fold(target: Target, tmp
         assert [name for name in names if name.startswith(target.table.name)] == [target.table.name]
 
 
-async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target: Target, tmp_path: Path) -> None:
+async def test_an_announced_swap_is_completed_by_the_next_process(target: Target, tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
         accounts = book.decider("accounts", Account, events=EVENTS)
 
@@ -147,7 +147,7 @@ async def test_a_rebuild_that_was_suspended_before_its_swap_is_fenced_by_a_later
         late, swap = projection._rebuild(), Rebuild._swap
 
         async def suspended(live: int, build: Any, name: str) -> None:
-            """Let another rebuild begin, as if this one had been stopped for longer than its lease."""
+            """Begin another rebuild, as if this one had been stopped for longer than its lease."""
             with target.engine.begin() as connection:
                 projection._rows.leave(connection, build.number, member_of(connection, build.number))
                 state = projection._rows.begin_build(connection, "another", 60.0)
@@ -197,7 +197,7 @@ async def test_an_async_engine_on_postgres(postgres_url: str, tmp_path: Path) ->
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-async def test_an_error_that_a_handler_catches_is_no_applied_batch(
+async def test_a_batch_with_an_error_that_its_handler_caught_is_not_applied(
     postgres_url: str, tmp_path: Path, is_async: bool
 ) -> None:
     url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
@@ -205,7 +205,7 @@ async def test_an_error_that_a_handler_catches_is_no_applied_batch(
     into: Any = create_async_engine(url) if is_async else target.engine
 
     def insert_if_new(tx: Any, event: Any) -> None:
-        with suppress(IntegrityError):  # PostgreSQL rolls the transaction back at its commit
+        with suppress(IntegrityError):  # PostgreSQL rolls the transaction back at commit
             tx.execute(target.table.insert().values(id=event.id, amount=event.data.amount))
 
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):

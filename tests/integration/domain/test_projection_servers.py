@@ -1,4 +1,4 @@
-"""Projections of whole topics on a real Kafka and a real Cassandra, whose log has lost what was not applied yet."""
+"""Projections of whole topics on a real Kafka and Cassandra, after the log has lost events not applied yet."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_after_retention_projections_scan_the_store_and_then_follow_the_lo
             assert len(seen(each)) == 140
         slices = await late._engine.run(lambda connection: late._rows.slices(connection, 1))
         assert not any(in_scan(decode_position(each.position).at) for each in slices)
-        # From now on it follows the log.
+        # From here on the projection follows the log.
         async with replicating(book, topic), running(late):
             await late.wait_for(await deposit(5))
             await bring(book, topic)

@@ -1,4 +1,4 @@
-"""A keyspace with kafka-journal's tables, and a PostgreSQL database with those of Deimos."""
+"""Fixtures: a keyspace with kafka-journal's tables, and a PostgreSQL database with those of Deimos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables as kafka-journal and Deimos create them, and rows as they write them."""
+"""Create tables and write rows as kafka-journal and Deimos do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CREATE TABLE kafka_topic_info (
     error boolean NOT NULL DEFAULT false, retries integer NOT NULL DEFAULT 0, last_processed_at timestamp(6));
 CREATE UNIQUE INDEX index_kafka_topic_info_on_topic ON kafka_topic_info (topic);
 """
-#: The number of segments of `metajournal`, and what kafka-journal calls the "hash" of an id.
+#: The number of segments of `metajournal`, and the "hash" of an id, as kafka-journal calls it.
 SEGMENTS = 10_000
 
 

@@ -21,6 +21,8 @@ from tidebook.importing.deimos_tables import open_deimos_tables
 from tidebook.importing.message_import import MessageImport, TopicResult
 from tidebook.importing.message_target import OutboxTarget, QueueTarget
 from tidebook.wiring.book import Book
+from tidebook.wiring.server_checks import check_servers
+from tidebook.wiring.settings import read_settings
 
 pytestmark = pytest.mark.postgres
 
@@ -63,7 +65,7 @@ async def test_waiting_messages_reach_the_log_through_the_outbox(deimos: Databas
 
 
 @pytest.mark.parametrize("queue", [None, "mail"])
-async def test_a_repeated_import_copies_only_what_is_new(deimos: Database, tmp_path: Path, queue: str | None) -> None:
+async def test_a_repeated_import_copies_only_new_messages(deimos: Database, tmp_path: Path, queue: str | None) -> None:
     insert(deimos, "orders", *[(b"%d" % number, None, None) for number in range(1_200)])
     async with tidebook.open(tmp_path / "book") as book:
         first, again = await copy(deimos, book, queue), await copy(deimos, book, queue)
@@ -87,7 +89,7 @@ async def test_a_queue_gets_each_message_as_an_entry(deimos: Database, tmp_path:
 
 
 @pytest.mark.parametrize("queue", [None, "mail"])
-async def test_of_two_imports_at_once_one_is_fenced(deimos: Database, tmp_path: Path, queue: str | None) -> None:
+async def test_one_of_two_concurrent_imports_is_fenced(deimos: Database, tmp_path: Path, queue: str | None) -> None:
     insert(deimos, "orders", *[(b"%d" % number, None, None) for number in range(50)])
     async with tidebook.open(tmp_path / "book") as book:
         target = OutboxTarget(book.outbox.blocking) if queue is None else QueueTarget(book.queue(queue))
@@ -137,19 +139,26 @@ async def test_tables_of_the_same_names_in_one_schema_are_refused(deimos: Databa
     async with tidebook.open(settings) as book:
         with pytest.raises(InvalidInput, match="search_path"):
             await copy(deimos, book)
-    deimos.query("CREATE SCHEMA tidebook")
-    settings.write_text(f'[sql]\nurl = "{deimos.url}?options={quote("-csearch_path=tidebook")}"\n')
+    settings.write_text(f'[sql]\nurl = "{deimos.url}?options={quote("-csearch_path=apart")}"\n')
+    async with tidebook.open(settings) as book:
+        with pytest.raises(InvalidInput, match="create the schema"):
+            await copy(deimos, book)
+    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would always be in the search path
     async with tidebook.open(settings) as book:
         [result] = await copy(deimos, book)
         assert result.copied == 1
         assert await relayed(book, "orders") == [(None, b"one")]
+    [tables] = deimos.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'apart' AND tablename ~ '^kafka_'")[0]
+    assert tables > 1
+    checks = {each.check: each.detail async for each in check_servers(read_settings(settings))}
+    assert checks["sql permissions"] == "tidebook may create tables in schema apart"
 
 
 def lines(text: str) -> Sequence[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_the_command_counts_in_a_dry_run_and_copies_without(deimos: Database, tmp_path: Path) -> None:
+async def test_the_command_only_counts_in_a_dry_run(deimos: Database, tmp_path: Path) -> None:
     insert(deimos, "orders", (b"one", None, None))
     insert(deimos, "not a topic", (b"one", None, None))
     line = ["import", "deimos", "--postgres", deimos.url, "--book", str(tmp_path / "book")]

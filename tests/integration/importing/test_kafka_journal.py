@@ -76,7 +76,7 @@ async def test_payloads_tags_metadata_and_numbers_are_copied(source: KafkaJourna
         ([1, 2, 3], None, [1, 2, 3]),
         ([1, 2, 3, 11], None, [1, 2, 3, 11]),  # the gap ends a segment, where kafka-journal's reader stops
         ([3, 4, 5, 6, 7], 2, [3, 4, 5, 6, 7]),
-        ([1, 2, 3], 2, [3]),  # a delete that has not removed its rows yet
+        ([1, 2, 3], 2, [3]),  # a delete whose rows are not removed yet
         ([], 5, []),
         ([1, 2], 9, []),  # deleted past the last number
     ],
@@ -95,7 +95,7 @@ async def test_deletes_and_gaps_give_the_same_journal(
         assert (head.seq_nr, head.delete_to) == (max([*numbers, delete_to or 0]), delete_to or 0)
         done = await orders.append("o-1", [tidebook.Event("next")])
         assert done.first == head.seq_nr + 1
-        _, [result] = await copy(book)  # it has grown since
+        _, [result] = await copy(book)  # the source has grown since
         assert (result.state, result.appended) == (ImportState.COMPLETE, 0)
 
 
@@ -131,7 +131,7 @@ async def test_an_interrupted_import_continues_and_copies_nothing_twice(
         assert (summary.complete, summary.appended) == (3, 0)
 
 
-async def test_two_imports_at_once_write_each_event_once(source: KafkaJournal, copy: Copy, tmp_path: Path) -> None:
+async def test_two_concurrent_imports_write_each_event_once(source: KafkaJournal, copy: Copy, tmp_path: Path) -> None:
     for number in range(6):
         await source.journal("orders", f"o-{number}", [1, 2, 4, 5])
     async with tidebook.open(tmp_path / "book") as one, tidebook.open(tmp_path / "book") as two:
@@ -190,7 +190,7 @@ async def test_rows_that_a_purge_left_are_not_copied(source: KafkaJournal, copy:
         assert [event.payload async for event in book.journal("orders").read("o-1")] == ["new"]
 
 
-async def test_expired_journals_stay_out_and_others_keep_their_expiry(
+async def test_expired_journals_are_skipped_and_others_keep_their_expiry(
     source: KafkaJournal, copy: Copy, tmp_path: Path
 ) -> None:
     day = timedelta(days=1)

@@ -1,4 +1,4 @@
-"""Books on the real Kafka and Cassandra."""
+"""Fixtures: books on the real Kafka and Cassandra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OpenBook = Callable[..., Book]
 
 @pytest.fixture
 def open_book(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str) -> OpenBook:
-    """Opens one more book on the same servers; options of `[log]` and `[journal]` may be given."""
+    """Return a function that opens another book on the same servers, with options of `[log]` and `[journal]`."""
 
     def open_book(*, log: dict[str, Any] | None = None, servers: str = kafka_bootstrap, **journal: Any) -> Book:
         sections = {

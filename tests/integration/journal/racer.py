@@ -1,4 +1,4 @@
-"""One of several processes that race for the next number of the same journals; prints the outcomes."""
+"""A process that races with others for the next number of the same journals, and prints the outcomes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tidebook.core.event import Event
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 
-#: An outcome that is still unknown then can no longer be learned: too many others have appended meanwhile.
+#: After this many attempts an unknown outcome stays unknown: too many other appends have followed.
 ATTEMPTS_MAX = 60
 REST_S = 0.2
 
 
 async def append(journal: Journal, id: str, payload: str, expected: int) -> tuple[Appended, int]:
-    """Append once, however often it has to be tried; and how often that was."""
+    """Append once, with as many attempts as needed; return the result and the number of attempts."""
     unknown: OutcomeUnknown | None = None
     for attempt in range(ATTEMPTS_MAX):
         try:
@@ -28,10 +28,10 @@ async def append(journal: Journal, id: str, payload: str, expected: int) -> tupl
         except (Unavailable, NotFound):  # a broker that has just started may not know its topics
             pass
         await asyncio.sleep(REST_S)
-    raise unknown or Unavailable("the broker stayed away")
+    raise unknown or Unavailable("the broker did not recover")
 
 
-def tell(**what: object) -> None:
+def report(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
@@ -47,13 +47,13 @@ async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: i
                 try:
                     done, attempts = await append(journal, id, payload, last[id])
                 except Conflict as conflict:
-                    last[id] = conflict.found or 0  # nothing is purged here: it is known
-                    tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
+                    last[id] = conflict.found or 0  # `found` is a number, because nothing is purged
+                    report(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
                 except OutcomeUnknown:
-                    tell(unknown=id, payload=payload)  # the next attempt learns the journal's number
+                    report(unknown=id, payload=payload)  # the next attempt learns the journal's number
                 else:
                     assert done.last is not None
-                    tell(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
+                    report(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
                     last[id] = done.last
                     wins += 1
 

@@ -1,4 +1,4 @@
-"""Processes that race for the same numbers on Kafka: one winner each, and never a second copy."""
+"""Processes race for the same numbers on Kafka: each number has one winner, and no event is written twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Race:
         self.reported: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        """Until each has won often enough."""
+        """Wait until each process has won often enough."""
         await asyncio.gather(*(self._run_one(n) for n in range(RACERS)))
 
     async def _run_one(self, n: int) -> None:
@@ -56,13 +56,13 @@ class Race:
                 racer.kill()
                 await racer.wait()
 
-    def those(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
+    def outcomes(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
         return [each for each in self.reported if what in each and id in (None, each[what])]
 
     async def until_won(self, count: int) -> None:
-        """Wait for so many more wins."""
-        wanted = len(self.those("won")) + count
-        while len(self.those("won")) < wanted:
+        """Wait for this many more wins."""
+        wanted = len(self.outcomes("won")) + count
+        while len(self.outcomes("won")) < wanted:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), PATIENCE_S)
 
@@ -75,24 +75,24 @@ def write_book(folder: Path, kafka: str, cassandra: str) -> Path:
 
 
 async def check_history(journal: Journal, race: Race) -> None:
-    """Every reported outcome matches the journals: one winner per number, nothing of the losers, nothing twice."""
+    """Check that the journals match the reported outcomes: one winner per number, no loser, no duplicate."""
     for id in IDS:
         events = [(event.seq_nr, event.payload) async for event in journal.read(id)]
         assert [number for number, _ in events] == list(range(1, len(events) + 1))
-        # Lists, not sets: a second winner of a number would be one more.
-        won = sorted((each["seq_nr"], each["payload"]) for each in race.those("won", id))
-        unknown = {each["payload"] for each in race.those("unknown", id)}
+        # These are lists, not sets, so that a second winner of a number is visible.
+        won = sorted((each["seq_nr"], each["payload"]) for each in race.outcomes("won", id))
+        unknown = {each["payload"] for each in race.outcomes("unknown", id)}
         assert won == [event for event in events if event[1] not in unknown]
         there = [payload for _, payload in events]
         assert len(set(there)) == len(there)
-        lost = race.those("lost", id)
+        lost = race.outcomes("lost", id)
         assert not {each["payload"] for each in lost} & set(there)
-        assert len(lost) + len(unknown) >= RACERS - 1  # all of them expect 0 at first
+        assert len(lost) + len(unknown) >= RACERS - 1  # initially all of them expect 0
         assert all(each["found"] > each["expected"] for each in lost)
 
 
 @pytest.mark.timeout(240)
-async def test_exactly_one_process_wins_each_number_and_the_losers_learn_the_last_one(
+async def test_exactly_one_process_wins_each_number_and_the_losers_get_the_last_one(
     open_book: OpenBook, tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, long_form: bool
 ) -> None:
     topic = f"race-{uuid.uuid4().hex[:8]}"
@@ -101,20 +101,20 @@ async def test_exactly_one_process_wins_each_number_and_the_losers_learn_the_las
         await book.journal(topic).create()
         race = Race(write_book(tmp_path, kafka_bootstrap, cassandra_address), topic, wins_wanted)
         await race.run()
-        assert len(race.those("won")) >= RACERS * wins_wanted
-        assert race.those("unknown") == []
+        assert len(race.outcomes("won")) >= RACERS * wins_wanted
+        assert race.outcomes("unknown") == []
         await check_history(book.journal(topic), race)
 
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker for this module; each test leaves it running."""
+    """Start a broker for this module; each test leaves it running."""
     with Kafka(tmp_path_factory.mktemp("racing") / "kafka") as kafka:
         yield kafka
 
 
 @pytest.mark.timeout(300)
-async def test_a_broker_that_is_killed_under_the_race_gives_no_number_twice_and_doubles_no_retry(
+async def test_a_broker_killed_during_the_race_assigns_no_number_twice_and_applies_each_retry_once(
     own_kafka: Kafka, open_book: OpenBook, tmp_path: Path, cassandra_address: str, long_form: bool
 ) -> None:
     topic = f"race-{uuid.uuid4().hex[:8]}"
@@ -127,7 +127,7 @@ async def test_a_broker_that_is_killed_under_the_race_gives_no_number_twice_and_
             await asyncio.to_thread(own_kafka.kill9)
             await asyncio.to_thread(own_kafka.start)
         await running
-        assert any(each["attempts"] > 1 for each in race.those("won"))  # the kills were met
+        assert any(each["attempts"] > 1 for each in race.outcomes("won"))  # the kills had an effect
         await check_history(book.journal(topic), race)
 
 
@@ -137,22 +137,22 @@ async def test_a_retry_after_an_unknown_outcome_gives_the_one_result(own_kafka: 
     async with open_book(servers=own_kafka.address, log={"send_timeout_ms": 3000}, partitions=1) as book:
         journal = book.journal(topic)
         first = await journal.append("a", [Event(0)])
-        own_kafka.pause()  # it takes nothing more, but what is on its way to it stays there
+        own_kafka.pause()  # it processes nothing more, but keeps the requests that were already sent
         try:
             with pytest.raises(OutcomeUnknown) as caught:
                 await journal.append("a", [Event(1)], expected=1)
         finally:
             own_kafka.resume()
-        assert await book.log.wait(topic, 0, offset=first.offset + 1, timeout_s=60)  # so it was written after all
+        assert await book.log.wait(topic, 0, offset=first.offset + 1, timeout_s=60)  # the append was written after all
         done = await retried(journal, caught.value)
         assert (done.first, done.last, done.offset) == (2, 2, first.offset + 1)
         assert [event.payload async for event in journal.read("a")] == [0, 1]
-        with pytest.raises(Conflict):  # to a fresh one the number is taken
+        with pytest.raises(Conflict):  # for a new append the number is taken
             await journal.append("a", [Event(1)], expected=1)
 
 
 async def retried(journal: Journal, unknown: OutcomeUnknown) -> Appended:
-    """The same append again, until the broker has recovered."""
+    """Retry the same append until the broker has recovered."""
     for _ in range(20):
         try:
             return await journal.append("a", [Event(1)], expected=1, retry=unknown)

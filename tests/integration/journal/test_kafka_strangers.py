@@ -49,19 +49,19 @@ async def test_garbage_in_the_tail_stalls_neither_the_head_cache_nor_reads(
         assert [event.payload async for event in mine.read("a")] == [1, 2]
         put_garbage(kafka_bootstrap, topic)
         assert (await others.append("a", [Event(3)], expected=2)).last == 3
-        with pytest.raises(Conflict) as caught:  # its head cache has to pass the garbage to learn this
+        with pytest.raises(Conflict) as caught:  # to detect this, the head cache must read past the foreign records
             await mine.append("a", [Event("late")], expected=2)
         assert caught.value.found == 3
         put_garbage(kafka_bootstrap, topic)
         assert (await mine.append("a", [Event(4)], expected=3)).last == 4
         assert [event.payload async for event in others.read("a")] == [1, 2, 3, 4]
         assert await book.log.end(topic, 0) >= first.offset + 4 + 3 * len(GARBAGE)
-    async with open_book() as book:  # which finds all of it in the tail
+    async with open_book() as book:  # this book finds all of it in the tail
         assert [event.payload async for event in book.journal(topic).read("a")] == [1, 2, 3, 4]
         assert [id async for id in book.journal(topic).ids()] == ["a"]
 
 
-async def test_a_topic_that_was_given_more_partitions_goes_on_with_those_it_was_made_with(
+async def test_a_topic_with_added_partitions_continues_with_its_original_ones(
     open_book: OpenBook, kafka_bootstrap: str
 ) -> None:
     topic, ids = topic_name(), [f"j-{n}" for n in range(8)]
@@ -72,12 +72,12 @@ async def test_a_topic_that_was_given_more_partitions_goes_on_with_those_it_was_
         admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(ANSWER_S_MAX)
         while len(admin.list_topics(topic, timeout=ANSWER_S_MAX).topics[topic].partitions) < 5:
-            pass  # the controller has them; the broker that is asked learns of them a moment later
-        async with open_book() as fresh:  # made only now, and so sees what the topic has become
+            pass  # the controller has them; the broker that receives the request learns of them a moment later
+        async with open_book() as fresh:  # opened only now, so that it sees the changed topic
             for id in ids:
                 done = await fresh.journal(topic).append(id, [Event(2)], expected=1)
                 assert (done.last, done.partition) == (2, partition_of(id, 2))
-                with pytest.raises(Conflict):  # the head cache of the other has followed
+                with pytest.raises(Conflict):  # the head cache of the other book has followed
                     await book.journal(topic).append(id, [Event("late")], expected=1)
                 assert (await book.journal(topic).append(id, [Event(3)], expected=2)).partition == done.partition
                 for each in (book, fresh):

@@ -1,4 +1,4 @@
-"""Reads on Kafka: which of them open a consumer, and what an unreplicated tail costs in memory."""
+"""Reads on Kafka: which of them open a consumer, and how much memory an unreplicated tail takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def topic_name() -> str:
     return f"tail-{uuid.uuid4().hex[:8]}"
 
 
-async def test_no_consumer_is_opened_where_the_pointer_has_passed_the_barrier(open_book: OpenBook) -> None:
+async def test_no_consumer_is_opened_if_the_pointer_has_passed_the_barrier(open_book: OpenBook) -> None:
     topic = topic_name()
     async with open_book(partitions=1) as book:
         await book.journal(topic).append("a", [Event(n) for n in range(3)])
@@ -30,12 +30,12 @@ async def test_no_consumer_is_opened_where_the_pointer_has_passed_the_barrier(op
         assert read == [0, 1, 2]
         assert book.metrics.counted("read_store_only") == 1
         assert book.metrics.counted("kafka_consumer_opened") == 0
-    async with open_book() as book:  # the default barrier is after the pointer, but nothing else is
+    async with open_book() as book:  # only the default barrier is after the pointer
         assert [event.payload async for event in book.journal(topic).read("a")] == [0, 1, 2]
         assert book.metrics.counted("kafka_consumer_opened") == 0
 
 
-async def test_no_further_consumer_is_opened_where_the_head_cache_knows_the_tail(open_book: OpenBook) -> None:
+async def test_no_further_consumer_is_opened_if_the_head_cache_has_the_tail(open_book: OpenBook) -> None:
     topic = topic_name()
     async with open_book(partitions=1) as book:
         journal = book.journal(topic)

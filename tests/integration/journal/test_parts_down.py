@@ -1,4 +1,4 @@
-"""A book whose Kafka or Cassandra is down or cut: what still works, what is reported, and that it recovers unaided."""
+"""A book while its Kafka or Cassandra is down or truncated: what works, what is reported, and that it recovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidebook.wiring.settings import Section, Settings
 pytestmark = [pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(300)]
 
 SHORT = {"send_timeout_ms": 2_000, "request_timeout_ms": 2_000}
-#: A caller hears of trouble within this time; a busy machine is given some more.
+#: An error is reported within this time; a busy machine gets some more.
 SOON_S = 20.0
 BACK_S = 120.0
 
@@ -38,7 +38,7 @@ async def payloads(journal: Journal, id: str) -> list[Any]:
 
 
 async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
-    """Again and again, as a caller would; a broker that has just started may not know its topics."""
+    """Retry as a caller would; a broker that has just started may not know its topics."""
     give_up = time.monotonic() + BACK_S
     while True:
         try:
@@ -48,7 +48,7 @@ async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(0.1)
 
 
-async def told_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> TidebookError:
+async def reported_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> TidebookError:
     with pytest.raises(kinds) as caught:
         await asyncio.wait_for(act, SOON_S)
     return caught.value
@@ -69,15 +69,15 @@ async def test_kafka_down_is_reported_and_the_head_cache_outlives_its_restart(
         open_book(servers=servers, log=SHORT) as other,
     ):
         mine, others = book.journal(topic), other.journal(topic)
-        # A loaded machine may take longer than these short timeouts, so nothing here is taken for granted.
+        # A loaded machine may exceed these short timeouts, so each step is retried.
         await until_it_works(lambda: mine.append("a", [Event(1)], append_id=b"1" * 16))
         await until_it_works(lambda: others.append("a", [Event(2)], append_id=b"2" * 16))
         assert await until_it_works(lambda: payloads(mine, "a")) == [1, 2]
 
         await asyncio.to_thread(own_kafka.kill9)
-        await told_soon(mine.append("a", [Event(3)], append_id=b"3" * 16), Unavailable, OutcomeUnknown)
+        await reported_soon(mine.append("a", [Event(3)], append_id=b"3" * 16), Unavailable, OutcomeUnknown)
         for act in (payloads(mine, "a"), mine.pointer("a")):
-            error = await told_soon(act, Unavailable, OutcomeUnknown)
+            error = await reported_soon(act, Unavailable, OutcomeUnknown)
             assert "sending to" in str(error) or "Kafka" in str(error)
         await asyncio.to_thread(own_kafka.start)
 
@@ -107,7 +107,7 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
             payloads(journal, "a"),
             find_starts(book.log, book.store, await topic_configs(book.store, [topic])),
         ):
-            error = await told_soon(act, LogLost)
+            error = await reported_soon(act, LogLost)
             assert isinstance(error, LogLost)
             assert (error.topic, error.partition, error.first, error.last) == (topic, 0, first, first + 1)
         [loss] = await accept_losses(book.log, book.store, [topic])
@@ -123,10 +123,10 @@ def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
         yield server
 
 
-async def test_cassandra_down_stops_only_what_needs_it(
+async def test_cassandra_down_stops_only_operations_that_need_it(
     own_cassandra: Cassandra, kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    """Frozen, and then killed."""
+    """The server is frozen first, and then killed."""
     sections = {
         "log": Section(f"kafka://{kafka_bootstrap}"),
         "store": Section(own_cassandra.url),
@@ -136,7 +136,7 @@ async def test_cassandra_down_stops_only_what_needs_it(
     async with Book(Settings(tmp_path, sections)) as book:
         await book.journal(topic).append("stored", [Event(1)])
         await replicate(book.log, book.store, topic)
-    async with Book(Settings(tmp_path, sections)) as book:  # its tail begins after the stored events
+    async with Book(Settings(tmp_path, sections)) as book:  # the tail of this book begins after the stored events
         journal = book.journal(topic)
         await journal.append("tail", [Event(1)])
         downs: list[tuple[Callable[[], object], Callable[[], object]]] = [
@@ -149,8 +149,8 @@ async def test_cassandra_down_stops_only_what_needs_it(
                 assert (await journal.append("new", [Event(number)], confirm=False)).offset > 0
                 assert (await journal.append("tail", [Event("more")])).last == number + 2
                 assert await payloads(journal, "tail") == [1, *["more"] * (number + 1)]
-                await told_soon(payloads(journal, "stored"), Unavailable)
-                await told_soon(journal.append(f"unknown {number}", [Event(1)]), Unavailable)
+                await reported_soon(payloads(journal, "stored"), Unavailable)
+                await reported_soon(journal.append(f"unknown {number}", [Event(1)]), Unavailable)
             finally:
                 await asyncio.to_thread(up)
             assert await until_it_works(lambda: payloads(journal, "stored")) == [1]

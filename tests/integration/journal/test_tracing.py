@@ -1,4 +1,4 @@
-"""Traces go on from an append to its readers, and from a publish to its relay."""
+"""Traces continue from an append to its readers, and from a publish to its relay."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_reader_continues_the_trace_of_the_append(tmp_path: Path, traced
     assert context.span_id == appended.get_span_context().span_id
 
 
-async def test_append_many_carries_the_context_and_one_that_is_there_is_kept(tmp_path: Path, traced: Tracing) -> None:
+async def test_append_many_carries_the_context_and_keeps_an_existing_one(tmp_path: Path, traced: Tracing) -> None:
     async with tidebook.open(tmp_path, create=True) as book:
         orders = book.journal("orders")
         own = {tracing.KEY: "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
@@ -114,7 +114,7 @@ async def test_a_message_carries_the_context_and_the_relay_links_to_it(tmp_path:
 
 
 @pytest.mark.parametrize("text", [b"\xff", "00-0-0-0", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 55, 7, None])
-def test_a_context_that_is_none_is_left_out(traced: Tracing, text: object) -> None:
+def test_an_invalid_context_is_left_out(traced: Tracing, text: object) -> None:
     span = tracing.begin("outbox.relay", carried=[text])
     assert span is not None
     span.end()

@@ -1,4 +1,4 @@
-"""A separate Kafka broker, which tests may kill and pause, and logs on it."""
+"""Fixtures: a separate Kafka broker, which tests may kill and pause, and logs on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Kafka
 
-#: open_log(url, **options): a log that is closed at the end.
+#: open_log(url, **options) returns a log that is closed at the end.
 OpenKafkaLog = Callable[..., AbstractAsyncContextManager[KafkaLog]]
 
 
@@ -28,7 +28,7 @@ def kafka_clients() -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_client_is_left() -> Iterator[None]:
-    """Fail if a module leaves a client open: it would connect to its broker for the rest of the run."""
+    """Fail if a module leaves a client open: it would keep connecting to its broker for the rest of the run."""
     before = kafka_clients()
     yield
     gc.collect()
@@ -37,7 +37,7 @@ def no_client_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker for one module; each test leaves it running."""
+    """Start a broker for one module; each test leaves it running."""
     kafka = Kafka(tmp_path_factory.mktemp("own-kafka"))
     with kafka:
         yield kafka
@@ -63,5 +63,5 @@ def open_log(metrics: Metrics) -> OpenKafkaLog:
 
 @pytest.fixture
 def topic() -> str:
-    """A unique name."""
+    """Return a unique name."""
     return f"test-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""A log on three brokers goes on without one of them."""
+"""A log on three brokers continues without one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidebook.testing.servers.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 TOPIC, PARTITIONS = "ledger", 3
-#: Brokers elect leaders in some seconds; a client that asks the dead broker never gets beyond them.
+#: Brokers elect leaders in some seconds; a client that asks only the dead broker never gets an answer.
 BOUND_S = 45.0
 
 
@@ -42,7 +42,7 @@ async def test_topics_ends_and_appends_are_answered_while_the_known_controller_i
         for partition in range(PARTITIONS):  # so that the clients know every leader
             await log.append(Outgoing(TOPIC, partition, None, b"first"))
             await log.end(TOPIC, partition)
-        # Its metadata names one broker as the controller, which its admin client asks from now on.
+        # The metadata names one broker as the controller, to which the admin client then sends its requests.
         metadata = await asyncio.to_thread(log._topics._client.list_topics)
         cluster.nodes[metadata.controller_id - 1].kill9()
         deadline_s = time.monotonic() + BOUND_S

@@ -1,4 +1,4 @@
-"""Readers and followers beside writers: each sees every record once, in order."""
+"""Readers and followers run concurrently with writers; each sees every record once, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kafka
 
 
 async def follow(log: KafkaLog, topic: str, count: int) -> list[int]:
-    """What a head cache does: wait for news, ask for the end, read up to it."""
+    """Follow a partition as a head cache does: wait for records, ask for the end, read up to it."""
     at = 0
     found: list[int] = []
     async with asyncio.timeout(60):
@@ -50,7 +50,7 @@ async def test_a_follower_sees_every_record_of_many_writers_in_order(
         await log.delete_topic(topic)
 
 
-async def test_any_slice_read_by_anyone_is_what_the_log_holds(
+async def test_any_slice_by_any_reader_has_the_records_of_the_log(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     seed = random.randrange(2**32)
@@ -97,7 +97,7 @@ async def test_any_slice_read_by_anyone_is_what_the_log_holds(
         await log.delete_topic(topic)
 
 
-async def test_a_wait_for_a_topic_that_somebody_deletes_is_not_found(
+async def test_a_wait_for_a_topic_that_is_deleted_raises_not_found(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     url = f"kafka://{kafka_bootstrap}"

@@ -1,4 +1,4 @@
-"""When the broker dies, freezes or is not there: every record is acknowledged, failed or unknown, and rightly so."""
+"""A broker that is killed, paused or missing: every record is correctly reported as acknowledged, failed or unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Appending:
             self._changed.set()
 
     async def until_sent(self, count: int) -> None:
-        """Wait for so many more acknowledgements."""
+        """Wait for this many more acknowledgements."""
         wanted = len(self.sent) + count
         async with asyncio.timeout(PATIENCE_S):
             while len(self.sent) < wanted:
@@ -59,7 +59,7 @@ class Appending:
         await asyncio.gather(*self._tasks)
 
     async def check(self, reader: KafkaLog) -> None:
-        """What was acknowledged is there once and where it was said to be; what failed is nowhere."""
+        """Check that each acknowledged record is in the log once, at its reported offset, and no failed one is."""
         found: dict[int, list[tuple[int, int]]] = {}
         for partition in range(2):
             end = await reader.end(self._topic, partition)
@@ -70,7 +70,7 @@ class Appending:
         assert not self.failed & found.keys()
 
 
-async def test_a_broker_killed_while_records_are_sent_loses_and_doubles_none(
+async def test_a_broker_killed_while_records_are_sent_loses_and_duplicates_none(
     own_kafka: Kafka, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(own_kafka.url) as log:
@@ -86,7 +86,7 @@ async def test_a_broker_killed_while_records_are_sent_loses_and_doubles_none(
             await appending.check(reader)
 
 
-async def test_a_long_outage_fails_what_comes_during_it_and_ends_unaided(
+async def test_a_long_outage_fails_the_records_sent_during_it_and_recovery_is_automatic(
     own_kafka: Kafka, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(own_kafka.url) as patient:
@@ -106,7 +106,7 @@ async def test_a_long_outage_fails_what_comes_during_it_and_ends_unaided(
             await appending.check(reader)
 
 
-async def test_a_frozen_broker_is_answered_for_within_the_timeout(
+async def test_records_for_a_frozen_broker_are_resolved_within_the_timeout(
     own_kafka: Kafka, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(own_kafka.url) as patient:
@@ -115,7 +115,7 @@ async def test_a_frozen_broker_is_answered_for_within_the_timeout(
         await until_it_works(log, Outgoing(topic, 0, b"k", b"before"))
         own_kafka.pause()
         try:
-            async with asyncio.timeout(30):  # seconds on a quiet machine
+            async with asyncio.timeout(30):  # takes seconds on an idle machine
                 with pytest.raises((OutcomeUnknown, Unavailable)) as caught:
                     await log.append(Outgoing(topic, 0, b"k", b"during"))
                 with pytest.raises(Unavailable):
@@ -132,12 +132,12 @@ async def test_a_frozen_broker_is_answered_for_within_the_timeout(
 
 
 async def everything(log: KafkaLog, topic: str) -> list[Record]:
-    """All of partition 0, from a broker that may still be waking up."""
+    """Read all of partition 0, from a broker that may still be starting."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return list(await read_all(log, topic, 0, start=0, stop=await log.end(topic, 0)))
-            except (Unavailable, NotFound):  # until it has joined its cluster again, it may not know its topics
+            except (Unavailable, NotFound):  # until the broker has rejoined its cluster, it may not know its topics
                 continue
 
 
@@ -159,7 +159,7 @@ async def test_without_a_broker_a_send_is_unavailable_and_nothing_is_written_lat
         await until_it_works(log, Outgoing(topic, 0, b"k", b"before"))
         await asyncio.to_thread(own_kafka.kill9)
         try:
-            # The first one may have been handed to the client before it noticed.
+            # The client may have accepted the first record before it noticed the outage.
             outcomes = [await outcome(log, Outgoing(topic, 0, b"k", b"during %d" % i)) for i in range(3)]
         finally:
             await asyncio.to_thread(own_kafka.start)
@@ -178,7 +178,7 @@ async def outcome(log: KafkaLog, record: Outgoing) -> Acknowledged | TidebookErr
         return error
 
 
-async def test_a_short_outage_is_only_a_delay(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_short_outage_only_delays(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
     async with open_log(own_kafka.url, send_timeout_ms=60_000) as log:
         await log.create_topic(topic, 1)
         await log.append(Outgoing(topic, 0, b"k", b"0"))
@@ -190,7 +190,7 @@ async def test_a_short_outage_is_only_a_delay(own_kafka: Kafka, open_log: OpenKa
         assert values == list(range(200))
 
 
-async def test_reads_and_waits_come_back_after_a_restart(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_reads_and_waits_continue_after_a_restart(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
     async with (
         open_log(own_kafka.url, request_timeout_ms=60_000) as log,
         open_log(own_kafka.url, send_timeout_ms=60_000) as writer,
@@ -212,7 +212,7 @@ async def test_reads_and_waits_come_back_after_a_restart(own_kafka: Kafka, open_
         assert [r.value for r in (await log.read(topic, 0, start=10, stop=11)).records] == [b"10"]
 
 
-async def test_closing_without_a_broker_ends_in_time_and_answers_every_record(
+async def test_closing_without_a_broker_ends_in_time_and_resolves_every_record(
     own_kafka: Kafka, open_log: OpenKafkaLog, topic: str
 ) -> None:
     results: list[Acknowledged | TidebookError] = []

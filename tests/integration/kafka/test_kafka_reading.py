@@ -1,4 +1,4 @@
-"""Reading: catching up, holes, the pool and the tail, and what they cost."""
+"""Reading: catching up, holes, the consumer pool and the tail, and the number of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidebook.runtime.metrics import Metrics
 
 pytestmark = pytest.mark.kafka
 
-#: A consumer would otherwise be let go by the idle sweep in the middle of a slow test.
+#: Otherwise the idle sweep would close a consumer in the middle of a slow test.
 KEEP = {"consumer_idle_ms": 600_000}
 
 
@@ -57,14 +57,14 @@ async def test_a_reader_catches_up_over_100_000_records(
         # The next page continues with the same consumer at its position.
         costs = [metrics.timing(f"kafka_consumer_{cost}") for cost in ("init", "seek", "poll")]
         assert [cost.count for cost in costs[:2]] == [1, 1]
-        assert costs[2].count >= 1  # the first page at least has to be waited for
+        assert costs[2].count >= 1  # at least the first page has to be waited for
         assert all(cost.total_s > 0 for cost in costs)
         by_key = await read_all(log, topic, 0, start=0, stop=end, key=b"key 7")
         assert [int(r.value or b"") for r in by_key] == list(range(7, 100_000, 100))
         await log.delete_topic(topic)
 
 
-async def test_holes_that_transactions_leave_are_passed_over(
+async def test_holes_that_transactions_leave_are_skipped(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
@@ -76,7 +76,7 @@ async def test_holes_that_transactions_leave_are_passed_over(
             producer.produce(topic, b"%d" % number, partition=0)
             producer.commit_transaction(30)
         end = await log.end(topic, 0)
-        assert end == 8  # each commit takes an offset of its own
+        assert end == 8  # each commit takes a separate offset
         records = await read_all(log, topic, 0, start=0, stop=end)
         assert [(r.offset, r.value) for r in records] == [(0, b"0"), (2, b"1"), (4, b"2"), (6, b"3")]
         for start in range(8):
@@ -102,7 +102,7 @@ async def test_many_readers_share_a_bounded_number_of_consumers(
     assert metrics.counted("kafka_consumer_closed") == metrics.counted("kafka_consumer_opened")
 
 
-async def test_closing_leaves_no_thread_behind(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_closing_leaves_no_thread(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
     for _ in range(3):
         async with open_log(f"kafka://{kafka_bootstrap}") as log:
             await log.create_topic(topic, 1)
@@ -184,32 +184,34 @@ async def last_of(log: KafkaLog, topic: str, count: int) -> list[Record]:
     return list(await read_all(log, topic, 0, start=end - count, stop=end))
 
 
-async def test_a_wait_survives_the_topic_s_next_life(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_wait_survives_the_topic_s_next_incarnation(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
         for _ in range(3):
-            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+            await log.append(Outgoing(topic, 0, b"k", b"first incarnation"))
         assert not await log.wait(topic, 0, offset=3, timeout_s=0.05)
         await log.delete_topic(topic)
         await log.create_topic(topic, 1)
         waiting = asyncio.create_task(log.wait(topic, 0, offset=0, timeout_s=60))
-        await log.append(Outgoing(topic, 0, b"k", b"second life"))
+        await log.append(Outgoing(topic, 0, b"k", b"second incarnation"))
         assert await waiting
-        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"second life"]
+        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"second incarnation"]
         await log.delete_topic(topic)
 
 
-async def test_a_read_after_the_end_of_a_shorter_incarnation_says_what_was_lost(
+async def test_a_read_after_the_end_of_a_shorter_incarnation_reports_the_loss(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log, open_log(f"kafka://{kafka_bootstrap}") as other:
         await log.create_topic(topic, 1)
         for _ in range(5):
-            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+            await log.append(Outgoing(topic, 0, b"k", b"first incarnation"))
         assert await log.end(topic, 0) == 5
         await other.delete_topic(topic)
         await other.create_topic(topic, 1)
-        await other.append(Outgoing(topic, 0, b"k", b"second life"))
+        await other.append(Outgoing(topic, 0, b"k", b"second incarnation"))
         assert await log.end(topic, 0) == 1
         with pytest.raises(LogLost) as caught:
             await log.read(topic, 0, start=5, stop=6)
@@ -217,10 +219,10 @@ async def test_a_read_after_the_end_of_a_shorter_incarnation_says_what_was_lost(
         await other.delete_topic(topic)
 
 
-async def test_a_position_that_was_cut_off_is_not_taken_for_the_present_one(
+async def test_an_event_of_a_truncated_position_is_not_taken_for_the_current_one(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
 ) -> None:
-    """The client queues an out-of-range event of the position that the consumer is then moved away from."""
+    """The client queues an out-of-range event for a position, and the consumer then moves to another one."""
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
         await send_all(log, topic, 20)

@@ -76,7 +76,7 @@ async def test_a_wrong_password_is_unavailable_and_is_not_disclosed(
         doing = (log.topic(topic), log.topics(), log.append(Outgoing(topic, 0, b"k", b"v")))
         for reported in await asyncio.gather(*doing, return_exceptions=True):
             assert isinstance(reported, Unavailable)
-            assert "password" in str(reported)  # names what to check
+            assert "password" in str(reported)  # the error names the settings to check
             assert WRONG not in f"{reported!r} {reported.__cause__!r}"
         assert WRONG not in repr(log.settings)
         assert WRONG not in repr(vars(log))
@@ -101,7 +101,7 @@ async def test_a_plaintext_connection_is_refused(secure_kafka: Kafka, open_log: 
             await log.topic(topic)
 
 
-async def test_a_missing_ca_file_says_so(secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_missing_ca_file_is_reported(secure_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
     async with open_log(secure_kafka.url, user="u", password=PASSWORD, ca_file="no-such-file.pem") as log:
         with pytest.raises(InvalidInput, match=r"no-such-file\.pem"):
             await log.topic(topic)

@@ -16,7 +16,7 @@ from tidebook.runtime.metrics import Metrics
 pytestmark = pytest.mark.kafka
 
 
-async def test_more_records_than_the_client_takes_wait_their_turn(
+async def test_more_records_than_the_client_accepts_wait(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}", in_flight_records_max=50) as log:
@@ -27,7 +27,7 @@ async def test_more_records_than_the_client_takes_wait_their_turn(
         await log.delete_topic(topic)
 
 
-async def test_a_failed_producer_is_replaced_and_every_record_is_answered(
+async def test_a_failed_producer_is_replaced_and_every_record_is_resolved(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:

@@ -1,4 +1,4 @@
-"""Topics as the log makes them, and those it refuses."""
+"""Topics that the log creates, and topics that it refuses."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def make_topic(bootstrap: str, topic: str, config: dict[str, str]) -> None:
     [made] = admin.create_topics([NewTopic(topic, 1, 1, config=config)]).values()
     made.result(30)
     while admin.list_topics(topic, timeout=30).topics[topic].error is not None:
-        pass  # the controller has it; the broker that is asked learns of it a moment later
+        pass  # the controller has the topic; the broker that receives the request learns of it a moment later
 
 
-async def test_a_new_topic_has_what_a_log_needs(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_new_topic_has_the_settings_that_a_log_needs(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}", retention_ms=3_600_000, retention_bytes=10**9) as log:
         await log.create_topic(topic, 2, limit_bytes=500_000)
         config = await config_of(kafka_bootstrap, topic)
@@ -73,7 +75,7 @@ async def test_a_topic_on_which_records_would_be_lost_is_refused(
         await log.delete_topic(topic)
 
 
-async def test_a_topic_with_retention_is_refused_where_it_must_be_kept_for_ever(
+async def test_a_topic_with_retention_is_refused_if_records_must_be_kept_for_ever(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:

@@ -1,4 +1,4 @@
-"""Databases with the outbox's tables in them."""
+"""Fixtures: databases with the outbox's tables, clusters and books."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY_DATABASE = [
 
 @pytest.fixture
 def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """A database without tables; parametrized indirectly by its kind."""
+    """Return a database without tables; parametrized indirectly by its kind."""
     match request.param:
         case "postgresql":
             opened = postgres_database(request.getfixturevalue("postgres_url"))
@@ -40,7 +40,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
 
 @pytest.fixture
 def database(empty_database: Database) -> Database:
-    """A database with the outbox's tables."""
+    """Return a database with the outbox's tables."""
     with empty_database.connect() as connection:
         outbox.create_tables(connection)
         connection.commit()
@@ -49,7 +49,7 @@ def database(empty_database: Database) -> Database:
 
 @pytest.fixture
 def postgres(postgres_url: str) -> Iterator[Database]:
-    """A PostgreSQL database with the outbox's tables."""
+    """Return a PostgreSQL database with the outbox's tables."""
     with postgres_database(postgres_url) as database:
         with database.connect() as connection:
             outbox.create_tables(connection)
@@ -59,7 +59,7 @@ def postgres(postgres_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def cluster(kafka_bootstrap: str) -> Cluster:
-    """The real Kafka."""
+    """Return the real Kafka."""
     return Cluster(kafka_bootstrap)
 
 
@@ -78,14 +78,14 @@ def owners(postgres: Database, cluster: Cluster) -> Iterator[Any]:
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[SyncBook]:
-    """An embedded book."""
+    """Open an embedded book."""
     with tidebook.open_sync(tmp_path / "book") as opened:
         yield opened
 
 
 @pytest.fixture
 def engine(book: SyncBook) -> Iterator[Engine]:
-    """The database of the book's outbox."""
+    """Return an engine for the database of the book's outbox."""
     made = create_engine(book.outbox.url)
     yield made
     made.dispose()

@@ -76,7 +76,7 @@ class Database:
         return [tuple(row) for row in rows]
 
     def waiting(self) -> int:
-        """Return how many messages wait."""
+        """Return the number of waiting messages."""
         [[count]] = self.query("SELECT count(*) FROM kafka_messages")
         return int(count)
 
@@ -109,7 +109,7 @@ def mysql_database(server_url: str) -> Iterator[Database]:
     server = pymysql.connect(**mysql_parameters(server_url), autocommit=True)
     try:
         with server.cursor() as cursor:
-            cursor.execute("SET GLOBAL max_allowed_packet = 67108864")  # for connections that are made from now on
+            cursor.execute("SET GLOBAL max_allowed_packet = 67108864")  # applies to connections that are opened later
             cursor.execute(f"CREATE DATABASE {name}")
             try:
                 yield Database("mysql", urlsplit(server_url)._replace(path=f"/{name}").geturl())

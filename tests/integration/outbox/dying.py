@@ -1,4 +1,4 @@
-"""A relay that kills itself (-9) at a named point: `python -m tests.integration.outbox.dying BOOK POINT`."""
+"""Run a relay that kills itself (-9) at a named point: `python -m tests.integration.outbox.dying BOOK POINT`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tidebook
 from tidebook.outbox.topic_relay import TopicRelay
 from tidebook.wiring.outbox import BookJournals
 
-#: When, in the life of one batch.
+#: The points of one batch.
 POINTS = (
     "after the lock",
     "after the session was opened",
@@ -30,7 +30,7 @@ def die() -> None:
 
 
 def after(inner: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
-    """Kill the process after the function has returned `count` times."""
+    """Kill the process once the function has returned `count` times."""
     left = [count]
 
     def call(*args: Any, **options: Any) -> Any:

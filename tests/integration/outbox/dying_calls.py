@@ -1,4 +1,4 @@
-"""Relays that die, each one call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
+"""Run relays that die, each a call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tidebook
 from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
 from tidebook.outbox.kafka.target import KafkaTarget
 
-#: What a relay calls while it holds a topic: between any two of them it may die.
+#: The calls of a relay that has locked a topic; it may die between any two of them.
 CALLS = {
     "store": ("try_lock", "begin", "finish", "delete_sent", "park", "unlock", "rest", "notice"),
     KafkaTarget: ("topic", "ends", "channel", "scan", "release"),
@@ -51,14 +51,14 @@ def relay(path: str, calls: int) -> None:
 
 def main(path: str, many: str) -> None:
     for calls in range(1, int(many) + 1):
-        child = os.fork()  # nothing of Kafka's client is open yet
+        child = os.fork()  # Kafka's client is not open yet
         if child == 0:
             try:
                 relay(path, calls)
             finally:
                 os._exit(1)
         _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), f"the relay did not come to its call {calls}"
+        assert os.WIFSIGNALED(status), f"the relay did not reach its call {calls}"
         assert os.WTERMSIG(status) == signal.SIGKILL
 
 

@@ -1,4 +1,4 @@
-"""A relay that a test runs step by step, to stop it at any point."""
+"""A relay that a test runs step by step, so that it can stop at any point."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.metrics import Metrics
 
 WAIT_S_MAX = 60.0
-#: A wait and the stop after it stay below pytest's own limit.
+#: A wait and the stop after it take less than pytest's own limit.
 STOP_S_MAX = 30.0
-#: What a broker answers that is named as the leader and does not know it yet.
+#: The error of a broker that is the leader of a partition and does not know it yet.
 NOT_LED_YET = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -40,7 +40,7 @@ NOT_LED_YET = (
 
 
 class Seen(NamedTuple):
-    """A message as a consumer reads it."""
+    """A message as a consumer receives it."""
 
     partition: int
     offset: int
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 
 
 class Cluster:
-    """The real Kafka, as tests use it."""
+    """The operations of tests on the real Kafka."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -73,10 +73,10 @@ class Cluster:
         self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
         until(lambda: self._led(name, partitions), "the topic has leaders")
 
-    def make_again(self, name: str, partitions: int) -> None:
+    def recreate(self, name: str, partitions: int) -> None:
         """Delete the topic and create another one with the same name."""
         self.admin.delete_topics([name])[name].result(30)
-        until(lambda: name not in self.admin.list_topics(timeout=10).topics, "the topic is gone")
+        until(lambda: name not in self.admin.list_topics(timeout=10).topics, "the topic is deleted")
         self.make(name, partitions)
 
     def grow(self, name: str, partitions: int) -> None:
@@ -104,7 +104,7 @@ class Cluster:
         ends = self._ends(topic)
         consumer = Consumer(config)
         try:
-            consumer.list_topics(topic, timeout=10)  # a client learns of leaders once a second, unless it asks
+            consumer.list_topics(topic, timeout=10)  # otherwise a client refreshes its leaders only once a second
             consumer.assign([TopicPartition(topic, p, 0) for p in ends])
             left = {p for p, end in ends.items() if end > 0}
             seen: list[Seen] = []
@@ -134,7 +134,7 @@ class Cluster:
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
         """Return a target for a relay."""
-        # Tests make their topics, and make them again, themselves.
+        # Tests create and re-create their topics themselves.
         chosen = msgspec.structs.replace(settings, create_topics=False)
         return KafkaTarget(KafkaSettings.read(f"kafka://{self.bootstrap}"), chosen, outbox=identity)
 
@@ -150,7 +150,7 @@ class Cluster:
 
 
 def _news(consumer: Consumer) -> list[Any]:
-    """Return what is available, or wait for the next message: `consume` with a timeout would wait for a thousand."""
+    """Return the available messages, or wait for the next one: `consume` with a timeout would wait for a thousand."""
     first = consumer.poll(0.5)
     return [] if first is None else [first, *consumer.consume(999, 0)]
 
@@ -192,7 +192,7 @@ def running(relay: Relay) -> Iterator[Relay]:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # one that hangs must not hang the tests
+    thread = threading.Thread(target=run, daemon=True)  # a relay that hangs must not hang the tests
     thread.start()
     try:
         yield relay
@@ -201,7 +201,7 @@ def running(relay: Relay) -> Iterator[Relay]:
         thread.join(STOP_S_MAX)
         if thread.is_alive():
             faulthandler.dump_traceback()
-        assert not thread.is_alive(), f"the relay did not end within {STOP_S_MAX} s: see where its threads stand"
+        assert not thread.is_alive(), f"the relay did not end within {STOP_S_MAX} s: see the stacks of its threads"
         assert not failures
 
 
@@ -213,7 +213,7 @@ def publish(database: Database, topic: str, *messages: tuple[bytes | None, bytes
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-    """Wait until the condition holds, which another process or thread fulfils."""
+    """Wait until another process or thread has fulfilled the condition."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

@@ -19,7 +19,7 @@ on_sqlite = pytest.mark.parametrize("empty_database", ["sqlite"], indirect=True)
 
 
 class Shaped:
-    """A real connection that exposes only what another driver's connection has."""
+    """Wraps a real connection and exposes only the attributes that another driver's connection has."""
 
     def __init__(self, inner: pymysql.Connection[Any]) -> None:
         self.inner = inner
@@ -35,7 +35,7 @@ class Mysqlclient(Shaped):
         return bool(self.inner.get_autocommit())
 
     def autocommit(self, on: bool) -> None:
-        raise AssertionError("this sets it")
+        raise AssertionError("autocommit must be read, not set")
 
 
 class MysqlConnector(Shaped):
@@ -69,7 +69,7 @@ class Mariadb(Shaped):
 
 
 class _Unread:
-    """A cursor that can be closed only after all its rows were read."""
+    """A cursor that can be closed only after all its rows have been read."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -163,7 +163,7 @@ async def test_aiosqlite_may_leave_the_begin_to_sqlalchemys_events(database: Dat
     assert database.waiting() == 1
 
 
-async def test_an_async_connection_that_is_not_known_is_refused() -> None:
+async def test_an_unknown_async_connection_is_refused() -> None:
     class Connection:
         async def cursor(self) -> None: ...
 

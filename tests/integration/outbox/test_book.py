@@ -63,8 +63,8 @@ def test_many_messages_keep_their_order_by_key(book: SyncBook) -> None:
         assert numbers == sorted(numbers)
 
 
-def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
-    """Its batch is in the log and its session is open: the next relay deletes the rows and sends nothing twice."""
+def test_messages_sent_by_a_dead_embedded_relay_are_found(book: SyncBook) -> None:
+    """The batch is in the log and the session is open: the next relay deletes the rows and sends nothing twice."""
     from tidebook.outbox import batch_selection as plan
     from tidebook.outbox.port import BatchLimit, NewSession
 
@@ -84,7 +84,7 @@ def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
     )
     channel = target.channel(topic, fresh=True)
     channel.start(plan.to_relayed(batch.messages[:6], session=batch.session, outbox=identity), timestamp_ms=0)
-    # While the dead one's lock is held (a stopped process), nobody sends.
+    # While the lock of the dead relay is held (its process is only stopped), no other relay sends.
     store.unlock(hold)
     assert RelayLocks(book.settings.folder).take("orders") is False
     assert box.relay(once=True) == 0
@@ -102,7 +102,7 @@ async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
             async with engine.begin() as connection:
                 await book.outbox.publish(connection, topic="mail", payload=b"x")
                 await book.outbox.append(connection, "orders", "o-1", [Event(1)])
-            await asyncio.to_thread(until, lambda: relay.metrics.counted("outbox_sent") == 2, "both went")
+            await asyncio.to_thread(until, lambda: relay.metrics.counted("outbox_sent") == 2, "both are sent")
         await engine.dispose()
         assert [e.payload async for e in book.journal("orders").read("o-1")] == [1]
         task = asyncio.create_task(book.outbox.relay())
@@ -113,7 +113,7 @@ async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
         assert {each.topic: each.relayed for each in await book.outbox.status()} == {"mail": 1, "journal:orders": 1}
 
 
-def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_ends_a_background_relay_is_raised(book: SyncBook, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
@@ -127,7 +127,7 @@ def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypat
         relayed()
 
 
-def test_a_with_block_decides_over_the_books_own_publish_too(book: SyncBook) -> None:
+def test_a_with_block_also_governs_the_books_own_publish(book: SyncBook) -> None:
     with outbox.use("test") as sent:
         book.outbox.publish(None, topic="orders", payload=b"x")
         book.outbox.publish_list(None, [Message("orders", b"y")])
@@ -139,7 +139,7 @@ def test_a_with_block_decides_over_the_books_own_publish_too(book: SyncBook) -> 
     assert book.outbox.status() == []
 
 
-def test_a_backend_that_sends_past_the_database_needs_kafka(book: SyncBook) -> None:
+def test_a_backend_that_bypasses_the_database_needs_kafka(book: SyncBook) -> None:
     with pytest.raises(InvalidInput, match="Kafka log"), book.outbox.use("kafka"):
         pass
 

@@ -30,13 +30,13 @@ COMMITTED = {b"k": range(10)}
         ({b"k": [2, 1, 1]}, {"twice", "lost", "out of order"}),
     ],
 )
-def test_every_fault_has_its_name(found: dict[bytes, list[int]], wrong: set[str]) -> None:
+def test_every_fault_is_reported_by_name(found: dict[bytes, list[int]], wrong: set[str]) -> None:
     assert faults(found, {b"k": [0, 1, 2]}) == wrong
 
 
 @pytest.fixture
 def topic(postgres: Database, cluster: Cluster) -> str:
-    """A topic with ten waiting messages."""
+    """Create a topic with ten waiting messages."""
     made = cluster.topic()
     publish(postgres, made, *((b"k", f"k:{n}".encode()) for n in COMMITTED[b"k"]))
     return made
@@ -49,7 +49,7 @@ def seen(cluster: Cluster, topic: str) -> set[str]:
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.parametrize("fence", ["timestamp", "transaction", "none"])
-def test_a_paused_owner_without_a_fence_is_seen_to_send_twice(
+def test_a_paused_owner_without_a_fence_is_found_to_send_twice(
     postgres: Database, cluster: Cluster, owners: Any, topic: str, fence: str
 ) -> None:
     paused: Owner = owners(topic, short(fence))
@@ -61,7 +61,7 @@ def test_a_paused_owner_without_a_fence_is_seen_to_send_twice(
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-def test_an_open_session_that_nobody_looks_for_is_seen_to_be_sent_twice(
+def test_an_open_session_without_a_scan_is_found_to_be_sent_twice(
     postgres: Database, cluster: Cluster, owners: Any, topic: str
 ) -> None:
     dead: Owner = owners(topic)
@@ -73,12 +73,12 @@ def test_an_open_session_that_nobody_looks_for_is_seen_to_be_sent_twice(
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-def test_a_delete_without_its_guard_is_seen_to_lose_messages(
+def test_a_delete_without_its_guard_is_found_to_lose_messages(
     postgres: Database, cluster: Cluster, owners: Any, topic: str
 ) -> None:
     lost: Owner = owners(topic)
     lost.wait_until_lost()
-    owners(topic)  # it has the lock now, and dies before it sends
+    owners(topic)  # the new owner has the lock, and dies before it sends
     [[uuid]] = postgres.query("SELECT locked_by FROM kafka_topic_info")
     unguarded = msgspec.structs.replace(lost.hold, uuid=uuid.bytes)
     lost.store.finish(unguarded, [row.id for row in lost.batch.messages], unlock=True)
@@ -88,7 +88,7 @@ def test_a_delete_without_its_guard_is_seen_to_lose_messages(
 
 @pytest.mark.kafka
 @pytest.mark.postgres
-def test_a_relay_that_does_not_begin_with_the_first_row_is_seen_to_change_the_order(
+def test_a_relay_that_skips_the_first_row_is_found_to_change_the_order(
     postgres: Database, cluster: Cluster, topic: str
 ) -> None:
     postgres.query("UPDATE kafka_messages SET id = id + 1000 WHERE id <= 5")

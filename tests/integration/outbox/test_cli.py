@@ -56,7 +56,7 @@ def test_wrong_usage_and_missing_messages_have_their_exit_codes(tmp_path: Path) 
     assert tidebook(tmp_path, "status") == []
 
 
-def test_payloads_are_sent_as_they_came(tmp_path: Path) -> None:
+def test_payloads_are_sent_unchanged(tmp_path: Path) -> None:
     assert tidebook(tmp_path, "publish", "orders", "-", stdin=b"\xff\xfe\n\x0b\x1c\n")[0]["published"] == 2
     assert tidebook(tmp_path, "publish", "orders", b"\xff")[0]["published"] == 1
     database = sqlite3.connect(tmp_path / "book" / "outbox.db")
@@ -72,7 +72,7 @@ def test_the_schema_is_printed_as_sql(tmp_path: Path) -> None:
     tidebook(tmp_path, "schema", "sqlite", "--to", str(tmp_path / "nowhere" / "schema.sql"), code=2)
 
 
-def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
+def test_a_relay_serves_its_metrics_and_the_waiting_messages(tmp_path: Path) -> None:
     tidebook(tmp_path, "publish", "orders", "one", "two")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -98,7 +98,7 @@ def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_second_signal_ends_a_relay_whose_database_neither_answers_nor_fails(tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_relay_whose_database_does_not_respond(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
         (tmp_path / "tidebook.toml").write_text(f'[sql]\nurl = "{url}"\n[outbox]\ncreate_tables = false\n')
@@ -112,7 +112,7 @@ def test_a_second_signal_ends_a_relay_whose_database_neither_answers_nor_fails(t
                 process.send_signal(signal.SIGTERM)
                 return process.poll() is not None
 
-            until(ended, "it ended", timeout_s=5)
+            until(ended, "the relay ended", timeout_s=5)
             connection.close()
         finally:
             process.kill()

@@ -16,7 +16,7 @@ from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
-#: The mysqlclient that Django asks for; pymysql, which replaces it here, reports an older one.
+#: The mysqlclient version that Django requires; pymysql, which replaces it here, reports an older one.
 MYSQLCLIENT = (2, 2, 1, "final", 0)
 
 
@@ -71,7 +71,7 @@ def test_django_without_autocommit_publishes_at_its_own_commit(database: Databas
 
 
 @every_database
-def test_django_keeps_the_order_of_a_key_where_it_is_asked_for(database: Database, connection: Any) -> None:
+def test_django_keeps_the_order_of_a_key_if_requested(database: Database, connection: Any) -> None:
     from django.db import transaction
 
     with transaction.atomic(using="outbox"):

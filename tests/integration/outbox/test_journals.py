@@ -1,4 +1,4 @@
-"""Appends to journals from a transaction: each is applied once, whichever relays die."""
+"""Appends to journals from a transaction: each is applied once, even if relays die."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOPIC = "journal:orders"
 
 
 class Owner:
-    """A relay of appends, driven by the test, with an open session."""
+    """A relay of appends that the test runs step by step, with an open session."""
 
     def __init__(self, box: Outbox) -> None:
         self.store = box._parts.database.connect()
@@ -109,7 +109,7 @@ def test_an_append_that_conflicts_is_parked_and_holds_its_journal(book: SyncBook
         book.outbox.parked_retry("journal:orders", parked.id)
 
 
-def test_an_append_that_was_made_before_its_relay_died_is_not_made_again(book: SyncBook, engine: Engine) -> None:
+def test_an_append_made_before_its_relay_died_is_not_repeated(book: SyncBook, engine: Engine) -> None:
     box = book.outbox
     append(box, engine, "o-1", *range(5))
     dead = Owner(box)
@@ -118,13 +118,13 @@ def test_an_append_that_was_made_before_its_relay_died_is_not_made_again(book: S
     assert box.relay(once=True) == 5
     for n in range(30):
         book.journal("orders").append("o-1", [Event(f"other {n}")])
-    # The relay that was considered dead continues, long after the journal forgot its ids: nothing is applied twice.
+    # The relay that was taken for dead continues after its append ids were evicted: nothing is applied twice.
     assert dead.send(dead.messages) != BatchSent()
     assert payloads(book, "o-1") == [*range(5), *(f"other {n}" for n in range(30))]
 
 
-def test_an_append_whose_id_the_journal_has_forgotten_is_parked(book: SyncBook, engine: Engine) -> None:
-    """A relay dies during a batch, and others make twenty appends before the next relay starts."""
+def test_an_append_whose_id_was_evicted_is_parked(book: SyncBook, engine: Engine) -> None:
+    """A relay dies during a batch, and other writers make twenty appends before the next relay starts."""
     box = book.outbox
     append(box, engine, "o-1", 1, 2, 3)
     dead = Owner(box)
@@ -146,7 +146,7 @@ def test_an_append_whose_id_the_journal_has_forgotten_is_parked(book: SyncBook, 
 
 @pytest.mark.postgres
 def test_a_late_commit_does_not_displace_an_open_session(postgres: Database, tmp_path: Path) -> None:
-    """A dead relay made eight appends; eight with lower ids commit later, and would be the next batch."""
+    """A dead relay made eight appends; eight messages with lower ids commit later, and would be the next batch."""
     path = tmp_path / "tidebook.toml"
     path.write_text(f'[sql]\nurl = "{postgres.url}"\n')
     with tidebook.open_sync(path) as book, postgres.connect() as late, postgres.engine() as engine:
@@ -167,7 +167,7 @@ def test_a_late_commit_does_not_displace_an_open_session(postgres: Database, tmp
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.postgres])])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An embedded book, and one on real servers."""
+    """Return the settings of an embedded book and of one on real servers, in turn."""
     text = "[outbox]\nbatch_rows = 6\nlock_limit_s = 1\nrest_s = 0.2\npoll_s = 0.1\n"
     if request.param == "kafka":
         database: Database = request.getfixturevalue("postgres")

@@ -1,4 +1,4 @@
-"""Rows that commit late, with ids below those that a relay has seen: the scan floor on a real PostgreSQL."""
+"""The scan floor on a real PostgreSQL, with rows that commit late, below ids that a relay has already seen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lock(store: OutboxStore) -> TopicLock:
 
 
 def send(store: OutboxStore, hold: TopicLock) -> list[bytes | None]:
-    """Relay what waits under this lock; return what was sent."""
+    """Relay the waiting messages under this lock; return what was sent."""
     session = NewSession(uuid.uuid4().bytes, Fence.NONE, "a topic")
     batch = store.begin(hold, session, lambda rows, _: BatchSelection(tuple(rows)), BatchLimit())
     store.finish(hold, [row.id for row in batch.messages], unlock=True)

@@ -36,7 +36,7 @@ def tables(database: Database) -> set[str]:
 
 
 @every_database
-def test_alembic_makes_and_removes_the_tables(empty_database: Database, tmp_path: Path) -> None:
+def test_alembic_creates_and_removes_the_tables(empty_database: Database, tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     config = Config()
     config.set_main_option("script_location", str(tmp_path))
@@ -54,7 +54,7 @@ def test_alembic_makes_and_removes_the_tables(empty_database: Database, tmp_path
 
 
 @every_database
-def test_the_printed_script_is_what_the_library_runs(empty_database: Database) -> None:
+def test_the_printed_script_matches_what_the_library_runs(empty_database: Database) -> None:
     kind = dialect(empty_database.kind)
     assert script(kind).split(";\n\n")[:-1] == list(create_statements(kind))
     for statement in create_statements(kind):

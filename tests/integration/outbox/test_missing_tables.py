@@ -18,7 +18,7 @@ from tidebook.core.errors import NotFound
 
 
 @pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
-def test_a_driver_says_that_tables_are_missing(empty_database: Database) -> None:
+def test_missing_tables_are_reported_through_a_driver(empty_database: Database) -> None:
     with empty_database.connect() as connection:
         for ordered in (False, True):
             with pytest.raises(NotFound, match="tidebook outbox migrate"):
@@ -26,14 +26,14 @@ def test_a_driver_says_that_tables_are_missing(empty_database: Database) -> None
             connection.rollback()
 
 
-def test_sqlalchemy_says_it_too(tmp_path: Path) -> None:
+def test_missing_tables_are_reported_through_sqlalchemy(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
     with Session(engine) as session, pytest.raises(NotFound, match="create_tables"):
         outbox.publish(session, topic="orders", payload=b"x")
     engine.dispose()
 
 
-async def test_and_its_async_sessions(tmp_path: Path) -> None:
+async def test_missing_tables_are_reported_through_async_sessions(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
     async with engine.begin() as connection:
         with pytest.raises(NotFound):
@@ -41,7 +41,7 @@ async def test_and_its_async_sessions(tmp_path: Path) -> None:
     await engine.dispose()
 
 
-def test_another_missing_table_is_the_callers_own(tmp_path: Path) -> None:
+def test_the_error_of_another_missing_table_is_unchanged(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         outbox.create_tables(connection)
         connection.execute("CREATE TRIGGER t BEFORE INSERT ON kafka_messages BEGIN INSERT INTO audit VALUES (1); END")

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.kafka]
 
 
 @pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
-def test_what_is_held_behind_a_parked_message_waits_too(database: Database, cluster: Cluster) -> None:
+def test_messages_held_by_a_parked_message_count_as_waiting(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1, max_message_bytes="20000")
     publish(database, topic, (b"k", b"x" * 50_000), (b"k", b"held"))
     cluster.relay(database).run(once=True)
@@ -42,7 +42,7 @@ def test_what_is_held_behind_a_parked_message_waits_too(database: Database, clus
     assert status.oldest_age_ms is None
 
 
-def test_nothing_is_sent_where_one_topic_of_a_list_is_missing(cluster: Cluster) -> None:
+def test_nothing_is_sent_if_one_topic_of_a_list_is_missing(cluster: Cluster) -> None:
     topic, missing = cluster.topic(partitions=1), f"outbox-{uuid.uuid4().hex[:12]}"
     sender = KafkaSender(KafkaSettings.read(f"kafka://{cluster.bootstrap}"), Metrics())
     with pytest.raises(NotFound):
@@ -52,7 +52,7 @@ def test_nothing_is_sent_where_one_topic_of_a_list_is_missing(cluster: Cluster) 
 
 
 @pytest.mark.postgres
-def test_a_listener_clears_away_relays_that_were_killed(postgres: Database) -> None:
+def test_a_listener_removes_relays_that_were_killed(postgres: Database) -> None:
     ages = {"1 hour": uuid.uuid4(), "1 second": uuid.uuid4()}
     for age, relay in ages.items():
         postgres.query(f"INSERT INTO kafka_wake VALUES ('{relay}', now() - interval '{age}')")
@@ -62,7 +62,7 @@ def test_a_listener_clears_away_relays_that_were_killed(postgres: Database) -> N
 
 
 @pytest.mark.postgres
-def test_a_look_at_the_status_leaves_the_floors(postgres: Database) -> None:
+def test_reading_the_status_leaves_the_floors_unchanged(postgres: Database) -> None:
     database: Any = relay_database(postgres, OutboxSettings())
     database.connect().close()
     database._floors.of("orders", 0).at = 90

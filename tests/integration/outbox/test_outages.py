@@ -1,4 +1,4 @@
-"""Outages: a broker is down, a database restarts, a relay is stopped during either."""
+"""Outages: a broker is down, a database restarts, a relay is stopped during an outage."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ QUICK = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, stop_s=2, batch_r
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Kafka]:
-    """A separate Kafka that the test may kill."""
+    """Start a separate Kafka that the test may kill."""
     with Kafka(tmp_path / "kafka") as kafka:
         yield kafka
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Postgres]:
-    """A separate PostgreSQL that the test may kill."""
+    """Start a separate PostgreSQL that the test may kill."""
     postgres = Postgres(tmp_path / "postgres")
     postgres.start()
     try:
@@ -54,15 +54,13 @@ def numbers(cluster: Cluster, topic: str) -> list[int]:
 
 
 @pytest.mark.parametrize("fence", ["timestamp", "transaction"])
-def test_a_broker_that_is_down_for_a_while_costs_neither_order_nor_messages(
-    postgres: Database, broker: Kafka, fence: str
-) -> None:
+def test_a_broker_outage_loses_and_reorders_no_message(postgres: Database, broker: Kafka, fence: str) -> None:
     cluster = Cluster(broker.address)
     topic = cluster.topic(partitions=1)
     settings = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, batch_rows=50, fence=fence)  # type: ignore[arg-type]
     with running(cluster.relay(postgres, settings)) as relay:
         publish(postgres, topic, *pairs(0, 500))
-        until(lambda: relay.metrics.counted("outbox_sent") > 50, "some went")
+        until(lambda: relay.metrics.counted("outbox_sent") > 50, "some are sent")
         broker.kill9()
         publish(postgres, topic, *pairs(500, 1000))
         until(lambda: relay.metrics.counted("outbox_rests") > 0, "the topic rests")
@@ -70,12 +68,12 @@ def test_a_broker_that_is_down_for_a_while_costs_neither_order_nor_messages(
             [status] = store.status(count_max=10_000)
         assert status.waiting > 0
         broker.restart()
-        until(lambda: postgres.waiting() == 0, "everything went")
+        until(lambda: postgres.waiting() == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(1000))
     cluster.close()
 
 
-def test_a_database_that_restarts_costs_neither_order_nor_messages(server: Postgres, cluster: Cluster) -> None:
+def test_a_database_restart_loses_and_reorders_no_message(server: Postgres, cluster: Cluster) -> None:
     database = Database("postgresql", server.url)
     with database.connect() as connection:
         outbox.create_tables(connection)
@@ -83,10 +81,10 @@ def test_a_database_that_restarts_costs_neither_order_nor_messages(server: Postg
     topic = cluster.topic(partitions=1)
     with running(cluster.relay(database, QUICK)) as relay:
         publish(database, topic, *pairs(0, 2000))
-        until(lambda: relay.metrics.counted("outbox_sent") > 100, "some went")
+        until(lambda: relay.metrics.counted("outbox_sent") > 100, "some are sent")
         server.kill9()
         server.restart()
-        until(lambda: _waiting(database) == 0, "everything went")
+        until(lambda: _waiting(database) == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(2000))
     [status] = _status(database)
     assert status.relayed == 2000
@@ -104,10 +102,8 @@ def _status(database: Database):  # type: ignore[no-untyped-def]
         return store.status(count_max=10)
 
 
-def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
-    postgres: Database, broker: Kafka, tmp_path: Path
-) -> None:
-    """On SIGTERM the batch in flight cannot be completed: it is dropped, and the next relay scans for it."""
+def test_a_relay_that_is_stopped_during_a_broker_outage_ends(postgres: Database, broker: Kafka, tmp_path: Path) -> None:
+    """The batch in flight cannot be completed after SIGTERM: it is dropped, and the next relay scans for it."""
     cluster = Cluster(broker.address)
     topic = cluster.topic(partitions=1)
     (tmp_path / "tidebook.toml").write_text(
@@ -120,7 +116,7 @@ def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
     try:
         until(lambda: postgres.waiting() < 5_000, "the relay works")
         broker.pause()
-        until(lambda: _status(postgres)[0].dirty, "a batch is in hand")
+        until(lambda: _status(postgres)[0].dirty, "a batch is being sent")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:
@@ -131,20 +127,21 @@ def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
     assert status.locked_by is None
     assert status.dirty
     with running(cluster.relay(postgres, QUICK)):
-        until(lambda: postgres.waiting() == 0, "everything went")
+        until(lambda: postgres.waiting() == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(5_000))
     cluster.close()
 
 
 @pytest.mark.parametrize("fence", ["timestamp", "transaction"])
-def test_a_producer_that_is_dropped_ends_though_its_broker_does_not_answer(broker: Kafka, fence: str) -> None:
+def test_a_dropped_producer_ends_although_its_broker_does_not_answer(broker: Kafka, fence: str) -> None:
     cluster = Cluster(broker.address)
     name = cluster.topic(partitions=1)
     target = cluster.target(OutboxSettings(fence=fence))  # type: ignore[arg-type]
     topic = target.topic(name)
     channel = target.channel(topic, fresh=True)
     producer = weakref.ref(channel._producer)
-    messages = [RelayedMessage(n, b"k", None, os.urandom(1_000), []) for n in range(20_000)]  # more than a socket takes
+    # More than a socket buffers.
+    messages = [RelayedMessage(n, b"k", None, os.urandom(1_000), []) for n in range(20_000)]
     broker.pause()
     try:
         channel.start(messages, timestamp_ms=round(time.time() * 1000))
@@ -152,16 +149,16 @@ def test_a_producer_that_is_dropped_ends_though_its_broker_does_not_answer(broke
             assert channel.wait(0.3) is None
         channel.drop()
         del channel
-        until(lambda: producer() is None and not closing_count(), "it ended", timeout_s=10)
+        until(lambda: producer() is None and not closing_count(), "the producer is closed", timeout_s=10)
     finally:
         broker.resume()
-        del target  # this frame may outlast the test, as one that the client's exception has passed
+        del target  # the traceback of the client's exception may keep this frame alive after the test
     assert len(cluster.read(name)) < len(messages)
     cluster.close()
 
 
-def test_a_database_that_says_nothing_is_given_up(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its host still answers on the network: neither a TCP timeout nor one of the server would end the wait."""
+def test_a_query_on_a_silent_database_times_out(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is still reachable: neither a TCP timeout nor one of the server would end the wait."""
     with opened_store(postgres) as store:
         publish(postgres, "t", (b"k", b"1"))
         hold = store.try_lock("t", lock_id=bytes(16), owner="test")
@@ -175,14 +172,14 @@ def test_a_database_that_says_nothing_is_given_up(postgres: Database, monkeypatc
         try:
             with pytest.raises(Unavailable, match="no answer"):
                 store.heartbeat(hold)
-            with pytest.raises(Unavailable):  # and not waited for again
+            with pytest.raises(Unavailable):  # this time without a wait
                 store.heartbeat(hold)
         finally:
             os.kill(server, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_relay_that_is_asked_to_stop_finishes_the_batch_in_hand(
+def test_a_relay_finishes_its_current_batch_before_it_stops(
     postgres: Database, cluster: Cluster, tmp_path: Path, number: signal.Signals
 ) -> None:
     topic = cluster.topic()
@@ -193,7 +190,7 @@ def test_a_relay_that_is_asked_to_stop_finishes_the_batch_in_hand(
     command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay", "--book", str(tmp_path / "tidebook.toml")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
-        until(lambda: postgres.waiting() < 5_000, "it works")
+        until(lambda: postgres.waiting() < 5_000, "the relay works")
         process.send_signal(number)
         reported, _ = process.communicate(timeout=60)
     finally:

@@ -23,7 +23,7 @@ def aside(database: Database) -> list[ParkedMessage]:
 
 
 @every_database
-def test_a_message_of_ten_megabytes_goes_where_the_topic_takes_it(database: Database, cluster: Cluster) -> None:
+def test_a_message_of_ten_megabytes_is_sent_if_the_topic_accepts_it(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1, max_message_bytes="20000000")
     publish(database, topic, (b"k", b"before"), (b"k", LARGE), (b"k", b"after"))
     assert cluster.relay(database).run(once=True) == 3
@@ -31,7 +31,7 @@ def test_a_message_of_ten_megabytes_goes_where_the_topic_takes_it(database: Data
 
 
 @every_database
-def test_a_message_that_is_too_large_is_parked_and_the_others_go(database: Database, cluster: Cluster) -> None:
+def test_a_message_that_is_too_large_is_parked_and_the_others_are_sent(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1)
     publish(database, topic, (b"a", b"1"), (b"big", LARGE), (b"b", b"2"), (None, LARGE), (None, b"3"), (b"a", b"4"))
     assert cluster.relay(database).run(once=True) == 4
@@ -67,7 +67,7 @@ def test_a_parked_message_holds_its_key_until_it_is_dropped(database: Database, 
 
 
 @every_database
-def test_a_retried_message_goes_in_its_place_once_the_topic_takes_it(database: Database, cluster: Cluster) -> None:
+def test_a_retried_message_is_sent_in_order_once_the_topic_accepts_it(database: Database, cluster: Cluster) -> None:
     from tests.integration.outbox.test_rules import _limit
 
     topic = cluster.topic(partitions=1, max_message_bytes="20000")
@@ -92,23 +92,25 @@ def test_with_skip_later_messages_of_the_key_pass(database: Database, cluster: C
 
 @every_database
 @pytest.mark.parametrize("policy", ["hold_key", "skip"])
-def test_a_message_is_parked_after_the_configured_tries(database: Database, cluster: Cluster, policy: str) -> None:
+def test_a_message_is_parked_after_the_configured_number_of_attempts(
+    database: Database, cluster: Cluster, policy: str
+) -> None:
     topic = cluster.topic(partitions=1)
     publish(database, topic, (b"k", LARGE), (b"k", b"2"), (b"other", b"3"))
     settings = OutboxSettings(park_after_tries=3, rest_s=0.3, poll_s=0.1, parked=policy)  # type: ignore[arg-type]
     with running(cluster.relay(database, settings)) as relay:
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the other key is not held up")
         assert {each.state for each in aside(database)} <= {"retrying", "held", "parked"}
-        until(lambda: any(each.state == "parked" for each in aside(database)), "it was tried often enough")
+        until(lambda: any(each.state == "parked" for each in aside(database)), "the message is parked")
         if policy == "skip":
-            until(lambda: relay.metrics.counted("outbox_sent") == 2, "what it held goes on")
+            until(lambda: relay.metrics.counted("outbox_sent") == 2, "the message that it held is sent")
     [parked, *held] = aside(database)
     assert (parked.state, parked.tries) == ("parked", 3)
     assert [each.state for each in held] == ([] if policy == "skip" else ["held"])
 
 
 @every_database
-def test_a_message_without_a_key_is_parked_where_the_topic_is_compacted(database: Database, cluster: Cluster) -> None:
+def test_a_message_without_a_key_is_parked_if_the_topic_is_compacted(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1, cleanup_policy="compact")
     publish(database, topic, (None, b"1"), (b"k", b"2"))
     assert cluster.relay(database).run(once=True) == 1
@@ -117,7 +119,7 @@ def test_a_message_without_a_key_is_parked_where_the_topic_is_compacted(database
 
 
 @every_database
-def test_what_is_not_parked_can_be_neither_retried_nor_dropped(database: Database) -> None:
+def test_only_a_parked_message_can_be_retried_or_dropped(database: Database) -> None:
     with opened_store(database) as store:
         with pytest.raises(NotFound):
             store.parked_retry("orders", 7)
@@ -127,7 +129,7 @@ def test_what_is_not_parked_can_be_neither_retried_nor_dropped(database: Databas
 
 
 @every_database
-def test_rows_that_somebody_else_wrote_wrongly_stop_nobody_else(database: Database, cluster: Cluster) -> None:
+def test_invalid_rows_of_another_program_stop_no_other_message(database: Database, cluster: Cluster) -> None:
     """Invalid headers are parked; a topic with an invalid name rests; other messages are sent."""
     topic = cluster.topic(partitions=1)
     with database.connect() as connection:

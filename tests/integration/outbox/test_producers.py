@@ -19,13 +19,13 @@ from tidebook.outbox.settings import OutboxSettings
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
-def test_an_idle_producer_gathers_nothing(cluster: Cluster) -> None:
+def test_an_idle_producer_accumulates_no_events(cluster: Cluster) -> None:
     target = cluster.target(OutboxSettings())
     target.channel(target.topic(cluster.topic(partitions=1)), fresh=True)
     [producer] = target._producers().values()
     assert producer.has_id()
     producer.poll(0)
-    _: Any = threading.Event().wait(1)  # the time in which something would gather
+    _: Any = threading.Event().wait(1)  # time in which events would accumulate
     assert len(producer) == 0
 
 
@@ -43,18 +43,18 @@ def test_an_idle_relay_serves_its_producers(
     monkeypatch.setattr(KafkaTarget, "maintain", counted)
     with running(cluster.relay(postgres)) as relay:
         publish(postgres, topic, (b"k", b"1"))
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the message is sent")
         maintained.clear()
-        until(lambda: maintained.count(1) >= 2, "it was looked after twice", timeout_s=10)
+        until(lambda: maintained.count(1) >= 2, "the idle producer was maintained twice", timeout_s=10)
 
 
-def test_a_topic_that_takes_more_than_the_client_does_is_relayed(postgres: Database, cluster: Cluster) -> None:
+def test_a_topic_whose_limit_exceeds_the_clients_is_relayed(postgres: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1, max_message_bytes="2147483647")
     publish(postgres, topic, (b"k", b"1"))
     assert cluster.relay(postgres).run(once=True) == 1
 
 
-def test_a_producer_that_cannot_be_made_lets_its_topic_rest_and_no_other(
+def test_only_the_topic_whose_producer_cannot_be_created_rests(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, topic = cluster.topic(partitions=1, max_message_bytes="20000"), cluster.topic(partitions=1)
@@ -71,7 +71,7 @@ def test_a_producer_that_cannot_be_made_lets_its_topic_rest_and_no_other(
     assert relay.metrics.counted("outbox_rests", topic=odd) == 1
 
 
-def test_a_call_of_the_client_that_does_not_return_costs_its_topic_a_rest_and_no_more(
+def test_a_topic_whose_client_call_hangs_rests_only_once(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, go = cluster.topic(partitions=1), threading.Event()
@@ -88,14 +88,16 @@ def test_a_call_of_the_client_that_does_not_return_costs_its_topic_a_rest_and_no
     publish(postgres, topic, (b"k", b"1"), (b"k", b"2"))
     try:
         with running(cluster.relay(postgres, short("transaction"))) as relay:
-            until(lambda: postgres.waiting() == 0, "it went, with another producer")
+            until(lambda: postgres.waiting() == 0, "the message is sent by another producer")
             assert relay.metrics.counted("outbox_rests") == 1
     finally:
         go.set()
     assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
 
 
-def test_no_more_producers_are_made_while_many_do_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_producer_is_created_while_too_many_are_still_closing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = cluster.target(OutboxSettings())
     topic = target.topic(cluster.topic(partitions=1))
     monkeypatch.setattr("tidebook.outbox.kafka.target.closing_count", lambda: CLOSING_MAX)

@@ -33,7 +33,7 @@ def published(database: Database) -> list[tuple[Any, ...]]:
 
 
 @every_database
-def test_a_commit_publishes_what_was_given(database: Database) -> None:
+def test_a_commit_publishes_the_messages_unchanged(database: Database) -> None:
     with database.engine() as engine, Session(engine) as session, session.begin():
         outbox.publish(
             session, topic="orders", key=b"1", partition_key=b"c", payload=b"\x00\xff", headers={"kind": b"paid"}
@@ -53,7 +53,7 @@ def test_a_rollback_publishes_nothing(database: Database) -> None:
 
 
 @every_database
-def test_a_bare_connection_publishes_too(database: Database) -> None:
+def test_a_dbapi_connection_publishes(database: Database) -> None:
     with database.connect() as connection:
         outbox.publish(connection, topic="orders", payload=None)
         connection.commit()
@@ -61,7 +61,7 @@ def test_a_bare_connection_publishes_too(database: Database) -> None:
 
 
 @every_database
-def test_a_sqlalchemy_connection_publishes_too(database: Database) -> None:
+def test_a_sqlalchemy_connection_publishes(database: Database) -> None:
     with database.engine() as engine, engine.begin() as connection:
         outbox.publish(connection, topic="orders", key="ö", payload=b"x")
     assert published(database)[0][1] == "ö".encode()
@@ -69,7 +69,7 @@ def test_a_sqlalchemy_connection_publishes_too(database: Database) -> None:
 
 @every_database
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
+def test_a_long_list_is_published_in_order(database: Database, ordered: bool) -> None:
     messages = [Message(f"t{n % 3}", str(n).encode(), key=str(n % 7).encode()) for n in range(2500)]
     with database.engine() as engine, Session(engine) as session, session.begin():
         outbox.publish_list(session, messages, ordered=ordered)
@@ -77,7 +77,7 @@ def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
 
 
 class Base(DeclarativeBase):
-    """A model class, which has a `registry` too, but not one of sessions."""
+    """A model class: it also has a `registry`, but not a registry of sessions."""
 
 
 class OwnSession(AsyncSession):
@@ -112,7 +112,7 @@ async def test_psycopgs_async_connection_is_awaited(postgres: Database) -> None:
 
 
 @every_async_database
-async def test_a_registry_of_sessions_publishes_in_the_tasks_own(database: Database) -> None:
+async def test_a_registry_of_sessions_publishes_in_the_session_of_the_task(database: Database) -> None:
     engine = create_async_engine(database.sqlalchemy_url(asynchronous=True))
     registry = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
     await outbox.publish(registry, topic="orders", payload=b"x")
@@ -130,14 +130,14 @@ async def test_a_registry_of_sessions_publishes_in_the_tasks_own(database: Datab
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
-def test_psycopgs_connection_publishes_whatever_cursors_it_makes(postgres: Database, factory: Any) -> None:
+def test_a_psycopg_connection_publishes_with_any_cursor_class(postgres: Database, factory: Any) -> None:
     with psycopg.connect(postgres.url, cursor_factory=factory) as connection:
         outbox.publish(connection, topic="orders", key="'%s$1", payload=b"\x00", headers={"a": b"1"}, ordered=True)
     assert published(postgres) == [("orders", b"'%s$1", None, b"\x00", (("a", b"1"),))]
 
 
 @every_database
-def test_what_is_no_connection_is_refused(database: Database) -> None:
+def test_an_object_that_is_no_connection_is_refused(database: Database) -> None:
     with database.engine() as engine, database.connect() as connection:
         for wrong in (engine, connection.cursor(), Base, database.url, None):
             with pytest.raises(InvalidInput, match="is not a session or connection"):
@@ -165,7 +165,7 @@ def test_apsw_publishes_inside_its_transaction(database: Database) -> None:
 
 
 @pytest.mark.postgres
-def test_a_savepoint_rolled_back_publishes_nothing(postgres: Database) -> None:
+def test_a_rolled_back_savepoint_publishes_nothing(postgres: Database) -> None:
     with postgres.engine() as engine, Session(engine) as session, session.begin():
         outbox.publish(session, topic="orders", payload=b"kept")
         nested = session.begin_nested()
@@ -175,7 +175,7 @@ def test_a_savepoint_rolled_back_publishes_nothing(postgres: Database) -> None:
 
 
 @every_database
-def test_making_the_tables_again_keeps_what_waits(database: Database) -> None:
+def test_creating_the_tables_again_keeps_the_waiting_messages(database: Database) -> None:
     identity = database.query("SELECT uuid FROM kafka_outbox")
     with database.connect() as connection:
         outbox.publish(connection, topic="orders", payload=b"x")

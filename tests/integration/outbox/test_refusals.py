@@ -19,7 +19,7 @@ LARGE = b"x" * 50_000
 
 
 class Site(NamedTuple):
-    """An outbox, and a topic with one partition and a limit of 20,000 bytes."""
+    """An outbox, and a topic with one partition and a message limit of 20,000 bytes."""
 
     outbox: Outbox
     topic: str
@@ -67,7 +67,7 @@ def _embedded(book: Any) -> Site:
     return Site(book.outbox, "orders", values)
 
 
-def test_what_follows_a_refused_message_of_its_key_waits_until_it_is_dropped(site: OpenSite) -> None:
+def test_later_messages_of_a_refused_key_wait_until_the_refused_one_is_dropped(site: OpenSite) -> None:
     with site("") as at:
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"), (None, LARGE), (None, b"4"), (b"k", b"5"))
         assert at.outbox.relay(once=True) == 3
@@ -80,15 +80,15 @@ def test_what_follows_a_refused_message_of_its_key_waits_until_it_is_dropped(sit
         assert at.values() == [b"1", b"3", b"4", b"7", b"2", b"5", b"6"]
 
 
-def test_what_follows_a_refused_message_waits_while_it_is_tried_again(site: OpenSite) -> None:
+def test_later_messages_of_a_refused_key_wait_while_it_is_retried(site: OpenSite) -> None:
     with site("park_after_tries = 3\nrest_s = 0.2\npoll_s = 0.05\nparked = 'skip'\n") as at, at.outbox.relaying():
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"))
-        until(lambda: at.aside() == [("parked", b"k")], "it was tried often enough")
-        until(lambda: len(at.values()) == 3, "what followed it goes")
+        until(lambda: at.aside() == [("parked", b"k")], "the message is parked")
+        until(lambda: len(at.values()) == 3, "the later messages are sent")
         assert at.values() == [b"1", b"3", b"2"]
 
 
-def test_with_skip_what_follows_a_refused_message_passes_once_it_is_parked(site: OpenSite) -> None:
+def test_with_skip_later_messages_pass_once_the_refused_one_is_parked(site: OpenSite) -> None:
     with site("parked = 'skip'\n") as at:
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"))
         assert at.outbox.relay(once=True) == 3
@@ -96,7 +96,7 @@ def test_with_skip_what_follows_a_refused_message_passes_once_it_is_parked(site:
         assert at.aside() == [("parked", b"k")]
 
 
-def test_the_partition_key_decides_what_waits(site: OpenSite) -> None:
+def test_the_partition_key_decides_which_messages_wait(site: OpenSite) -> None:
     with site("") as at:
         at.outbox.publish_alone(
             [

@@ -52,7 +52,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     assert values(cluster, topic) == [value for _, value in ten()]
 
 
-def test_rule_29_without_a_fence_it_leaks_and_the_relay_says_so(
+def test_rule_29_without_a_fence_a_late_send_leaks_and_the_relay_reports_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -69,7 +69,7 @@ def test_rule_29_without_a_fence_it_leaks_and_the_relay_says_so(
     assert "fence = 'none'" in (status.notice or "")
 
 
-def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_and_says_why(
+def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_with_a_reason(
     postgres: Database, cluster: Cluster
 ) -> None:
     topic, stamped = cluster.topic(), cluster.topic(message_timestamp_type="LogAppendTime")
@@ -83,7 +83,7 @@ def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_and_says_wh
     assert len(values(cluster, topic)) == len(values(cluster, stamped)) == 1
 
 
-def test_rule_30_another_outboxs_message_of_the_same_id_is_not_taken_for_ones_own(
+def test_rule_30_another_outboxs_message_with_the_same_id_is_not_taken_for_its_own(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -91,7 +91,7 @@ def test_rule_30_another_outboxs_message_of_the_same_id_is_not_taken_for_ones_ow
     dying: Owner = owners(topic)
     stranger = plan.to_relayed(dying.batch.messages, session=uuid.uuid4().bytes, outbox=uuid.uuid4().bytes)
     dying.channel.start(stranger, timestamp_ms=dying.batch.opened_ms)
-    until(lambda: isinstance(dying.channel.wait(1.0), BatchSent), "the stranger's message is there")
+    until(lambda: isinstance(dying.channel.wait(1.0), BatchSent), "the other outbox's message is in the log")
     dying.wait_until_lost()
     assert cluster.relay(postgres, SHORT).run(once=True) == 1
     assert len(values(cluster, topic)) == 2
@@ -115,10 +115,10 @@ def test_rule_31_what_a_dead_owner_sent_is_found_and_the_rest_follows_in_order(
     assert postgres.waiting() == 0
 
 
-def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive(
+def test_rule_31_an_open_session_is_scanned_for_only_when_it_can_no_longer_arrive(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """The owner released the lock immediately; its batch may still arrive until the fence's time is over."""
+    """The owner released the lock immediately; its batch may still arrive until the fence's time has passed."""
     topic = cluster.topic()
     publish(postgres, topic, *ten())
     hasty: Owner = owners(topic)
@@ -128,11 +128,11 @@ def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive
     assert isinstance(hasty.send(), BatchSent)
     with running(cluster.relay(postgres, SHORT)) as later:
         until(lambda: later.metrics.counted("outbox_found") == 10, "the batch was found")
-        until(lambda: postgres.waiting() == 0, "and deleted")
+        until(lambda: postgres.waiting() == 0, "its messages are deleted")
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
+def test_rule_31_a_recreated_topic_is_at_least_once_and_reported(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -140,7 +140,7 @@ def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
     dead: Owner = owners(topic)
     assert isinstance(dead.send(), BatchSent)
     cluster.admin.delete_topics([topic])[topic].result(30)
-    until(lambda: topic not in cluster.admin.list_topics(timeout=10).topics, "the topic is gone")
+    until(lambda: topic not in cluster.admin.list_topics(timeout=10).topics, "the topic is deleted")
     cluster.make(topic)
     dead.wait_until_lost()
     relay = cluster.relay(postgres, SHORT)
@@ -152,7 +152,7 @@ def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_log_that_begins_after_the_session_is_at_least_once_and_says_so(
+def test_rule_31_a_log_that_begins_after_the_session_is_at_least_once_and_reported(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -194,7 +194,7 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
             plan.to_relayed(owner.batch.messages * 100, session=uuid.uuid4().bytes, outbox=owner.identity),
             timestamp_ms=int(owner.store._rows("SELECT extract(epoch FROM now()) * 1000")[0][0]),
         )
-        until(lambda: isinstance(owner.channel.wait(1.0), BatchSent), "noise is there")
+        until(lambda: isinstance(owner.channel.wait(1.0), BatchSent), "the noise is in the log")
     steps: list[None] = []
     ids = frozenset(row.id for row in owner.batch.messages)
     scan = RelaySession(owner.batch.session, ids, 0, Fence.TIMESTAMP, owner.topic.uuid, {0: ends[0] - 10})
@@ -217,11 +217,11 @@ def test_rule_32_a_topic_that_failed_rests_and_is_taken_again(postgres: Database
         assert store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one") is None
         [status] = store.status(count_max=10)
         assert (status.error, status.retries, status.reason) == (True, 1, "it failed")
-        until(lambda: store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one"), "its rest is over")
+        until(lambda: store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one"), "the rest is over")
 
 
 @pytest.mark.parametrize("off_s", [60, -60])
-def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
+def test_rule_32_database_time_decides_and_not_a_relays_clock(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, off_s: int
 ) -> None:
     """A relay whose clock is a minute off neither takes a lock early nor stamps messages with its own time."""
@@ -244,7 +244,7 @@ def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
 def test_rule_33_what_follows_a_refused_message_never_passes_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """Kafka refuses the third; without the gapless guarantee the fourth to tenth would be in the log."""
+    """Kafka refuses the third message; without the gapless guarantee the fourth to tenth would be in the log."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *ten()[:2], (b"k", b"x" * 50_000), *ten()[3:])
     owner: Owner = owners(topic)
@@ -256,25 +256,25 @@ def test_rule_33_what_follows_a_refused_message_never_passes_it(
     assert values(cluster, topic) in ([], [b"0"], [b"0", b"1"])
 
 
-def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
+def test_rule_33_the_refused_message_is_found_and_parked_and_the_others_are_sent(
     postgres: Database, cluster: Cluster
 ) -> None:
-    """The limit shrinks while the relay has cached the old one: the broker refuses what the relay expected to fit."""
+    """The limit shrinks while the relay has cached the old one: the broker refuses a message that seemed to fit."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, (b"k", b"first"))
     with running(cluster.relay(postgres, SHORT)) as relay:
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the topic is known")
         _limit(cluster, topic, 20_000)
         publish(postgres, topic, (b"k", b"0"), (b"big", b"x" * 50_000), (b"k", b"1"), (b"big", b"later"), (b"k", b"2"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"0", b"1", b"2"]
     with opened_store(postgres) as store:
         aside = store.parked(topic, limit=10)
     assert [(each.state, each.key) for each in aside] == [("parked", b"big"), ("held", b"big")]
 
 
-def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Database, cluster: Cluster) -> None:
-    """Kafka has two limits, and reports them by two errors."""
+def test_rule_33_a_message_that_no_segment_can_hold_is_parked(postgres: Database, cluster: Cluster) -> None:
+    """Kafka has two limits, and reports each by a separate error."""
     topic = cluster.topic(partitions=1, max_message_bytes="5000000")
     small = cluster.topic(partitions=1, max_message_bytes="5000000", segment_bytes="1048576")
     large = b"x" * 2_000_000
@@ -284,7 +284,7 @@ def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Datab
         _limit(cluster, topic, 1_048_576, "segment.bytes")
         for each in (topic, small):
             publish(postgres, each, (b"big", large), (b"k", b"1"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"1"]
     assert values(cluster, small) == [b"1"]
     with opened_store(postgres) as store:
@@ -297,13 +297,13 @@ def test_rule_33_an_unknown_topic_rests_and_never_parks(postgres: Database, clus
     topic = f"outbox-{uuid.uuid4().hex[:12]}"
     publish(postgres, topic, (b"k", b"x"))
     with running(cluster.relay(postgres, SHORT)) as relay:
-        until(lambda: relay.metrics.counted("outbox_rests") >= 2, "it was tried twice")
+        until(lambda: relay.metrics.counted("outbox_rests") >= 2, "the topic was tried twice")
         with opened_store(postgres) as store:
             [status] = store.status(count_max=10)
             assert "does not exist" in (status.reason or "")
             assert store.parked(None, limit=10) == []
         cluster.make(topic)
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the message is sent")
 
 
 def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database, cluster: Cluster) -> None:
@@ -318,7 +318,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
         connection.commit()
     with opened_store(postgres) as store, postgres.connect() as connection:
         found: set[str] = set()
-        while fresh := set(store.topics_waiting()) - found:  # unknown topics turn up one after the other
+        while fresh := set(store.topics_waiting()) - found:  # each call finds one more unknown topic
             for topic in fresh:
                 hold = store.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="test")
                 assert hold is not None
@@ -334,7 +334,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
 def test_rule_35_under_a_held_snapshot_a_batch_continues_after_the_last_one(
     postgres: Database, cluster: Cluster
 ) -> None:
-    """Late commits are still sent: the floor waits for every transaction that may have drawn a lower id."""
+    """Late commits are still sent: the floor waits for every transaction that may have taken a lower id."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *((b"k", str(n).encode()) for n in range(400)))
     database = relay_database(postgres, OutboxSettings())
@@ -345,7 +345,7 @@ def test_rule_35_under_a_held_snapshot_a_batch_continues_after_the_last_one(
         relay_again(cluster, postgres, database, settings)
 
         def risen() -> bool:
-            """A floor also waits for transactions of other databases on the server, such as those of other tests."""
+            """Return whether the floor has risen: it also waits for transactions in other databases of the server."""
             publish(postgres, topic, (b"k", b"more"))
             relay_again(cluster, postgres, database, settings)
             floors: list[int] = database._floors.known()[1]  # type: ignore[attr-defined]
@@ -353,7 +353,7 @@ def test_rule_35_under_a_held_snapshot_a_batch_continues_after_the_last_one(
             return floors != [] and floors[0] >= 300
 
         until(risen, "the floor follows what was relayed")
-        # A late writer holds the floor where it is until it has ended.
+        # A late writer keeps the floor from rising until it has ended.
         outbox.publish(late, topic=topic, key=b"k", payload=b"late")
         outbox.publish_list(other, [outbox.Message(topic, b"after", key=b"k")] * 100)
         other.commit()

@@ -1,4 +1,4 @@
-"""Sending without the outbox: a topic's partitions change while the process runs."""
+"""Sending without the outbox, while the number of a topic's partitions changes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def placed(cluster: Cluster, topic: str) -> list[tuple[int, bytes | None]]:
     return [(each.partition, each.value) for each in cluster.read(topic)]
 
 
-def test_what_is_sent_at_once_follows_a_topic_that_was_made_again_with_fewer_partitions(
-    cluster: Cluster, sender: KafkaSender
-) -> None:
+def test_sending_at_once_follows_a_topic_recreated_with_fewer_partitions(cluster: Cluster, sender: KafkaSender) -> None:
     topic, chosen = cluster.topic(partitions=8), b"p"
     assert choose_partition(chosen, 8) >= 2
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
     assert placed(cluster, topic) == [(choose_partition(chosen, 8), b"1")]
-    cluster.make_again(topic, partitions=2)
+    cluster.recreate(topic, partitions=2)
 
     def sent() -> bool:
         try:
@@ -50,7 +48,7 @@ def test_what_is_sent_at_once_follows_a_topic_that_was_made_again_with_fewer_par
     assert (choose_partition(chosen, 2), b"2") in placed(cluster, topic)
 
 
-def test_what_is_sent_at_once_follows_a_topic_that_grows_when_its_count_has_grown_old(
+def test_sending_at_once_follows_a_topic_that_grows_once_the_cached_count_expires(
     cluster: Cluster, sender: KafkaSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic(partitions=1)

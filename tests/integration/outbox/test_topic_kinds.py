@@ -43,7 +43,7 @@ def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: 
     assert sum(book.describe_topic("orders").ends) == 1, "no message is among the journal's records"
 
 
-def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> None:
+def test_a_journal_topic_whose_log_was_emptied_is_still_recognized(book: SyncBook) -> None:
     done = book.journal("orders").append("o-1", [Event(1)])
     book._portal.run(book.log.truncate("orders", done.partition, before=done.offset + 1))
     book.outbox.publish_alone([Message("orders", b"paid")])
@@ -51,8 +51,8 @@ def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> N
     assert "holds journals" in only_error(book)
 
 
-def test_a_topic_of_journals_that_the_store_does_not_know_is_one_still(book: SyncBook) -> None:
-    """The store was lost, or is another one: the records of the log are still a journal's."""
+def test_a_journal_topic_that_the_store_does_not_know_is_still_recognized(book: SyncBook) -> None:
+    """The store was lost or replaced: the records of the log still show that the topic holds journals."""
     mark = encode_record(Mark(1), limit_bytes=1000)
     book._portal.run(book.log.create_topic("orders", 1))
     book._portal.run(book.log.append(Outgoing("orders", 0, None, mark)))
@@ -71,7 +71,7 @@ def test_journals_are_refused_in_a_topic_of_messages(book: SyncBook) -> None:
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_a_missing_topic_is_made_only_where_that_is_allowed(tmp_path: Path, create: bool) -> None:
+def test_a_missing_topic_is_created_only_if_allowed(tmp_path: Path, create: bool) -> None:
     settings = Settings(tmp_path, {"outbox": Section(None, {"create_topics": create})})
     with SyncBook(Book(settings)) as book:
         book.outbox.publish_alone([Message("mail", b"hello")])
@@ -83,7 +83,7 @@ def test_a_missing_topic_is_made_only_where_that_is_allowed(tmp_path: Path, crea
 # ---- the consumer
 
 
-async def test_a_consumer_reads_what_was_relayed_and_follows(tmp_path: Path) -> None:
+async def test_a_consumer_reads_relayed_messages_and_follows(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book") as book:
         mail = book.log_topic("mail")
         assert [message async for message in mail.read()] == []
@@ -127,7 +127,7 @@ def kafka_target(cluster: Cluster, **options: Any) -> KafkaTarget:
 
 
 @pytest.mark.kafka
-def test_a_relay_makes_a_missing_topic_on_kafka_unless_that_is_off(cluster: Cluster) -> None:
+def test_a_relay_creates_a_missing_topic_on_kafka_unless_disabled(cluster: Cluster) -> None:
     name = f"outbox-{uuid.uuid4().hex[:12]}"
     with pytest.raises(NotFound):
         kafka_target(cluster, create_topics=False).topic(name)
@@ -137,7 +137,7 @@ def test_a_relay_makes_a_missing_topic_on_kafka_unless_that_is_off(cluster: Clus
 
 
 @pytest.mark.kafka
-async def test_a_topic_of_journals_that_was_cut_is_one_still(tmp_path: Path, cluster: Cluster) -> None:
+async def test_a_truncated_journal_topic_is_still_recognized(tmp_path: Path, cluster: Cluster) -> None:
     sections = {"log": Section(f"kafka://{cluster.bootstrap}"), "journal": Section(None, {"partitions": 1})}
     async with Book(Settings(tmp_path, sections)) as book:
         topic = f"journals-{uuid.uuid4().hex[:12]}"
@@ -150,12 +150,12 @@ async def test_a_topic_of_journals_that_was_cut_is_one_still(tmp_path: Path, clu
 
 
 @pytest.mark.kafka
-async def test_on_kafka_neither_takes_the_others_topic(tmp_path: Path, cluster: Cluster) -> None:
+async def test_on_kafka_journals_and_messages_refuse_each_others_topics(tmp_path: Path, cluster: Cluster) -> None:
     """The relay reads only the log, not the journals' store."""
     sections: Mapping[str, Section] = {"log": Section(f"kafka://{cluster.bootstrap}", {})}
     async with Book(Settings(tmp_path, dict(sections))) as book:
         journals = f"journals-{uuid.uuid4().hex[:12]}"
-        await book.journal(journals).create()  # and nothing was appended to it
+        await book.journal(journals).create()  # without an append
         with pytest.raises(InvalidInput, match="publish to another topic"):
             await asyncio.to_thread(kafka_target(cluster).topic, journals)
         sender = KafkaSender(KafkaSettings.read(f"kafka://{cluster.bootstrap}", {}), Metrics())
@@ -171,7 +171,7 @@ async def test_on_kafka_neither_takes_the_others_topic(tmp_path: Path, cluster: 
             await book.journal(messages).append("o-1", [Event(1)])
         unknown = f"journals-{uuid.uuid4().hex[:12]}"
         assert [event async for event in book.journal(unknown).read("o-1")] == []
-        assert await book.log.topic(unknown) is None, "reading makes no topic on Kafka"
+        assert await book.log.topic(unknown) is None, "reading creates no topic on Kafka"
         with pytest.raises(InvalidInput, match="Kafka consumer"):
             book.log_topic(messages)
 

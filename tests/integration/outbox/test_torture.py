@@ -32,9 +32,9 @@ KEYS = 200
 RELAYS = 4
 WRITERS = 4
 LOCK_LIMIT_S = 2.0
-#: Longer than the lock limit: a relay that is stopped so long has lost its topics when it continues.
+#: Longer than the lock limit: a relay that was stopped for this long has lost its topics when it continues.
 STOPPED_S = (2.1, 4.0)
-#: Longer than a relay takes to end by its own limits (`stop_s`, then `JOIN_S`), and a slow machine to run it.
+#: Longer than a relay may take to end by its own limits (`stop_s`, then `JOIN_S`), even on a slow machine.
 END_S_MAX = 120.0
 LOG_LINES_SHOWN = 200
 BOOK = """\
@@ -71,7 +71,7 @@ class Relays:
             return subprocess.Popen([*command, "--book", "tidebook.toml"], cwd=self._folder, stdout=log, stderr=log)
 
     def disturb(self) -> None:
-        """Kill one or stop one; continue those that were stopped long enough."""
+        """Kill or stop one relay; continue those that were stopped long enough."""
         self.resume(time.monotonic())
         which = self._chance.randrange(RELAYS)
         process = self._processes[which]
@@ -95,7 +95,7 @@ class Relays:
                 del self._stopped[which]
 
     def holds_killed_lock(self, owner: str) -> bool:
-        """Return whether a killed relay holds this lock; it is taken over only once a message waits."""
+        """Return whether a killed relay holds this lock; another relay takes it over only when a message waits."""
         _, pid, _, _ = owner.rsplit(":", 3)
         return int(pid) in self.killed_pids
 
@@ -134,7 +134,7 @@ def relays(folder: Path, chance: random.Random) -> Iterator[Relays]:
 
 
 class Keys:
-    """What was committed, by key; a key belongs to one transaction at a time, so commits are serial per key."""
+    """The committed messages by key; a key belongs to one transaction at a time, so commits are serial per key."""
 
     def __init__(self) -> None:
         self._next: Counter[int] = Counter()
@@ -171,7 +171,7 @@ class Writer:
         self._late_keys: Counter[int] = Counter()
 
     def write(self, count: int) -> None:
-        """Write `count` messages in short transactions; then end the previous late transaction and begin another."""
+        """Write `count` messages in short transactions; then end the previous late transaction and begin a new one."""
         while count > 0:
             taken = self._publish(self._connection)
             if self._chance.random() < 0.1:
@@ -185,7 +185,7 @@ class Writer:
         self._late_keys = self._publish(self._late)
 
     def _publish(self, connection: Any) -> Counter[int]:
-        """Publish in two calls, between which other transactions draw ids."""
+        """Publish in two calls, between which other transactions take ids."""
         wanted = Counter(self._chance.randrange(KEYS) for _ in range(self._chance.randint(1, 20)))
         taken = Counter({key: many for key, many in wanted.items() if self._keys.take(key)})
         messages = [
@@ -213,7 +213,7 @@ class Writer:
 def writers(
     database: Database, topics: list[str], keys: Keys, chance: random.Random
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a function that writes so many messages per call, with several concurrent writers."""
+    """Yield a function that writes this many messages per call, with several concurrent writers."""
     made = [Writer(database, topics, keys, random.Random(chance.random())) for _ in range(WRITERS)]
     try:
         with ThreadPoolExecutor(WRITERS) as pool:
@@ -244,13 +244,13 @@ def test_killed_and_stopped_relays_send_everything_once_and_in_order(
             for _ in range(rounds):
                 write(messages // rounds)
                 running.disturb()
-                time.sleep(chance.uniform(0.3, 1.2))  # the faults' own rhythm
+                time.sleep(chance.uniform(0.3, 1.2))  # the interval between faults
         running.resume(float("inf"))
-        until(lambda: postgres.waiting() == 0, "everything went", timeout_s=300)
+        until(lambda: postgres.waiting() == 0, "everything is sent", timeout_s=300)
     with opened_store(postgres, settings) as store:
         status = store.status(count_max=10)
     assert not [each for each in status if each.dirty]
-    # A relay that is killed after another one emptied its topic leaves the lock: nobody needs it, so nobody takes it.
+    # A relay that is killed after its topic became empty leaves the lock, which no other relay then needs.
     assert not [each for each in status if each.locked_by and not running.holds_killed_lock(each.locked_by)]
     assert not [each for each in status if each.notice]
     assert sum(each.relayed for each in status) == keys.committed()

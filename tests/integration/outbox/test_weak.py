@@ -41,7 +41,7 @@ def send_only(owner: Owner, index: int) -> None:
 
 @contextmanager
 def transaction(cluster: Cluster, topic: str) -> Iterator[Producer]:
-    """Open another producer's transaction inside the block, and abort it at the end."""
+    """Keep another producer's transaction open during the block, and abort it at the end."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -56,7 +56,7 @@ def transaction(cluster: Cluster, topic: str) -> Iterator[Producer]:
 def test_a_found_message_proves_the_earlier_ones_of_its_key_on_a_compacted_topic(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """If it were sent again, the older value would be the last one of its key."""
+    """If the older one were sent again, its value would be the last one of the key."""
     topic = cluster.topic(partitions=3, cleanup_policy="compact")
     publish(postgres, topic, (b"k", b"1"), (b"k", b"2"))
     dead: Owner = owners(topic)
@@ -70,14 +70,14 @@ def test_a_found_message_proves_the_earlier_ones_of_its_key_on_a_compacted_topic
     assert notice(postgres) is None
 
 
-def test_what_is_missing_from_a_compacted_topic_with_holes_is_at_least_once(
+def test_messages_missing_from_a_compacted_topic_with_holes_are_at_least_once(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1, cleanup_policy="compact")
     publish(postgres, topic, (b"a", b"1"), (b"b", b"2"))
     dead: Owner = owners(topic)
     with transaction(cluster, topic):
-        pass  # its mark takes an offset, as a message that was compacted away does
+        pass  # its marker takes an offset, like a message that was compacted away
     send_only(dead, 1)
     dead.wait_until_lost()
     relay = cluster.relay(postgres, SHORT)
@@ -86,7 +86,7 @@ def test_what_is_missing_from_a_compacted_topic_with_holes_is_at_least_once(
     assert "is compacted" in (notice(postgres) or "")
 
 
-def test_somebody_elses_open_transaction_does_not_stop_the_look_for_a_session(
+def test_another_producers_open_transaction_does_not_stop_the_scan_for_a_session(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -101,7 +101,7 @@ def test_somebody_elses_open_transaction_does_not_stop_the_look_for_a_session(
     assert values(cluster, topic) == [str(n).encode() for n in range(10)]
 
 
-def test_a_notice_is_taken_back_when_the_fence_is_in_force_and_told_once_while_it_is_not(
+def test_a_notice_is_cleared_when_the_fence_is_in_force_and_reported_once_while_it_is_not(
     postgres: Database, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -125,10 +125,10 @@ def test_a_notice_is_taken_back_when_the_fence_is_in_force_and_told_once_while_i
         (KafkaError.POLICY_VIOLATION, True),
     ],
 )
-def test_only_a_refusal_makes_a_topic_weak(
+def test_a_topic_is_weak_only_after_a_refusal(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int, weak: bool
 ) -> None:
-    """If Kafka only fails to answer, the topic rests: otherwise it would be relayed without a fence for a minute."""
+    """If Kafka does not answer, the topic rests: otherwise it would be relayed without a fence for a minute."""
     target = cluster.target(OutboxSettings())
     topic = cluster.topic(partitions=1)
     failed: Future[None] = Future()

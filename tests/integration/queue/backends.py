@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(params=["postgres", "embedded"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The location of a book, on each backend."""
+    """Return the location of a book on a backend."""
     if request.param == "embedded":
         return tmp_path / "data"
     file: Path = request.getfixturevalue("settings_file")

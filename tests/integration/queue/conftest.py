@@ -18,7 +18,7 @@ from tidebook.testing.conformance.queue_base import Desk, new_queue
 
 @pytest.fixture
 def schema(postgres_url: str) -> Iterator[str]:
-    """The name of a schema, which is dropped after the test."""
+    """Return the name of a schema, which is dropped after the test."""
     name = f"queue_{uuid.uuid4().hex[:12]}"
     yield name
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -39,7 +39,7 @@ async def desk(store: PostgresQueues) -> Desk:
 
 @pytest.fixture
 def settings_file(tmp_path: Path, postgres_url: str, schema: str) -> Path:
-    """The settings of a book whose queues are on PostgreSQL."""
+    """Write the settings of a book whose queues are on PostgreSQL."""
     file = tmp_path / "tidebook.toml"
     file.write_text(f'folder = "data"\n[sql]\nurl = "{postgres_url}"\n[queue]\nschema = "{schema}"\n')
     return file

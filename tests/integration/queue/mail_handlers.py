@@ -39,7 +39,7 @@ def hang(job: Job) -> None:
 
 
 class Mails:
-    """A class with a handler as its method."""
+    """A class with a method as handler."""
 
     @staticmethod
     def send(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Polling for conditions that signal no event, such as those of another process."""
+"""Poll for conditions that no event signals, such as those of another process."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ PATIENCE_S = 60
 async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait until the condition holds; fail after a time limit."""
     async with asyncio.timeout(patience_s):
-        while not condition():  # noqa: ASYNC110  nothing else reports it
+        while not condition():  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)

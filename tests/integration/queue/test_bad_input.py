@@ -69,7 +69,7 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_what_is_wrong_is_refused(book: tidebook.Book, what: str) -> None:
+async def test_invalid_calls_are_refused(book: tidebook.Book, what: str) -> None:
     queue = book.queue("mail")
     with pytest.raises(InvalidInput):
         await WRONG[what](queue)
@@ -102,7 +102,7 @@ def test_a_queues_name_is_checked(tmp_path: Path, name: Any) -> None:
         {"parallel_keys": 1},
     ],
 )
-async def test_settings_are_checked_before_they_are_kept(tmp_path: Path, wrong: dict[str, Any]) -> None:
+async def test_settings_are_checked_before_they_are_stored(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         QueueSettings(**wrong)
     (name, value), *_ = wrong.items()
@@ -140,7 +140,7 @@ async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
     assert len(letter.reason) <= 1_000
 
 
-async def test_of_a_key_in_two_hands_the_right_one_counts_even_in_one_call(book: tidebook.Book) -> None:
+async def test_of_two_jobs_of_a_key_only_the_holder_counts_even_in_one_call(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put_many([Entry(data=1, key="k"), Entry(data=2, key="m"), 3])
     old = await queue.claim(5, lease=0.02)
@@ -164,7 +164,7 @@ async def test_a_job_that_is_named_twice_is_done_once(book: tidebook.Book) -> No
         await queue.done(first)
 
 
-async def test_a_job_that_is_named_twice_does_not_stand_for_another(book: tidebook.Book) -> None:
+async def test_a_job_that_is_named_twice_does_not_count_for_another(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put_many([1, 2])
     first, second = await queue.claim(20)
@@ -174,17 +174,17 @@ async def test_a_job_that_is_named_twice_does_not_stand_for_another(book: tidebo
     await queue.done(second)
 
 
-async def test_a_closed_book_ends_its_listeners_and_takes_nothing(where: Path) -> None:
-    async def hear(queue: Queue) -> str:
+async def test_a_closed_book_ends_its_listeners_and_accepts_nothing(where: Path) -> None:
+    async def receive(queue: Queue) -> str:
         async for _ in queue.listen():
             pass
         return "the end"
 
     async with tidebook.open(where) as book:
         queue = await book.queue("mail").open()
-        hearing = asyncio.create_task(hear(queue))
+        listening = asyncio.create_task(receive(queue))
         await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(hearing, 30) == "the end"
+    assert await asyncio.wait_for(listening, 30) == "the end"
     with pytest.raises(InvalidInput, match="closed"):
         await queue.put(1)
     with pytest.raises(InvalidInput, match="closed"):
@@ -211,7 +211,7 @@ def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, limit: int) -> None:
+async def test_entries_of_a_cancelled_claim_are_returned(book: tidebook.Book, limit: int) -> None:
     queue = await book.queue("mail").open()
     await queue.put("x")
     store = await book.queues._runtime.store()
@@ -231,13 +231,13 @@ async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, li
     going_on.set()
     store.claim = claim  # type: ignore[method-assign]
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-async def test_what_a_claim_took_that_is_cancelled_as_it_ends_is_given_back(book: tidebook.Book, limit: int) -> None:
+async def test_entries_of_a_claim_that_is_cancelled_as_it_ends_are_returned(book: tidebook.Book, limit: int) -> None:
     queue = await book.queue("mail").open()
     await queue.put("x")
     claim = queue._claim
@@ -253,7 +253,7 @@ async def test_what_a_claim_took_that_is_cancelled_as_it_ends_is_given_back(book
         await claiming
     queue._claim = claim
     async with asyncio.timeout(30):
-        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else reports it
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
 

@@ -1,4 +1,4 @@
-"""Claims on PostgreSQL are in order, whatever is committed, finished or expired meanwhile."""
+"""Claims on PostgreSQL are in order even if entries are committed, finished or expire meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_an_empty_claim_has_scanned_everything(desk: Desk, postgres_url: s
 
 
 @postgres
-async def test_priorities_between_those_that_were_worked_off_are_found(desk: Desk) -> None:
+async def test_priorities_between_finished_ones_are_found(desk: Desk) -> None:
     for _ in range(2):
         for priority in (50, 100, 150):
             await work_off_one(desk, priority)

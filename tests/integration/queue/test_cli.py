@@ -1,4 +1,4 @@
-"""`tidebook queue`, as a shell runs it."""
+"""The command `tidebook queue`, run as in a shell."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_the_only_queue_of_a_book_needs_no_name(shell: Shell, notes: Path) -> No
     assert notes.read_text() == "sent 1\n"
 
 
-def test_what_a_handler_refuses_waits_again(shell: Shell) -> None:
+def test_an_entry_that_a_handler_refuses_waits_again(shell: Shell) -> None:
     shell.run("put", "mail", '"x"')
     (row,) = shell.run("work", "mail", "mail_handlers:refuse", "--once", "--retry-s", "500")
     assert row["failed"] == 1
@@ -226,7 +226,7 @@ def test_a_signal_lets_the_running_job_end(shell: Shell, notes: Path, number: si
     assert [row["data"] for row in shell.run("list", "mail")] == [2]
 
 
-def test_a_job_that_hangs_is_given_back_and_does_not_keep_the_process(shell: Shell, notes: Path) -> None:
+def test_a_hanging_job_is_returned_and_does_not_keep_the_process(shell: Shell, notes: Path) -> None:
     shell.run("put", "mail", "1")
     with shell.start("work", "mail", "mail_handlers:hang", "--grace-s", "0.2") as worker:
         until_noted(notes, "begun")
@@ -237,7 +237,7 @@ def test_a_job_that_hangs_is_given_back_and_does_not_keep_the_process(shell: She
     assert (entry["status"], entry["timeouts"]) == ("W", 1)
 
 
-def test_listen_tells_of_work(shell: Shell) -> None:
+def test_listen_reports_work(shell: Shell) -> None:
     shell.run("put", "mail", "1")
     (row,) = shell.run("listen", "mail", "--limit", "1")
     assert row["queue"] == "mail"

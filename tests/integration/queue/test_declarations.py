@@ -39,7 +39,7 @@ class Parcel(msgspec.Struct):
 
 XML = '<table name="mail" type="journal"><column name="to" type="text"/></table>'
 TOML = '[fields]\nto = "text"\n'
-#: Nine lines that would take gigabytes if they were believed.
+#: Nine lines whose expansion would take gigabytes.
 BOMB = (
     "<!DOCTYPE t [<!ENTITY a0 'ha'>"
     + "".join(f"<!ENTITY a{n} '{f'&a{n - 1};' * 10}'>" for n in range(1, 10))
@@ -49,7 +49,7 @@ BOMB = (
 
 @pytest.fixture(params=["dataclass", "struct", "toml", "xml", "mapping"])
 def declared(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """One declaration in each of its forms."""
+    """Return one declaration in each of its forms."""
     (tmp_path / "fields.toml").write_text(TOML)
     (tmp_path / "fields.xml").write_text(XML)
     files = {"toml": tmp_path / "fields.toml", "xml": str(tmp_path / "fields.xml")}
@@ -57,7 +57,7 @@ def declared(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.postgres
-async def test_every_way_to_put_checks_what_was_declared(book: tidebook.Book, declared: Any) -> None:
+async def test_every_form_of_put_checks_the_declaration(book: tidebook.Book, declared: Any) -> None:
     queue = book.queue("mail", fields=declared)
     for wrong in ({"to": 3}, {}, "x", None):
         with pytest.raises(InvalidInput, match="declared"):
@@ -73,7 +73,7 @@ async def test_every_way_to_put_checks_what_was_declared(book: tidebook.Book, de
 
 
 @pytest.mark.postgres
-async def test_an_edited_dead_letter_is_checked_too(book: tidebook.Book) -> None:
+async def test_an_edited_dead_letter_is_checked(book: tidebook.Book) -> None:
     queue: Queue[Any] = book.queue("mail", fields=Mail, settings=tidebook.queue.QueueSettings(max_timeouts=0))
     await queue.put(Mail("x"))
     await queue.fail(await queue.claim())
@@ -104,7 +104,7 @@ def test_fields_may_be_declared_in_the_settings(
 
 
 @pytest.mark.postgres
-async def test_a_declaration_that_comes_back_begins_no_table(where: Path) -> None:
+async def test_a_declaration_that_returns_begins_no_partition(where: Path) -> None:
     """In a rolling upgrade old and new processes start in any order."""
     for declared in (Mail, Letter, Mail, Letter, Mail):
         async with tidebook.open(where) as book:
@@ -114,7 +114,7 @@ async def test_a_declaration_that_comes_back_begins_no_table(where: Path) -> Non
 
 
 @pytest.mark.postgres
-async def test_entries_of_two_declarations_come_in_one_order(where: Path) -> None:
+async def test_entries_of_two_declarations_are_claimed_in_one_order(where: Path) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail", fields=Mail)
         for priority in (30, 10):
@@ -129,7 +129,7 @@ async def test_entries_of_two_declarations_come_in_one_order(where: Path) -> Non
 
 
 @pytest.mark.postgres
-async def test_data_is_checked_on_put_and_comes_back_as_declared(book: tidebook.Book) -> None:
+async def test_data_is_checked_on_put_and_returned_as_declared(book: tidebook.Book) -> None:
     queue: Queue[Any] = book.queue("mail", fields=Mail)
     await queue.put(Mail("x"))
     await queue.put({"to": "y"})
@@ -149,7 +149,9 @@ async def test_entries_of_an_older_declaration_keep_their_format(where: Path) ->
 
 
 @pytest.mark.postgres
-async def test_a_changed_declaration_begins_a_new_table(settings_file: Path, postgres_url: str, schema: str) -> None:
+async def test_a_changed_declaration_begins_a_new_partition(
+    settings_file: Path, postgres_url: str, schema: str
+) -> None:
     async with tidebook.open(settings_file) as book:
         await book.queue("mail", fields=Mail).put(Mail("old"))
     for declared in (Letter, Letter):
@@ -163,7 +165,7 @@ async def test_a_changed_declaration_begins_a_new_table(settings_file: Path, pos
 
 
 @pytest.mark.postgres
-async def test_a_declaration_whose_table_could_not_be_begun_begins_it_the_next_time(
+async def test_a_declaration_whose_partition_could_not_begin_begins_it_the_next_time(
     store: PostgresQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await store.declare(await new_queue(store), b"old")

@@ -1,4 +1,4 @@
-"""In SQLite one table is enough: finished entries leave nothing that a claim would scan."""
+"""SQLite needs only one table: finished entries leave no rows that a claim would scan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pages(folder: Path) -> tuple[int, int]:
         connection.close()
 
 
-async def test_a_held_snapshot_makes_a_queue_no_larger(tmp_path: Path) -> None:
+async def test_a_held_snapshot_does_not_enlarge_a_queue(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         queue = book.queue("mail")
         await churn(queue)
@@ -44,4 +44,4 @@ async def test_a_held_snapshot_makes_a_queue_no_larger(tmp_path: Path) -> None:
         taken, free = pages(tmp_path)
         holder.close()
         assert taken <= first * 1.2
-        assert free >= taken * 0.5, "a drained queue has given its pages back for the next entries"
+        assert free >= taken * 0.5, "the pages of a drained queue are free for the next entries"

@@ -1,4 +1,4 @@
-"""Each event of a tag becomes one entry, exactly once, however often it is delivered and by whichever process."""
+"""Each event of a tag becomes exactly one entry, however often and by whichever process it is delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidebook.wiring import feed as feed_module
 
 pytestmark = pytest.mark.postgres
 
-#: Feeds the queue, and is killed after so many batches, at the moment when the last was put and it had no answer yet.
+#: Feeds the queue, and kills itself after this many batches: the last one is put, and the reply is still missing.
 FEEDER = """
 import asyncio, os, signal, sys
 import tidebook
@@ -59,7 +59,7 @@ async def replicated(book: tidebook.Book) -> None:
 
 @pytest_asyncio.fixture
 async def paid(book: tidebook.Book) -> AsyncIterator[tidebook.Book]:
-    """A book with 60 events of a tag, in 5 journals."""
+    """Create a book with 60 events of a tag, in 5 journals."""
     orders = book.journal("orders")
     for number in range(60):
         await orders.append(f"o-{number % 5}", [Event({"total": number}, tags={"paid"})])
@@ -68,7 +68,7 @@ async def paid(book: tidebook.Book) -> AsyncIterator[tidebook.Book]:
 
 
 async def totals(book: tidebook.Book, queue: str = "mail") -> list[int]:
-    """Return the entries that were put."""
+    """Return the data of the entries that were put."""
     return sorted(job.data["payload"]["total"] for job in await book.queue(queue).claim(1_000))
 
 
@@ -80,7 +80,7 @@ async def test_each_event_of_a_tag_becomes_an_entry(paid: tidebook.Book) -> None
         assert [total for total in found if total % 5 == journal] == list(range(journal, 60, 5))
 
 
-async def test_what_was_put_is_not_put_again(paid: tidebook.Book) -> None:
+async def test_an_event_is_not_put_again(paid: tidebook.Book) -> None:
     await paid.feed("paid", "mail").run(follow=False)
     assert await paid.feed("paid", "mail").run(follow=False) == 0
     await paid.journal("orders").append("o-1", [Event({"total": 60}, tags={"paid"})])
@@ -89,13 +89,13 @@ async def test_what_was_put_is_not_put_again(paid: tidebook.Book) -> None:
     assert await totals(paid) == list(range(61))
 
 
-async def test_feeds_of_two_queues_do_not_know_one_another(paid: tidebook.Book) -> None:
+async def test_feeds_of_two_queues_are_independent(paid: tidebook.Book) -> None:
     await paid.feed("paid", "mail").run(follow=False)
     await paid.feed("paid", "invoices").run(follow=False)
     assert await totals(paid, "mail") == await totals(paid, "invoices") == list(range(60))
 
 
-async def test_an_entry_is_made_as_the_caller_says_and_none_is_left_out(paid: tidebook.Book) -> None:
+async def test_the_caller_decides_the_entry_and_an_event_without_one_is_skipped(paid: tidebook.Book) -> None:
     def make(event: TaggedEvent) -> Entry | None:
         return None if event.payload["total"] % 2 else Entry(data=event.payload["total"], key=event.id, priority=20)
 
@@ -107,13 +107,13 @@ async def test_an_entry_is_made_as_the_caller_says_and_none_is_left_out(paid: ti
     assert await paid.feed("paid", "mail", make=make).run(follow=False) == 0
 
 
-async def test_two_that_feed_at_once_put_each_event_once(where: Path, paid: tidebook.Book) -> None:
+async def test_two_concurrent_feeds_put_each_event_once(where: Path, paid: tidebook.Book) -> None:
     async with tidebook.open(where) as other:
         await asyncio.gather(*(book.feed("paid", "mail").run(follow=False) for book in (paid, other)))
     assert await totals(paid) == list(range(60))
 
 
-async def test_a_zombie_that_still_delivers_puts_nothing_twice(paid: tidebook.Book) -> None:
+async def test_a_zombie_that_continues_to_feed_puts_nothing_twice(paid: tidebook.Book) -> None:
     zombie = paid.feed("paid", "mail")
     events = [event async for event in paid.tags.read("paid")]
     await zombie._put(events[:20])
@@ -130,12 +130,12 @@ async def test_a_feeder_that_is_killed_after_its_put_does_not_put_again(where: P
     assert await totals(paid) == list(range(60))
 
 
-async def test_a_feed_that_does_not_follow_puts_what_a_dead_member_still_holds(paid: tidebook.Book) -> None:
+async def test_a_feed_that_does_not_follow_puts_the_events_of_a_dead_member(paid: tidebook.Book) -> None:
     async with paid.tags.subscribe("paid", "queue/mail"):
         assert await paid.feed("paid", "mail").run(follow=False) == 60
 
 
-async def test_what_makes_no_entry_of_an_event_stops_the_feed_and_loses_nothing(
+async def test_an_error_in_making_an_entry_stops_the_feed_and_loses_nothing(
     paid: tidebook.Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(event: TaggedEvent) -> Entry | None:
@@ -148,13 +148,13 @@ async def test_what_makes_no_entry_of_an_event_stops_the_feed_and_loses_nothing(
     assert await totals(paid) == list(range(60))
 
 
-async def test_a_feed_follows_what_comes(paid: tidebook.Book) -> None:
+async def test_a_feed_follows_new_events(paid: tidebook.Book) -> None:
     feed = paid.feed("paid", "mail")
     running = asyncio.create_task(feed.run())
     await paid.journal("orders").append("o-1", [Event({"total": 60}, tags={"paid"})])
     await replicated(paid)
     async with asyncio.timeout(60):
-        while feed.put < 61:  # noqa: ASYNC110  nothing else reports it
+        while feed.put < 61:  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -174,7 +174,7 @@ def test_a_feed_from_the_shell(
     assert capsys.readouterr().out == '{"queue":"mail","tag":"paid","put":0}\n'  # nothing is replicated yet
 
 
-async def test_an_event_that_does_not_go_into_an_entry_is_referred_to(book: tidebook.Book) -> None:
+async def test_an_event_that_does_not_fit_an_entry_is_put_as_a_reference(book: tidebook.Book) -> None:
     deep: object = 1
     for _ in range(100):
         deep = [deep]
@@ -191,7 +191,7 @@ async def test_an_event_that_does_not_go_into_an_entry_is_referred_to(book: tide
     ]
 
 
-async def test_events_that_do_not_go_into_one_transaction_go_into_several(book: tidebook.Book) -> None:
+async def test_events_too_large_for_one_transaction_are_put_in_several(book: tidebook.Book) -> None:
     for _ in range(20):
         await book.journal("orders").append("o", [Event("x" * 900_000, tags={"paid"})])
     await replicated(book)

@@ -27,8 +27,8 @@ async def test_processes_that_open_concurrently_find_the_same_queues(postgres_ur
 
 
 @pytest.fixture
-def clerk(postgres_url: str, schema: str) -> Iterator[str]:
-    """The URL of a user that may read and write tables but not create any."""
+def limited_user(postgres_url: str, schema: str) -> Iterator[str]:
+    """Return the URL of a user that may read and write tables but not create any."""
     name = f"clerk_{schema}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN")
@@ -37,8 +37,8 @@ def clerk(postgres_url: str, schema: str) -> Iterator[str]:
         connection.execute(f"DROP ROLE {name}")
 
 
-async def test_a_user_who_may_make_no_table_puts_claims_and_finishes(
-    settings_file: Path, postgres_url: str, schema: str, clerk: str
+async def test_a_user_who_may_not_create_tables_can_put_claim_and_finish(
+    settings_file: Path, postgres_url: str, schema: str, limited_user: str
 ) -> None:
     async with tidebook.open(settings_file) as book:
         await book.queue("mail").open()
@@ -47,7 +47,7 @@ async def test_a_user_who_may_make_no_table_puts_claims_and_finishes(
         connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {name}")
         connection.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {name}")
-    settings_file.write_text(settings_file.read_text().replace(postgres_url, clerk))
+    settings_file.write_text(settings_file.read_text().replace(postgres_url, limited_user))
     async with tidebook.open(settings_file) as book:
         queue = book.queue("mail")
         await queue.put("x", key="k")
@@ -59,9 +59,9 @@ async def test_a_user_who_may_make_no_table_puts_claims_and_finishes(
 
 
 async def test_a_user_without_rights_gets_an_error(
-    settings_file: Path, postgres_url: str, schema: str, clerk: str
+    settings_file: Path, postgres_url: str, schema: str, limited_user: str
 ) -> None:
-    settings_file.write_text(settings_file.read_text().replace(postgres_url, clerk))
+    settings_file.write_text(settings_file.read_text().replace(postgres_url, limited_user))
     async with tidebook.open(settings_file) as book:
         with pytest.raises(tidebook.InvalidInput, match="rights"):
             await book.queue("mail").put("x")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.postgres
 MEGABYTE = 1_000_000
 
 
-async def test_a_claim_stops_at_64_megabytes_and_the_next_one_brings_the_rest(book: tidebook.Book) -> None:
+async def test_a_claim_stops_at_64_megabytes_and_the_next_one_returns_the_rest(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     entries = [Entry(data=bytes([place]) * MEGABYTE, priority=place // 40, key=f"{place}") for place in range(70)]
     put = await queue.put_many(entries)
@@ -25,16 +25,16 @@ async def test_a_claim_stops_at_64_megabytes_and_the_next_one_brings_the_rest(bo
     assert [job.data for job in await queue.claim(500)] == [entry.data for entry in entries[64:]]
 
 
-async def test_claims_at_one_time_bring_all_that_is_due_however_large_it_is(book: tidebook.Book) -> None:
+async def test_concurrent_claims_return_all_due_entries_however_large(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     for _ in range(5):
         await queue.put_many([b"x" * MEGABYTE] * 16)
     taken = await asyncio.gather(*(queue.claim(35) for _ in range(3)))
-    assert all(taken), "none comes only where none is due"
+    assert all(taken), "a claim is empty only if nothing is due"
     assert len({job.id for jobs in taken for job in jobs}) == 80
 
 
-async def test_one_large_entry_among_small_ones_of_several_priorities_comes_in_its_place(book: tidebook.Book) -> None:
+async def test_one_large_entry_among_small_ones_of_several_priorities_is_claimed_in_order(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     small = [
         Entry(data=f"{number}", priority=number // 100, key="k" if number == 150 else None) for number in range(300)
@@ -49,19 +49,19 @@ async def test_one_large_entry_among_small_ones_of_several_priorities_comes_in_i
     assert await queue.claim(1_000) == []
 
 
-async def test_what_moves_marks_goes_into_one_transaction_or_is_refused(book: tidebook.Book) -> None:
+async def test_a_put_that_moves_marks_fits_one_transaction_or_is_refused(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     with pytest.raises(TooLarge):
         await queue.put_once([b"x" * MEGABYTE] * 17, source="s", steps=[])
     assert (await queue.status()).waiting == 0
 
 
-async def test_thousands_of_small_ones_come_in_one_claim(book: tidebook.Book) -> None:
+async def test_one_claim_returns_thousands_of_small_entries(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put_many(list(range(2_500)))
     assert [job.data for job in await queue.claim(2_400)] == list(range(2_400))
     assert [job.data for job in await queue.claim(2_400)] == list(range(2_400, 2_500))
 
 
-async def test_nothing_put_is_nothing(book: tidebook.Book) -> None:
+async def test_a_put_of_no_entries_does_nothing(book: tidebook.Book) -> None:
     assert (await book.queue("mail").put_many([])).inserted == 0

@@ -1,4 +1,4 @@
-"""A paused queue gives out nothing to any process; resuming wakes the workers."""
+"""A paused queue returns no entry to any process; resuming wakes the workers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_queue_that_does_not_exist_is_neither_paused_nor_created(book: t
     assert await book.queues.names() == []
 
 
-async def test_a_listener_of_a_paused_queue_hears_nothing_until_it_is_resumed(book: tidebook.Book) -> None:
+async def test_a_listener_of_a_paused_queue_is_not_notified_until_it_is_resumed(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("a")
     await queue.pause()
@@ -76,7 +76,7 @@ async def test_a_listener_of_a_paused_queue_hears_nothing_until_it_is_resumed(bo
     await asyncio.wait_for(listening, SLOW_POLL_S + 60)
 
 
-async def test_a_pause_on_postgres_waits_for_a_claim_that_is_under_way(
+async def test_a_pause_on_postgres_waits_for_a_concurrent_claim(
     desk: Desk, store: PostgresQueues, postgres_url: str, schema: str
 ) -> None:
     await desk.put("a")

@@ -49,7 +49,7 @@ async def test_equal_keys_within_a_call_become_one(book: tidebook.Book) -> None:
     assert sorted((job.data, job.priority) for job in jobs) == [(2, 50), (3, 100)]
 
 
-async def test_an_entry_is_put_with_what_a_psycopg_transaction_commits(settings_file: Path, postgres_url: str) -> None:
+async def test_an_entry_is_committed_with_a_psycopg_transaction(settings_file: Path, postgres_url: str) -> None:
     async with tidebook.open(settings_file) as book:
         queue = book.queue("mail")
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
@@ -59,7 +59,7 @@ async def test_an_entry_is_put_with_what_a_psycopg_transaction_commits(settings_
         assert [job.data for job in await queue.claim(5)] == ["x"]
 
 
-async def test_an_entry_is_put_with_what_a_sync_session_commits(settings_file: Path, postgres_url: str) -> None:
+async def test_an_entry_is_committed_with_a_sync_session(settings_file: Path, postgres_url: str) -> None:
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     async with tidebook.open(settings_file) as book:
         queue = await book.queue("mail").open()
@@ -76,9 +76,7 @@ async def test_an_entry_is_put_with_what_a_sync_session_commits(settings_file: P
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_an_entry_is_put_with_what_an_async_session_commits(
-    settings_file: Path, postgres_url: str, driver: str
-) -> None:
+async def test_an_entry_is_committed_with_an_async_session(settings_file: Path, postgres_url: str, driver: str) -> None:
     engine = create_async_engine(postgres_url.replace("postgresql://", f"postgresql+{driver}://"))
     async with tidebook.open(settings_file) as book:
         queue = book.queue("mail")
@@ -158,7 +156,7 @@ async def test_the_synchronous_level_of_the_callers_transaction_is_raised_and_ne
         await connection.rollback()
 
 
-async def test_a_folder_takes_no_part_in_a_transaction(tmp_path: Path) -> None:
+async def test_an_embedded_queue_does_not_join_a_transaction(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(tidebook.InvalidInput, match="PostgreSQL"):
             await book.queue("mail").put("x", transaction=object())
@@ -194,7 +192,7 @@ async def test_a_put_waits_for_a_lock_once(postgres_url: str, schema: str, monke
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_what_fails_in_a_session_is_reported_as_everywhere(
+async def test_errors_in_a_session_are_reported_as_everywhere_else(
     settings_file: Path, postgres_url: str, schema: str, driver: str
 ) -> None:
     engine = create_async_engine(postgres_url.replace("postgresql://", f"postgresql+{driver}://"))

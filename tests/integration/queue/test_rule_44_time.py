@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 
 
 class WrongClock(SystemClock):
-    """A clock that is wrong."""
+    """A clock that is off by a fixed time."""
 
     def __init__(self, off_ms: int) -> None:
         self._off_ms = off_ms
@@ -61,7 +61,7 @@ async def test_a_listener_whose_clock_is_off_by_an_hour_wakes_at_the_process_dat
         assert timedelta(0) <= woken - at + timedelta(milliseconds=5) < timedelta(seconds=2)
 
 
-async def test_slow_entries_come_only_when_a_claim_below_them_was_empty(book: tidebook.Book) -> None:
+async def test_slow_entries_are_claimed_only_if_no_other_entry_is_due(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("slow", priority=200)
     await queue.put("quick", priority=180)

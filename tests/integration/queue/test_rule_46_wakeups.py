@@ -22,13 +22,13 @@ pytestmark = pytest.mark.postgres
 PATIENCE_S = 30
 
 
-class Ear:
+class NotificationRecorder:
     """Records every notification of a schema."""
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
         self._connection = connection
 
-    async def heard(self) -> list[str]:
+    async def notifications(self) -> list[str]:
         """Return all notifications so far, up to a marker that this call sends."""
         channel = "tidebook_test_end"
         await self._connection.execute(f"LISTEN {channel}")
@@ -43,38 +43,40 @@ class Ear:
 
 
 @asynccontextmanager
-async def ear(url: str, schema: str) -> AsyncIterator[Ear]:
+async def recorded_notifications(url: str, schema: str) -> AsyncIterator[NotificationRecorder]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f'LISTEN "{schema}"')
-        yield Ear(connection)
+        yield NotificationRecorder(connection)
 
 
-async def test_a_put_notifies_nobody_while_nobody_sleeps(desk: Desk, postgres_url: str, schema: str) -> None:
-    async with ear(postgres_url, schema) as hearing:
+async def test_a_put_sends_no_notification_while_no_process_sleeps(desk: Desk, postgres_url: str, schema: str) -> None:
+    async with recorded_notifications(postgres_url, schema) as recorder:
         await desk.put("k")
-        assert await hearing.heard() == []
+        assert await recorder.notifications() == []
 
 
-async def test_a_put_notifies_only_if_somebody_sleeps_past_its_date(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_a_put_notifies_only_if_a_process_sleeps_past_its_date(
+    desk: Desk, postgres_url: str, schema: str
+) -> None:
     soon = int(time.time() * 1000) + 100_000
     await desk.store.sleep(b"s" * 16, {desk.ref.id: (soon, False)})
-    async with ear(postgres_url, schema) as hearing:
+    async with recorded_notifications(postgres_url, schema) as recorder:
         await desk.put("later", process_at=soon + 1)
-        assert await hearing.heard() == []
+        assert await recorder.notifications() == []
         await desk.put("sooner", process_at=soon - 1)
-        assert await hearing.heard() == [f"{desk.ref.id} {soon - 1}"]
+        assert await recorder.notifications() == [f"{desk.ref.id} {soon - 1}"]
         await desk.store.awake(b"s" * 16, [desk.ref.id])
         await desk.put("now")
-        assert await hearing.heard() == []
+        assert await recorder.notifications() == []
 
 
-async def test_done_notifies_who_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_done_notifies_a_process_that_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
     await desk.put("k")
     taken = await desk.take()
     await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
-    async with ear(postgres_url, schema) as hearing:
+    async with recorded_notifications(postgres_url, schema) as recorder:
         await desk.finish(taken)
-        assert await hearing.heard() == [f"{desk.ref.id}"]
+        assert await recorder.notifications() == [f"{desk.ref.id}"]
 
 
 async def next_job(queue: Queue) -> tuple[object, float]:
@@ -101,10 +103,10 @@ async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
         await there.queue("mail").put("x")
         data, woken = await asyncio.wait_for(waiting, PATIENCE_S)
         assert data == "x"
-        assert woken - put_at < 4.5, "it was the slow poll that found it"
+        assert woken - put_at < 4.5, "only the slow poll found it"
 
 
-async def test_a_notification_that_no_put_made_does_not_deafen_a_listener(
+async def test_a_foreign_notification_does_not_disable_a_listener(
     settings_file: Path, postgres_url: str, schema: str
 ) -> None:
     async with tidebook.open(settings_file) as here, tidebook.open(settings_file) as there:
@@ -117,10 +119,10 @@ async def test_a_notification_that_no_put_made_does_not_deafen_a_listener(
         put_at = time.time()
         await there.queue("mail").put("x")
         _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
-        assert woken - put_at < 2.5, "it was the slow poll that found it"
+        assert woken - put_at < 2.5, "only the slow poll found it"
 
 
-async def test_a_listener_wakes_at_the_process_date_of_what_was_put_elsewhere(where: Path) -> None:
+async def test_a_listener_wakes_at_the_process_date_of_a_put_elsewhere(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         waiting = asyncio.create_task(next_job(here.queue("mail")))
         await settled(here)
@@ -140,7 +142,7 @@ async def test_a_listener_wakes_at_the_end_of_a_lease(book: tidebook.Book) -> No
     assert 0.4 < woken - claimed_at < 4.5
 
 
-async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Path) -> None:
+async def test_a_listener_wakes_when_a_held_key_is_released(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         await there.queue("mail").put("first", key="k")
         (job,) = await there.queue("mail").claim()
@@ -151,7 +153,7 @@ async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Pa
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "second"
 
 
-async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
+async def test_an_idle_listener_rarely_polls(book: tidebook.Book) -> None:
     waiting = asyncio.create_task(next_job(book.queue("mail")))
     await settled(book)
     before = book.metrics.counted("queue_due_date_reads")
@@ -162,7 +164,7 @@ async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def hear_once(queue: Queue) -> int:
+async def listen_once(queue: Queue) -> int:
     async with aclosing(queue.listen()) as dues:
         await anext(dues)
     return 1
@@ -171,11 +173,11 @@ async def hear_once(queue: Queue) -> int:
 async def test_thousands_of_listeners_share_one_connection(settings_file: Path, postgres_url: str, schema: str) -> None:
     async with tidebook.open(settings_file) as book:
         queue = await book.queue("mail").open()
-        listeners = [asyncio.create_task(hear_once(queue)) for _ in range(3_000)]
+        listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(book)
         await queue.put("x")
-        heard = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
-        assert sum(heard) == 3_000
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        assert sum(woken) == 3_000
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             cursor = await connection.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidebook queue listener'"
@@ -187,14 +189,14 @@ async def test_thousands_of_listeners_share_one_connection(settings_file: Path, 
         assert row[0] <= 1
 
 
-async def test_thousands_of_listeners_in_a_folder_hear_of_one_put_elsewhere(tmp_path: Path) -> None:
+async def test_thousands_of_listeners_in_a_folder_are_notified_of_a_put_elsewhere(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as here, tidebook.open(tmp_path) as there:
         queue = await here.queue("mail").open()
-        listeners = [asyncio.create_task(hear_once(queue)) for _ in range(3_000)]
+        listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(here)
         await there.queue("mail").put("x")
-        heard = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
-        assert sum(heard) == 3_000
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        assert sum(woken) == 3_000
 
 
 async def test_a_listener_outlives_its_connections(settings_file: Path, postgres_url: str, schema: str) -> None:
@@ -212,7 +214,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
 
 
-async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Book) -> None:
+async def test_work_that_is_not_claimed_is_not_reported_in_a_loop(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported = 0
@@ -226,7 +228,7 @@ async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Bo
     assert 1 <= reported <= 6
 
 
-async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: tidebook.Book) -> None:
+async def test_a_worker_that_claims_a_part_is_woken_for_the_rest_at_once(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     for number in range(30):
         await queue.put(number)
@@ -243,20 +245,20 @@ async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: ti
     assert time.monotonic() - began < 20
 
 
-async def test_work_that_was_taken_is_not_told_of_again(book: tidebook.Book) -> None:
+async def test_claimed_work_is_not_reported_again(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported: list[float] = []
 
-    async def hear() -> None:
+    async def receive() -> None:
         async with aclosing(queue.listen()) as dues:
             async for _ in dues:
                 reported.append(time.monotonic())
 
-    hearing = asyncio.create_task(hear())
-    await until(lambda: len(reported) == 2)  # once, and once more because nobody came: the next time is set
+    listening = asyncio.create_task(receive())
+    await until(lambda: len(reported) == 2)  # once, and once more because no claim followed: the next time is set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()
-    await asyncio.sleep(1.0)  # that next time passes
-    hearing.cancel()
+    await asyncio.sleep(1.0)  # the next time passes
+    listening.cancel()
     assert [moment for moment in reported if moment > taken_at] == []

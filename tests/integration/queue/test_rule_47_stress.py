@@ -31,17 +31,17 @@ class Ledger:
         self._holds: dict[str, dict[int, Job]] = defaultdict(dict)
 
     def take(self, job: Job) -> None:
-        """Record a claim. A worker that still holds the key, and is not finishing it, must have lost its lease."""
+        """Record a claim. A worker that still holds the key and is not about to finish it must have lost its lease."""
         assert job.key is not None
         others = self._holds[job.key].values()
         self.overlaps += [
-            f"{job!r} beside {other!r}"
+            f"{job!r} overlaps {other!r}"
             for other in others
             if job.started_at < other.lease_until and other.started_at < job.lease_until
         ]
         self._holds[job.key][id(job)] = job
 
-    def let_go(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Record that a job is about to be finished or returned."""
         assert job.key is not None
         del self._holds[job.key][id(job)]
@@ -70,11 +70,11 @@ async def worker(book: tidebook.Book, ledger: Ledger, stop: asyncio.Event, chanc
 
 async def handle(queue: Queue, job: Job, ledger: Ledger, chance: random.Random) -> None:
     fate = chance.random()
-    if fate < 0.05:  # it dies, and holds it until its lease ends
+    if fate < 0.05:  # the worker dies, and its lease remains until it expires
         return
-    if fate < 0.10:  # it pauses past its lease
+    if fate < 0.10:  # the worker pauses past its lease
         await asyncio.sleep(LEASE_S * 1.3)
-    ledger.let_go(job)
+    ledger.release(job)
     try:
         if fate < 0.2:
             await queue.fail(job)
@@ -96,7 +96,7 @@ async def test_each_key_has_one_holder_and_the_last_of_each_key_is_done(where: P
             asyncio.create_task(worker((first, second)[number % 2], ledger, stop, random.Random(number)))
             for number in range(6)
         ]
-        # Each putter has keys of its own: so the last put of a key is known.
+        # Each putter has separate keys, so that the last put of a key is known.
         numbers = [[n for n in range(rounds) if n % KEYS % 5 == part] for part in range(5)]
         await asyncio.gather(
             *(putter((first, second)[part % 2], ledger, numbers[part], random.Random(part)) for part in range(5))

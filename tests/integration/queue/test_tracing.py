@@ -1,4 +1,4 @@
-"""A trace goes on from the put of an entry to its handler and its end, in another process too."""
+"""A trace continues from the put of an entry to its handler and its end, also in another process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_merged_entry_carries_the_trace_of_the_newest_put(book: tidebook
     assert job.traceparent == carried(traced.spans("queue.put")[-1])
 
 
-async def test_a_failed_handler_is_marked_and_the_next_attempt_is_of_the_same_trace(
+async def test_a_failed_handler_is_marked_and_the_next_attempt_has_the_same_trace(
     book: tidebook.Book, traced: Tracing
 ) -> None:
     queue = book.queue("mail")
@@ -128,6 +128,6 @@ async def test_nothing_is_carried_without_a_provider(book: tidebook.Book) -> Non
 
 
 @pytest.mark.parametrize("text", ["x", "00-" + "0" * 32 + "-" + "b" * 16 + "-01", OWN + "\n", OWN.upper()])
-async def test_a_context_that_is_none_is_refused(book: tidebook.Book, text: str) -> None:
+async def test_an_invalid_context_is_refused(book: tidebook.Book, text: str) -> None:
     with pytest.raises(tidebook.InvalidInput, match="traceparent"):
         await book.queue("mail").put_many([Entry(data=1, traceparent=text)])

@@ -1,4 +1,4 @@
-"""A worker claims what is due, extends its leases, and stops without losing anything."""
+"""A worker claims due entries, extends its leases, and stops without losing an entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_REST = Retry(first_s=0.0, spread=0.0)
 
 @asynccontextmanager
 async def working(queue: Queue, handler: Handler, **settings: object) -> AsyncIterator[Worker]:
-    """Run a worker for the duration of the block."""
+    """Run a worker during the block."""
     worker = Worker(queue, handler, **settings)  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     try:
@@ -40,7 +40,7 @@ async def working(queue: Queue, handler: Handler, **settings: object) -> AsyncIt
 async def empty(queue: Queue) -> None:
     """Wait until the queue has neither waiting nor processing entries."""
     async with asyncio.timeout(60):
-        while (status := await queue.status()).waiting or status.processing:  # noqa: ASYNC110  nothing else reports it
+        while (status := await queue.status()).waiting or status.processing:  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.01)
 
 
@@ -65,7 +65,7 @@ async def test_a_handler_may_be_async_or_not(book: tidebook.Book, kind: str) -> 
     assert (await queue.status()).waiting == 0
 
 
-async def test_after_a_burst_what_is_put_elsewhere_is_taken_at_once(where: Path) -> None:
+async def test_after_a_burst_a_put_elsewhere_is_claimed_at_once(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         seen: dict[object, float] = {}
 
@@ -79,15 +79,15 @@ async def test_after_a_burst_what_is_put_elsewhere_is_taken_at_once(where: Path)
             await until(lambda: worker.done == 30)
             late_s = []
             for name in ("a", "b", "c"):
-                await asyncio.sleep(0.2)  # a pause in the work: the listener has looked, and sleeps
+                await asyncio.sleep(0.2)  # a pause in the work: the listener has polled, and sleeps
                 began = time.monotonic()
                 await there.queue("mail").put(name)
                 await until(lambda name=name: name in seen)  # type: ignore[misc]
                 late_s.append(seen[name] - began)
-        assert max(late_s) < 2, "it was a poll that found it"
+        assert max(late_s) < 2, "only a poll found it"
 
 
-async def test_what_is_put_later_is_taken_at_once(book: tidebook.Book) -> None:
+async def test_a_later_put_is_claimed_at_once(book: tidebook.Book) -> None:
     queue, seen = book.queue("mail"), asyncio.Event()
 
     async def handle(job: Job) -> None:
@@ -98,11 +98,11 @@ async def test_what_is_put_later_is_taken_at_once(book: tidebook.Book) -> None:
         began = time.monotonic()
         await queue.put("x")
         await asyncio.wait_for(seen.wait(), 30)
-        assert time.monotonic() - began < 4, "it was the slow poll that found it"
+        assert time.monotonic() - began < 4, "only the slow poll found it"
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_no_more_than_the_concurrency_run_at_one_time(book: tidebook.Book, blocking: bool) -> None:
+async def test_at_most_concurrency_jobs_run_at_one_time(book: tidebook.Book, blocking: bool) -> None:
     queue, lock = book.queue("mail"), threading.Lock()
     running = most = 0
 
@@ -127,7 +127,7 @@ async def test_no_more_than_the_concurrency_run_at_one_time(book: tidebook.Book,
     assert most == 5
 
 
-async def test_heartbeats_keep_a_long_job(where: Path) -> None:
+async def test_heartbeats_extend_the_lease_of_a_long_job(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         ended = asyncio.Event()
 
@@ -153,7 +153,7 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_has_lost_it(where: 
         took: list[Job] = []
 
         async def handle(job: Job) -> None:
-            await there.queue("mail").heartbeat(job, lease=0.001)  # as if no heartbeat had come for long
+            await there.queue("mail").heartbeat(job, lease=0.001)  # as if no heartbeat had been sent for a long time
             async with asyncio.timeout(30):
                 while not took:
                     took.extend(await there.queue("mail").claim())
@@ -165,7 +165,7 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_has_lost_it(where: 
         await there.queue("mail").done(took)
 
 
-async def test_a_stop_lets_running_jobs_end_and_takes_no_more(book: tidebook.Book) -> None:
+async def test_a_stop_lets_running_jobs_end_and_claims_no_more(book: tidebook.Book) -> None:
     queue, begun, go_on = book.queue("mail"), asyncio.Event(), asyncio.Event()
 
     async def handle(job: Job) -> None:
@@ -186,7 +186,7 @@ async def test_a_stop_lets_running_jobs_end_and_takes_no_more(book: tidebook.Boo
 
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("how", ["grace", "hurry"])
-async def test_what_does_not_end_in_time_is_given_back(book: tidebook.Book, blocking: bool, how: str) -> None:
+async def test_jobs_that_do_not_end_in_time_are_returned(book: tidebook.Book, blocking: bool, how: str) -> None:
     queue, begun, hangs = book.queue("mail"), threading.Event(), threading.Event()
 
     def handle(job: Job) -> None:
@@ -211,7 +211,7 @@ async def test_what_does_not_end_in_time_is_given_back(book: tidebook.Book, bloc
     hangs.set()
 
 
-async def test_what_fails_comes_again_and_is_a_dead_letter_at_last(book: tidebook.Book) -> None:
+async def test_a_failing_entry_is_retried_and_becomes_a_dead_letter(book: tidebook.Book) -> None:
     queue, tries = book.queue("mail", settings=QueueSettings(max_timeouts=2)), list[int]()
 
     async def handle(job: Job) -> None:
@@ -227,7 +227,7 @@ async def test_what_fails_comes_again_and_is_a_dead_letter_at_last(book: tideboo
     assert (letter.key, letter.data, letter.timeouts, letter.reason) == ("k", "x", 3, "ValueError: no such address")
 
 
-async def test_what_fails_rests_as_the_policy_says(book: tidebook.Book) -> None:
+async def test_a_failed_entry_waits_as_its_policy_says(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     def handle(job: Job) -> None:
@@ -241,7 +241,7 @@ async def test_what_fails_rests_as_the_policy_says(book: tidebook.Book) -> None:
     assert 400 < (entry.process_at - entry.inserted_at).total_seconds() < 600
 
 
-async def test_a_handler_that_raises_what_no_future_can_hold_only_fails_its_job(book: tidebook.Book) -> None:
+async def test_a_handler_error_that_no_future_can_hold_only_fails_its_job(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     def handle(job: Job) -> None:
@@ -277,7 +277,7 @@ async def test_entries_of_a_key_are_done_one_after_the_other_in_their_order(wher
             assert numbers[-1] == 57 + rest
 
 
-async def test_working_once_tells_that_the_store_is_gone(book: tidebook.Book) -> None:
+async def test_working_once_reports_that_the_store_is_unavailable(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     async def gone(*_: object, **__: object) -> list[Job]:
@@ -288,7 +288,7 @@ async def test_working_once_tells_that_the_store_is_gone(book: tidebook.Book) ->
         await Worker(queue, lambda job: None).run(once=True)
 
 
-async def test_who_cancels_a_worker_ends_its_handlers_and_gets_their_entries_back(book: tidebook.Book) -> None:
+async def test_cancelling_a_worker_ends_its_handlers_and_returns_their_entries(book: tidebook.Book) -> None:
     queue, running = book.queue("mail"), set[object]()
 
     async def handle(job: Job) -> None:
@@ -308,7 +308,7 @@ async def test_who_cancels_a_worker_ends_its_handlers_and_gets_their_entries_bac
     assert (await queue.status()).due == 2
 
 
-async def test_a_running_worker_is_listed_with_what_it_holds_and_removed_when_it_ends(where: Path) -> None:
+async def test_a_running_worker_is_listed_with_its_jobs_and_removed_when_it_ends(where: Path) -> None:
     release = asyncio.Event()
 
     async def handle(job: Job) -> None:

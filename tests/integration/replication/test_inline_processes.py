@@ -1,4 +1,4 @@
-"""Inline replication in several processes: one works, and another takes over when it is killed; `tidebook up`."""
+"""Inline replication in several processes: one is active, and another takes over when it is killed; `tidebook up`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidebook.wiring.book import Book
 WITHIN_S = 30.0
 TAKE_OVER_S = 10.0
 
-# Prints its state whenever that changes; ends with its input.
+# Prints its state whenever it changes; ends at the end of its input.
 REPLICATOR = """
 import asyncio, sys, tidebook
 async def main():
@@ -70,7 +70,7 @@ class Replicator:
         )
 
     def wait_for(self, *states: str) -> str:
-        """Read its states until one of these; the test's time limit ends a vain wait."""
+        """Read the process's states until one of these; a failing wait ends at the test's time limit."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.strip() in states:
@@ -78,7 +78,7 @@ class Replicator:
         raise AssertionError(f"the replicator ended with {self.process.wait()}")
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -97,7 +97,7 @@ def replicators(folder: Path, count: int) -> Iterator[list[Replicator]]:
 
 
 async def seen(book: Book, count: int) -> list[Any]:
-    """Follow the tag until so many events were seen."""
+    """Follow the tag until this many events have been seen."""
     found: list[Any] = []
     async with asyncio.timeout(WITHIN_S):
         async for event in book.tags.read("paid", follow=True):
@@ -144,7 +144,7 @@ async def test_when_the_active_process_is_killed_another_takes_over_and_nothing_
             assert numbers == list(range(id, count, 7))
 
 
-async def test_a_stopped_holder_is_reported_and_replaced_and_does_no_harm_when_it_continues(
+async def test_a_stopped_holder_is_reported_replaced_and_harmless_when_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "SILENT_S", 0.5)
@@ -192,7 +192,7 @@ def test_a_forked_child_neither_replicates_nor_keeps_the_lock(tmp_path: Path) ->
         assert word == "refused"
         assert parent.wait(WITHIN_S) == 0
         with replicators(tmp_path / "book", 1) as (other,):
-            assert other.wait_for("active", "passive") == "active", "the child, which lives, does not hold the lock"
+            assert other.wait_for("active", "passive") == "active", "the living child does not hold the lock"
     finally:
         os.kill(int(child), signal.SIGKILL)
         parent.stdout.close()
@@ -213,10 +213,10 @@ async def test_up_replicates_without_spark_and_shows_it(tmp_path: Path) -> None:
         began_s = time.monotonic()
         code, _ = command.end()
         assert code == 0
-        assert time.monotonic() - began_s < 5  # the interpreter's end included
+        assert time.monotonic() - began_s < 5  # including the interpreter's shutdown
 
 
-def test_replicate_once_inline_prints_what_it_did(tmp_path: Path) -> None:
+def test_replicate_once_inline_prints_its_result(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book") as book:
         book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     command = [sys.executable, "-m", "tidebook.cli", "pipeline", "replicate", "--engine", "inline", "--once", "--json"]

@@ -42,7 +42,7 @@ async def test_events_go_through_a_feed_and_a_worker_into_another_journal_before
         assert [each.state for each in running_parts.status()] == ["stopped", "stopped"]
 
 
-def test_the_blocking_form_settles_too(tmp_path: Path) -> None:
+def test_the_blocking_facade_settles(tmp_path: Path) -> None:
     done = []
     with tidebook.open_sync(tmp_path / "book", replicate=True) as book:
         parts = (book.feed("paid", "mail"), book.worker("mail", lambda job: done.append(job.data["payload"])))
@@ -73,7 +73,7 @@ async def test_settle_works_without_replication_in_this_process(tmp_path: Path) 
         assert [event.payload async for event in book.tags.read("paid")] == [1]
 
 
-async def test_settle_says_what_it_waits_for(tmp_path: Path) -> None:
+async def test_settle_reports_what_it_waits_for(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book", replicate=True) as book:
         blocked = asyncio.Event()
 
@@ -87,7 +87,7 @@ async def test_settle_says_what_it_waits_for(tmp_path: Path) -> None:
             blocked.set()
 
 
-async def test_settle_raises_where_a_partition_is_stopped(tmp_path: Path) -> None:
+async def test_settle_raises_if_a_partition_is_stopped(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book") as book:
         done = await book.journal("orders").append("o-1", [Event(1)])
         await book.log.append(Outgoing("orders", done.partition, None, newer_version()))
@@ -232,7 +232,7 @@ async def test_run_lets_a_job_finish_after_sigterm(shop: Path) -> None:
     assert (shop / "finished").exists()
 
 
-async def test_run_reports_what_fails_and_starts_it_again(shop: Path) -> None:
+async def test_run_reports_a_failed_part_and_restarts_it(shop: Path) -> None:
     with running("run", "shop:broken", "--json", "--book", str(shop / "book"), code=in_folder(shop)) as command:
         row = await asyncio.to_thread(command.until, lambda row: row["failures"] >= 2)
         assert row["last_error"] == "RuntimeError: it cannot work"
@@ -240,7 +240,7 @@ async def test_run_reports_what_fails_and_starts_it_again(shop: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("ended", 0), ("empty", 2), ("missing", 2)])
-def test_run_ends_when_all_parts_have_ended_and_refuses_what_is_none(shop: Path, name: str, code: int) -> None:
+def test_run_ends_when_all_parts_have_ended_and_refuses_other_objects(shop: Path, name: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", in_folder(shop), "run", f"shop:{name}", "--book", str(shop / "book")],
         capture_output=True, text=True, check=False, timeout=60,

@@ -1,4 +1,4 @@
-"""Fixtures: tokens of a book, made before it is served."""
+"""Fixtures: tokens of a book, created before it is served."""
 
 from __future__ import annotations
 

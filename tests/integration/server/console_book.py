@@ -13,7 +13,7 @@ TAG, TOPIC, ID, QUEUE = "paid", "orders", "o-1", "mail"
 
 
 async def fill(book: Book) -> dict[str, Any]:
-    """Write one of everything; return what the addresses need."""
+    """Write one item of each kind; return the values that the addresses need."""
     orders = book.journal(TOPIC)
     events = [Event({"total": n, "card": "4111111111111111"}, tags={TAG}, metadata={"user": "ada"}) for n in range(3)]
     await orders.append(ID, events)
@@ -65,7 +65,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "queues.resume": {"queue": QUEUE},
     "queues.put": {"queue": QUEUE, "data": "{}"},
     "queues.cancel_act": {"queue": QUEUE, "act": "0"},
-    "queues.edit": {"queue": QUEUE, "flag": "{letter}", "data": "{}"},
+    "queues.edit": {"queue": QUEUE, "letter": "{letter}", "data": "{}"},
     "queues.retry": {"queue": QUEUE, "status": "dead"},
     "queues.drop": {"queue": QUEUE, "status": "dead"},
     "queues.purge": {"queue": QUEUE, "status": "due"},

@@ -1,4 +1,4 @@
-"""One request for every route, on a book that is prepared for them."""
+"""One request for every route, on a book that is prepared for these requests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 async def prepare(book: Book) -> dict[str, str]:
-    """Write what the examples need; return what their placeholders stand for."""
+    """Write the data of the examples; return the values of their placeholders."""
     orders = book.journal("orders")
     await orders.append("o-1", [Event(_EVENT["payload"], tags={"paid"}), Event(b"\0")])
     queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))  # a failure makes a dead letter

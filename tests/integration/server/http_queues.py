@@ -47,7 +47,7 @@ class HttpQueues(SqliteQueues):
     def __init__(self, book: Book, puts: HandClock, **options: Any) -> None:
         super().__init__(**options)
         self._book = book
-        #: The clock by which the server dates what is put.
+        #: The clock by which the server dates puts.
         self._puts = puts
 
     def _remote(self, queue: QueueRef) -> Queue:
@@ -167,7 +167,7 @@ def _ms(date: Any) -> int:
 
 
 def _row(view: Any, row: type) -> dict[str, Any]:
-    """Return the fields of a stored row: dates as milliseconds, data as it is encoded."""
+    """Return the fields of a stored row: dates in milliseconds, data in encoded form."""
     kind, data = encode_payload(view.data)
     found: dict[str, Any] = {"kind": kind, "data": data}
     for name in row.__struct_fields__:  # type: ignore[attr-defined]

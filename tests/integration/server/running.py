@@ -1,4 +1,4 @@
-"""A real server on a free port, in this process or in one of its own, and a client for it."""
+"""A real server on a free port, in this process or in a separate one, and a client for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 60.0
 
 @asynccontextmanager
 async def served(where: Path, **options: Any) -> AsyncIterator[tuple[str, tidebook.Book]]:
-    """Serve a book in this process; the book that is served is the one that is yielded."""
+    """Serve a book in this process; yield the server's address and the book."""
     async with tidebook.open(where, create=True) as book, served_book(book, where=str(where), **options) as url:
         yield url, book
 
@@ -47,7 +47,7 @@ async def served_book(book: tidebook.Book, **options: Any) -> AsyncIterator[str]
 
 
 def client(url: str, token: str | None = None, **options: Any) -> httpx.AsyncClient:
-    """Return a client of a server; certificates are loaded only for one with TLS, since that takes a while."""
+    """Return a client of a server; it loads certificates only for TLS, because that takes a while."""
     options.setdefault("verify", url.startswith("https:"))
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     return httpx.AsyncClient(base_url=url, headers=headers, **{"timeout": 30, **options})
@@ -55,7 +55,7 @@ def client(url: str, token: str | None = None, **options: Any) -> httpx.AsyncCli
 
 @contextmanager
 def served_by_command(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `tidebook serve` in a process; kill it at the end if it still runs."""
+    """Run `tidebook serve` in a process; kill it at the end if it is still running."""
     command = [sys.executable, "-m", "tidebook.cli", "serve", "--json", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -75,7 +75,7 @@ def lines(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def not_remote(reason: str) -> Any:
-    """Replace a test case whose subject a remote book does not have; the skip is reported."""
+    """Replace a test case of a feature that a remote book does not have, so that it is reported as skipped."""
 
     @pytest.mark.skip(reason=f"declared: {reason}")
     def test_not_remote(self: object) -> None: ...

@@ -1,4 +1,4 @@
-"""The audit: what is recorded, and that tampering is found."""
+"""The audit: which changes are recorded, and that tampering is detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def serve_some_changes(folder: Path, token: str | None = None) -> tuple[st
         return ids[-1], [event.payload async for event in audit.read(ids[-1])]
 
 
-async def test_changes_are_recorded_with_who_and_what(tmp_path: Path, create_token: CreateToken) -> None:
+async def test_changes_are_recorded_with_principal_and_action(tmp_path: Path, create_token: CreateToken) -> None:
     made = await create_token("admin")
     _, entries = await serve_some_changes(tmp_path / "book", made.token)
     assert [each["action"] for each in entries] == [
@@ -124,7 +124,7 @@ def foreign(entries: Entries) -> Entries:
         (foreign, "foreign"),
     ],
 )
-async def test_tampering_is_found(tmp_path: Path, tamper: Any, what: str) -> None:
+async def test_tampering_is_detected(tmp_path: Path, tamper: Any, what: str) -> None:
     chain, entries = await serve_some_changes(tmp_path / "book")
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -135,7 +135,7 @@ async def test_tampering_is_found(tmp_path: Path, tamper: Any, what: str) -> Non
     assert what in {each.what for each in await findings_of(copy)}
 
 
-async def test_a_chain_that_is_gone_is_found(tmp_path: Path) -> None:
+async def test_a_removed_chain_is_detected(tmp_path: Path) -> None:
     chain, _ = await serve_some_changes(tmp_path / "book")
     async with tidebook.open(tmp_path / "book") as book:
         await book.journal("tidebook-audit").purge(chain)

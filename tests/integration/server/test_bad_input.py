@@ -1,4 +1,4 @@
-"""Bad input: no 500, no traceback, no hang; each answer says what is wrong."""
+"""Bad input causes no status 500, no traceback and no hang; each answer says what is wrong."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tidebook.server.tokens import Tokens
 LEFT_OUT = {"pipeline.start", "pipeline.cancel", "queues.listen"}
 
 
-#: The token of the server, which the tests of tokens may close to others.
+#: The header with a token of the server, which requires one as soon as any token exists.
 AUTHORIZATION: dict[str, str] = {}
 JSON_BODY = {"content-type": "application/json"}
-#: The time in which every request must be answered: its own limit, and some for a loaded machine.
+#: The deadline that each request sets, and the time after which a missing answer fails the test.
 REQUEST_S, ANSWER_S = 2, 30
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in a thread, for tests that are not async."""
+    """Run a server in a thread, for tests that are not async."""
     folder: Path = tmp_path_factory.mktemp("served") / "book"
     AUTHORIZATION["authorization"] = f"Bearer {asyncio.run(_admin_token(folder))}"
     found: list[str] = []
@@ -61,8 +61,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
-    """One client for all requests; one that gets no answer in time fails its test."""
-    with httpx.Client(base_url=url, timeout=ANSWER_S, verify=False) as client:  # it is http://: nothing to verify
+    """Return one client for all requests; a request without an answer in time fails its test."""
+    with httpx.Client(
+        base_url=url, timeout=ANSWER_S, verify=False
+    ) as client:  # the address is http://, so there is nothing to verify
         yield client
 
 
@@ -85,10 +87,10 @@ def check(response: httpx.Response) -> None:
         assert "Traceback" not in response.text
 
 
-#: One method that no route has is enough to find the answer to it.
+#: One method without a route is enough to test the answer to such methods.
 CONFIG = schemathesis.Config.from_dict({"phases": {"coverage": {"unexpected-methods": ["trace"]}}})
 SCHEMA = schemathesis.openapi.from_dict(document("0"), config=CONFIG).exclude(operation_id=sorted(LEFT_OUT))
-#: How many requests each operation gets at most: its boundary values first, then random ones.
+#: The most requests to each operation: its boundary values first, then random ones.
 EXAMPLES_MAX = 6
 REQUESTS_MAX = 40
 REQUESTS: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
@@ -96,12 +98,12 @@ REQUESTS: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
 
 @SCHEMA.parametrize()
 @settings(max_examples=EXAMPLES_MAX, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_the_document_allows_and_forbids_is_never_a_500(case: Any, http: httpx.Client) -> None:
+def test_requests_allowed_or_forbidden_by_the_document_never_get_a_500(case: Any, http: httpx.Client) -> None:
     if next(REQUESTS[case.operation.label]) > REQUESTS_MAX:
         return
     query = {**(case.query or {})}
     if "follow" in query:
-        query["follow"] = "false"  # it never ends
+        query["follow"] = "false"  # a followed stream never ends
     headers = {name: value for name, value in (case.headers or {}).items() if _sendable(name, value)}
     headers |= {"request-timeout": str(REQUEST_S), **AUTHORIZATION}
     body = None if case.body is schemathesis.core.NOT_SET else case.body
@@ -166,7 +168,7 @@ def test_any_body_path_and_query_gets_an_answer(
         b"nonsense\r\n\r\n",
     ],
 )
-def test_raw_nonsense_is_answered(url: str, raw: bytes) -> None:
+def test_random_bytes_get_an_answer(url: str, raw: bytes) -> None:
 
     where = httpx.URL(url)
     with socket.create_connection((where.host, where.port or 80), timeout=20) as connection:

@@ -1,4 +1,4 @@
-"""The commands around a server: tokens of books that exist, what 'serve' refuses, and what 'doctor' finds."""
+"""The commands for a server: tokens of existing books, what 'serve' refuses, and what 'doctor' finds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what 'doctor --json' found, by check."""
+    """Return the findings of 'doctor --json' by check."""
     return {each["check"]: each for each in map(json.loads, done.stdout.splitlines())}
 
 
@@ -39,7 +39,7 @@ def test_a_book_of_another_server_is_not_served(tmp_path: Path) -> None:
     assert "is served already" in refused.stderr
 
 
-def test_doctor_checks_the_file_of_the_server_and_a_server_from_afar(tmp_path: Path) -> None:
+def test_doctor_checks_the_file_of_the_server_and_a_remote_server(tmp_path: Path) -> None:
     book = tmp_path / "book"
     assert command("token", "create", "ops", "--role", "admin", "--new-book", "--book", str(book)).returncode == 0
     local = findings(command("doctor", "--json", "--book", str(book)))

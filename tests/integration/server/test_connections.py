@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly or nonsense: their connections are closed, and others are served."""
+"""Connections of clients that send too much, too slowly or invalid bytes are closed; others are served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("part", [b"x: " + b"y" * 60_000, b"x: y\r\n" * 10_000])
-async def test_a_head_without_end_is_refused(tmp_path: Path, part: bytes) -> None:
+async def test_an_endless_head_is_refused(tmp_path: Path, part: bytes) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         reader, writer = await connect(url)
         writer.write(b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n" + part)
@@ -50,17 +50,17 @@ CHUNKED = b"POST /v1/journals/orders/o-1/events HTTP/1.1\r\nhost: localhost\r\nt
 
 @pytest.mark.parametrize("part", [b"x: y\r\n" * 2_000, b"y" * 12_000])
 @pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nx: y\r\nx: ", b"2;x="], ids=["trailers", "extension"])
-async def test_trailers_without_end_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
+async def test_endless_trailers_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(CHUNKED + begin)
-        for _ in range(60):  # more than the server reads at once
+        for _ in range(60):  # more than the server reads in one call
             writer.write(part)
-        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the deadline of the request
+        assert not await asyncio.wait_for(rest_of(reader), 15)  # long before the request's deadline
         writer.close()
 
 
-async def test_a_body_of_many_small_chunks_is_no_head_without_end(tmp_path: Path) -> None:
+async def test_a_body_of_many_small_chunks_is_not_taken_for_an_endless_head(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
 
@@ -79,7 +79,7 @@ async def test_a_body_of_many_small_chunks_is_no_head_without_end(tmp_path: Path
         b"",
         b"GET /v1/topics HTT",
         b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nx-late: ",
-        # The answer does not wait for the body, of which a part never comes.
+        # The answer does not wait for the body, which is never complete.
         b"GET /v1/health/live HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nabc",
     ],
 )
@@ -98,12 +98,12 @@ async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypa
     monkeypatch.setattr(protocol, "SENDING_S_MAX", 0.1)
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await book.queue("mail").open()
-        for _ in range(2):  # the second one on the same connection
+        for _ in range(2):  # the second request on the same connection
             waited = await http.post("/v1/queues/mail/claims", json={"wait_s": 3})
             assert (waited.status_code, waited.json()) == (200, {"jobs": []})
 
 
-async def test_what_is_no_http_is_answered_with_a_problem(tmp_path: Path) -> None:
+async def test_input_that_is_not_http_is_answered_with_a_problem(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(b"\x16\x03\x01 hello\r\n\r\n")

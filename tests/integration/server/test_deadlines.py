@@ -1,4 +1,4 @@
-"""A request that reaches its deadline: its work is cancelled, its client gets the outcome, and nothing is left."""
+"""When a request reaches its deadline, its work is cancelled, its client gets the outcome, and no state is left."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tidebook.server.state import ServerState
 
 PATH = "/v1/journals/orders/o-1/events"
 APPEND = {"events": [{"payload": 2}]}
-#: A limit that a request without delay keeps, also on a loaded machine; the delayed ones wait for ever.
+#: Enough for a request without a delay, even on a loaded machine; the delayed ones wait for ever.
 SHORT = {"request-timeout": "0.5"}
 
 
 class HeldLog:
-    """A log that keeps what it is sent until it is released, as one whose disk does not answer."""
+    """A log that holds all records until it is released, like one whose disk does not respond."""
 
     def __init__(self, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
         self._send = book.log.send
@@ -34,7 +34,7 @@ class HeldLog:
         self._held.append(arguments)
 
     def release(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Send what was kept, and from now on everything."""
+        """Send the held records, and do not hold later ones."""
         monkeypatch.undo()
         for arguments in self._held:
             self._send(*arguments)
@@ -42,7 +42,7 @@ class HeldLog:
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> list[ServerState]:
-    """The states of the servers that a test starts."""
+    """Collect the states of the servers that a test starts."""
     found: list[ServerState] = []
     monkeypatch.setattr("tidebook.server.serve.ServerState", _recorded(found))
     return found
@@ -77,7 +77,7 @@ async def test_an_append_that_the_log_does_not_acknowledge_ends_as_unknown(
             assert "may have happened" in unknown.json()["detail"]
             assert not states[0].deadlines.scanned
             log.release(patch)
-        # It did happen; the client reads the journal to see.
+        # The append did happen; the client can read the journal to find out.
         assert (await http.post(PATH, json={"events": [{"payload": 3}]})).json()["first"] == 3
         assert [event.payload async for event in book.journal("orders").read("o-1")] == [1, 2, 3]
         assert pending_outcomes(book) == 0
@@ -98,7 +98,7 @@ async def test_an_append_that_waits_for_the_head_is_cancelled_and_not_sent(
 
 
 def hold_reads(book: Book, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Let reads of the store's heads wait for ever; return an event that is set when one is cancelled."""
+    """Make reads of the store's heads wait for ever; return an event that is set when one is cancelled."""
     cancelled = asyncio.Event()
 
     async def wait(*_: Any, **__: Any) -> Any:
@@ -113,7 +113,7 @@ def hold_reads(book: Book, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return cancelled
 
 
-async def test_a_read_is_cancelled_and_gives_its_stream_back(tmp_path: Path, states: list[ServerState]) -> None:
+async def test_a_read_is_cancelled_and_releases_its_stream(tmp_path: Path, states: list[ServerState]) -> None:
     async with tidebook.open(tmp_path, create=True) as book:
         await book.journal("orders").append("o-1", [Event(1)])
     # Opened again, so that the journal is not in memory.
@@ -147,7 +147,7 @@ async def test_a_remote_append_that_is_cancelled_is_retried_without_a_duplicate(
         assert [event.payload async for event in orders.read("o-1")] == [1, 2]
 
 
-async def test_a_body_that_is_not_complete_in_time_changes_nothing_and_is_answered_so(tmp_path: Path) -> None:
+async def test_an_incomplete_body_times_out_and_changes_nothing(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n"

@@ -1,4 +1,4 @@
-"""A repeat of a request with the same Idempotency-Key gets the same answer and changes nothing."""
+"""A repeated request with the same Idempotency-Key gets the same answer and changes nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_concurrent_repeats_of_a_refused_request_are_all_refused_alike(tmp
         assert {each.status_code for each in answers} == {404}
 
 
-async def test_keys_of_two_tokens_do_not_meet(tmp_path: Path, create_token: CreateToken) -> None:
+async def test_keys_of_two_tokens_are_independent(tmp_path: Path, create_token: CreateToken) -> None:
     tokens = [(await create_token("operator")).token for _ in range(2)]
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         for path, body in (
@@ -135,7 +135,7 @@ async def test_keys_of_two_tokens_do_not_meet(tmp_path: Path, create_token: Crea
         assert (await book.queue("mail").status()).due == 2
 
 
-async def test_an_append_with_one_key_many_times_at_once_happens_once(tmp_path: Path) -> None:
+async def test_concurrent_appends_with_one_key_happen_once(tmp_path: Path) -> None:
     path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         answers = await asyncio.gather(*(http.post(path, json=body, headers=KEY) for _ in range(20)))

@@ -25,7 +25,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_payloads_come_back_as_the_type_that_went_in(tmp_path: Path) -> None:
+async def test_payloads_are_returned_with_the_type_that_was_appended(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         events: list[dict[str, Any]] = [
             {"payload": {"total": 3}, "tags": ["paid"], "metadata": {"by": "x"}},
@@ -69,7 +69,7 @@ async def test_expected_that_is_not_met_is_a_conflict(http: httpx.AsyncClient) -
     assert problem["key"] == {"topic": "orders", "id": "o-1"}
 
 
-async def test_a_page_says_where_the_next_one_starts(http: httpx.AsyncClient) -> None:
+async def test_a_page_reports_where_the_next_one_starts(http: httpx.AsyncClient) -> None:
     url = "/v1/journals/orders/o-1/events"
     await http.post(url, json={"events": [{"payload": n} for n in range(10)]})
     first = lines(await http.get(url, params={"limit": 4}))
@@ -181,7 +181,7 @@ async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
 
 
 async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx.AsyncClient) -> None:
-    """Appends with an option are sent in groups: when the last one is found invalid, others have happened."""
+    """Appends with an option are applied in groups: before the last one is found invalid, others have happened."""
     appends = [{"id": f"o-{n}", "expected": 0, "events": [{"payload": n}]} for n in range(300)]
     appends[-1]["events"] = [{}]
     answer = await http.post("/v1/journals/orders", json={"appends": appends})
@@ -192,7 +192,7 @@ async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx
 
 
 async def _ids_and_payloads(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, object]]:
-    """Follow journal o-1, after the event of an id; return the ids and payloads of so many events."""
+    """Follow journal o-1 from the event after an id; return the ids and payloads of this many events."""
     headers = {} if after is None else {"last-event-id": after}
     found: list[tuple[str, object]] = []
     async with http.stream("GET", "/v1/journals/orders/o-1/events?follow=true", headers=headers) as stream:
@@ -209,7 +209,7 @@ async def _ids_and_payloads(http: httpx.AsyncClient, after: str | None, count: i
 
 
 @pytest.mark.parametrize("regrown", [1, 2, 3, 5])
-async def test_a_follower_that_was_away_gets_all_of_the_next_incarnation(tmp_path: Path, regrown: int) -> None:
+async def test_a_follower_that_reconnects_gets_all_of_the_next_incarnation(tmp_path: Path, regrown: int) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         orders = book.journal("orders")
         await orders.append("o-1", [Event(n) for n in range(3)])

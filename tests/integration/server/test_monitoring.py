@@ -1,4 +1,4 @@
-"""What a server reports about itself."""
+"""The metrics, logs and history of a server."""
 
 from __future__ import annotations
 

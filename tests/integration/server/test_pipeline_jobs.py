@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 async def _ended(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """Start a job and return its state when it has ended."""
+    """Start a job, and return its state once it has ended."""
     started = await http.post("/v1/pipeline/jobs", json=body)
     assert started.status_code < 300, started.text
     job: dict[str, Any] = started.json()

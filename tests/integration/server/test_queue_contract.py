@@ -40,10 +40,10 @@ class TestHttpQueues(QueueContract):
 
     @pytest.fixture
     def open_queues(self, tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> OpenQueues:
-        # The store of a served book uses the machine's clock: here it is the one that the cases move.
+        # The store of a served book uses the machine's clock; here it uses the clock that the cases move.
         monkeypatch.setattr("tidebook.queue.sqlite.store.SqliteQueues.__init__", _with_clock(clock))
 
-        puts = HandClock()  # the server's own clock, by which it dates what is put
+        puts = HandClock()  # the server's own clock, by which it dates puts
 
         @asynccontextmanager
         async def open_queues() -> AsyncIterator[QueueStore]:

@@ -1,4 +1,4 @@
-"""The server on Kafka, Cassandra and PostgreSQL: chosen cases of the suites through a remote book, and its queues."""
+"""The server on Kafka, Cassandra and PostgreSQL: selected cases of the suites through a remote book, and its queues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _only_chosen(suite: type) -> None:
 
 @pytest.fixture
 def sections(kafka_bootstrap: str, cassandra_address: str, postgres_url: str) -> dict[str, Section]:
-    """The sections of a book on all three servers."""
+    """Return the settings of a book on all three servers."""
     return {
         "log": Section(f"kafka://{kafka_bootstrap}"),
         "store": Section(f"cassandra://{cassandra_address}/server_contract"),
@@ -54,7 +54,7 @@ def sections(kafka_bootstrap: str, cassandra_address: str, postgres_url: str) ->
 
 @pytest.fixture
 def book_factory(tmp_path: Path, sections: dict[str, Section]) -> BookFactory:
-    """A remote book whose server has the book on the servers open."""
+    """Return a factory of remote books whose server has the book on the three servers open."""
 
     @asynccontextmanager
     async def open_book(**journal: Any) -> AsyncIterator[Book]:

@@ -1,4 +1,4 @@
-"""A remote book passes the suites of journals and of streams by tag, through a real server."""
+"""A remote book passes the conformance suites of journals and tags, through a real server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Deposited(msgspec.Struct):
 
 
 class ReplicatedRemoteBook(RemoteBook):
-    """A remote book with the log and the store of the book that is served, by which the suites replicate."""
+    """A remote book with the log and the store of the served book, with which the suites replicate."""
 
     def __init__(self, url: str, local: Book) -> None:
         super().__init__(url)
@@ -89,7 +89,7 @@ class TestRemoteJournal(JournalContract):
     test_a_fresh_append_wins_over_an_expiry = not_remote("the server purges expired journals")
     test_a_new_incarnation_of_the_same_size_wins_over_the_expiry_of_the_old = not_remote("the server purges")
 
-    async def test_what_is_over_the_limit_of_the_topic_is_refused(self, tmp_path: Path) -> None:
+    async def test_an_append_over_the_limit_of_the_topic_is_refused(self, tmp_path: Path) -> None:
         async with remote_books(tmp_path)(limit_bytes=20_000) as book:
             journal = book.journal("orders")
             with pytest.raises(TooLarge) as caught:
@@ -97,7 +97,7 @@ class TestRemoteJournal(JournalContract):
             assert caught.value.limit_bytes == 20_000
             assert await journal.pointer("a") is None
 
-    async def test_typed_events_go_in_and_come_back(self, tmp_path: Path) -> None:
+    async def test_typed_events_are_appended_and_read(self, tmp_path: Path) -> None:
         async with remote_books(tmp_path)() as book:
             journal = book.journal("accounts", events=[Deposited])
             await journal.append("a", [Deposited(5), Event(Deposited(7), tags={"large"})])
@@ -109,7 +109,7 @@ class TestRemoteTags(TagsContract):
     def book_factory(self, tmp_path: Path) -> BookFactory:
         return remote_books(tmp_path)
 
-    # Groups, bucket sizes and delayed streams are read where the store is open.
+    # Groups, bucket sizes and delayed streams are only read in a process that has opened the store.
     test_a_group_shares_the_journals = not_remote("groups share the store")
     test_a_stream_with_delay_consistency_is_the_same_stream = not_remote("it compares rows of the store")
     test_lost_rows_are_found_with_delay_consistency_however_old_they_are = not_remote("it compares rows of the store")
@@ -132,11 +132,11 @@ class TestRemoteTags(TagsContract):
         assert (done.tag, done.written, done.removed) == (tag, 3, 0)
 
 
-#: What only a process that opens the log, the store or the database has; a remote book refuses it by name.
+#: Names that only a process with the log, the store or the database has; a remote book refuses them by name.
 LOCAL = {"exists", "pinned", "reopen", "replay_pages"}
-#: What calls only other public methods.
+#: Methods that call only other public methods.
 DERIVED = {"read", "tail", "put", "put_in", "list", "worker", "running", "queue", "journal"}
-#: What refuses at its first use, since it reads `book.log` or `book.store`, a head, or the outbox.
+#: Methods that refuse at their first use, because they read `book.log`, `book.store`, a head, or the outbox.
 REFUSED_LATER = {"decider", "process", "projection", "relay"}
 
 
@@ -153,7 +153,7 @@ def test_every_public_method_is_a_request_or_is_built_on_one(remote: type, local
     assert public - set(vars(remote)) <= allowed
 
 
-async def test_what_only_the_server_has_is_refused_by_name(tmp_path: Path) -> None:
+async def test_features_of_the_server_alone_are_refused_by_name(tmp_path: Path) -> None:
     async with Book(Settings(tmp_path)) as local, served_book(local) as url, RemoteBook(url) as book:
         orders = book.journal("orders")
         for refused in (
@@ -204,7 +204,7 @@ async def test_parked_messages_are_retried_and_dropped_through_a_server(tmp_path
         assert (status.topic, status.parked) == ("journal:orders", 1)
         assert await book.outbox.parked_retry(parked.topic) == 1
         assert await local.outbox.relay(once=True) == 0
-        [parked] = await book.outbox.parked()  # it was refused again
+        [parked] = await book.outbox.parked()  # the message was refused again
         assert await book.outbox.parked_drop(parked.topic, parked.id) == 1
         assert await book.outbox.parked() == []
 
@@ -238,7 +238,7 @@ async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
         assert await wal.regions() == [7]
 
 
-async def test_the_client_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
+async def test_the_client_continues_when_the_server_restarts(tmp_path: Path) -> None:
     async with Book(Settings(tmp_path)) as local, AsyncExitStack() as stack:
         async with served_book(local) as url:
             book = await stack.enter_async_context(RemoteBook(url))
@@ -252,7 +252,7 @@ async def test_the_client_goes_on_when_the_server_restarts(tmp_path: Path) -> No
             assert [event.payload async for event in book.journal("orders").read("o-1")] == [1]
 
 
-async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
     async with Book(Settings(tmp_path)) as local, served_book(local) as url:
         pass
     async with RemoteBook(url) as book:

@@ -1,4 +1,4 @@
-"""Restarts under load, by SIGTERM and kill -9: remote books go on, and every acknowledged write is there once."""
+"""Restarts under load, by SIGTERM and kill -9: remote books continue, and every acknowledged write exists once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WRITERS = 6
 
 
 class Load:
-    """Writers of one remote book, which append and put numbers until they are asked to stop."""
+    """Writers of one remote book that append and put numbers until they are asked to stop."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
         self.stopping = False
         self.appended: dict[str, int] = {}
         self.put: list[str] = []
-        #: Puts that a crash interrupted: the server answers that it does not know.
+        #: Puts that a crash interrupted: the server reports their outcome as unknown.
         self.unknown: list[str] = []
         self._progress = asyncio.Condition()
 
@@ -60,7 +60,7 @@ class Load:
         return (*self.appended.values(), len(self.put))
 
     async def progressed(self) -> None:
-        """Return when every journal and the queue got something more."""
+        """Return once every journal and the queue have received more items."""
         before = self._counts
         async with self._progress:
             await self._progress.wait_for(
@@ -81,7 +81,7 @@ async def wait_for_exit(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.timeout(300)
-async def test_remote_books_go_on_over_restarts(tmp_path: Path, long_form: bool) -> None:
+async def test_remote_books_continue_over_restarts(tmp_path: Path, long_form: bool) -> None:
     signals = [signal.SIGTERM, signal.SIGKILL] * (4 if long_form else 1)
     arguments = ("--port", str(free_port()), "--book", str(tmp_path / "book"))
     with ExitStack() as servers:
@@ -90,7 +90,7 @@ async def test_remote_books_go_on_over_restarts(tmp_path: Path, long_form: bool)
             load = Load(remote)
             writing = [asyncio.create_task(load.append(f"w-{n}")) for n in range(WRITERS)]
             writing += [asyncio.create_task(load.put_entries(f"p-{n}")) for n in range(WRITERS)]
-            await asyncio.sleep(0)  # the writers have their names
+            await asyncio.sleep(0)  # until the writers have taken their names
             for each in signals:
                 await asyncio.wait_for(load.progressed(), 60)
                 unknown = len(load.unknown)
@@ -99,7 +99,7 @@ async def test_remote_books_go_on_over_restarts(tmp_path: Path, long_form: bool)
                 assert code == (0 if each == signal.SIGTERM else -signal.SIGKILL)
                 _, process = servers.enter_context(served_by_command(*arguments))
                 if each == signal.SIGTERM:
-                    assert len(load.unknown) == unknown  # what was in flight has finished
+                    assert len(load.unknown) == unknown  # the requests in flight have finished
             await asyncio.wait_for(load.progressed(), 60)
             load.stopping = True
             await asyncio.wait_for(asyncio.gather(*writing), 60)

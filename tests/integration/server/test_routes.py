@@ -1,4 +1,4 @@
-"""Every route answers its example, and what it answers is what the document says."""
+"""Every route answers its example request as its OpenAPI document describes."""
 
 from __future__ import annotations
 

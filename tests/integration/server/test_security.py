@@ -1,4 +1,4 @@
-"""Hosts, origins, browsers, bounds, masks and TLS."""
+"""The security of the server: host names, origins, browser sessions, bounds, masked fields and TLS."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_form_of_another_content_type_is_refused(tmp_path: Path) -> None
         assert refused.status_code == 415
 
 
-async def test_a_remote_book_without_a_token_says_how_to_give_one(tmp_path: Path, create_token: CreateToken) -> None:
+async def test_a_remote_book_without_a_token_explains_how_to_set_one(tmp_path: Path, create_token: CreateToken) -> None:
     await create_token("viewer")
     async with served(tmp_path / "book") as (url, _), tidebook.open(url) as book:
         with pytest.raises(SignInRequired, match="needs a token: give it as token=, or to a command in TIDEBOOK_TOKEN"):
@@ -175,7 +175,7 @@ async def test_no_read_shows_a_masked_field_to_a_viewer(tmp_path: Path, create_t
                 text = await _first_of(http, request) if follow else (await http.send(request)).text
                 assert SECRET not in text, (route.name, follow)
                 shown += "***" in text
-        assert shown == 8  # journal and tag, read and followed; snapshot, entries, dead letters, write-ahead log
+        assert shown == 8  # journal and tag, each read and followed; snapshot, entries, dead letters, write-ahead log
 
 
 async def _first_of(http: httpx.AsyncClient, request: httpx.Request) -> str:
@@ -191,7 +191,7 @@ async def _first_of(http: httpx.AsyncClient, request: httpx.Request) -> str:
     return ""
 
 
-async def test_those_without_a_token_do_not_use_up_the_rate_of_others(
+async def test_requests_without_a_token_do_not_use_up_the_rate_of_others(
     tmp_path: Path, create_token: CreateToken
 ) -> None:
     token = (await create_token("viewer")).token
@@ -207,7 +207,7 @@ async def test_those_without_a_token_do_not_use_up_the_rate_of_others(
         assert (await http.get("/sign-in")).status_code == 429
 
 
-async def test_an_address_that_others_reach_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:
+async def test_a_public_address_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:
     with pytest.raises(InvalidInput, match="--tls-cert"):
         async with served(tmp_path / "book", host="0.0.0.0"):
             pass
@@ -232,7 +232,7 @@ async def test_a_client_that_checks_names_connects_by_tls(tmp_path: Path, create
         async with client(f"https://localhost:{port}", token, verify=trusting) as http:
             assert (await http.post(PATH, json=APPEND)).status_code == 200
         async with client(f"https://localhost:{port}", token) as http:
-            with pytest.raises(httpx.ConnectError):  # its authority is not trusted
+            with pytest.raises(httpx.ConnectError):  # the certificate's authority is not trusted
                 await http.get("/v1/topics")
         sni = {"sni_hostname": "other.example"}
         async with client(f"https://127.0.0.1:{port}", token, verify=trusting) as http:

@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -24,7 +24,7 @@ PATH = "/v1/journals/orders/o-1/events"
 
 
 class Follower:
-    """A bare client of a stream, which is cheaper than httpx by far."""
+    """A minimal client of a stream, with far less overhead than httpx."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -81,7 +81,7 @@ async def test_a_follower_that_falls_behind_reads_again(tmp_path: Path, monkeypa
         follower.writer.close()
 
 
-async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
+async def test_a_follower_continues_after_a_purge(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book):
         orders = book.journal("orders")
         await orders.append("o-1", [Event("a"), Event("b")])
@@ -93,7 +93,7 @@ async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
         follower.writer.close()
 
 
-async def test_a_follower_of_a_topic_that_was_deleted_meanwhile_gets_the_new_events(tmp_path: Path) -> None:
+async def test_a_follower_of_a_deleted_and_recreated_topic_gets_the_new_events(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         for n in range(3):
             await http.post(PATH, json={"events": [{"payload": n}]})
@@ -119,7 +119,7 @@ async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
         slow = await Follower.connect(url, PATH)
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(20):
-            # The slow one has the only slot.
+            # The slow client has the only slot.
             while (await http.get(PATH, params={"limit": 1})).status_code == 429:  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0.05)
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ async def _connect_when_free(url: str) -> Follower:
     while True:
         try:
             return await Follower.connect(url, f"{PATH}?follow=true")
-        except AssertionError:  # the server has not noticed yet that the last one is gone
+        except AssertionError:  # the server has not noticed yet that the last client has disconnected
             await asyncio.sleep(0.01)
 
 
@@ -212,7 +212,7 @@ async def test_a_claim_that_finishes_a_lost_job_claims_nothing(tmp_path: Path) -
         lost = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
         [other] = (await http.post("/v1/queues/mail/claims", json={"wait_s": 20})).json()["jobs"]
-        assert (other["data"], other["timeouts"]) == (2, 0)  # it was not claimed before
+        assert (other["data"], other["timeouts"]) == (2, 0)  # the entry was not claimed before
 
 
 async def test_a_claim_that_fails_does_not_hide_that_jobs_were_finished(
@@ -220,21 +220,50 @@ async def test_a_claim_that_fails_does_not_hide_that_jobs_were_finished(
 ) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("mail")
+        await queue.put(1)
+        [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
+        claimed = asyncio.Event()
+        claim = queue.claim
+
+        async def fail_later(*arguments: Any, **options: Any) -> Any:
+            if claimed.is_set():
+                raise Unavailable("the queue store does not answer")
+            found = await claim(*arguments, **options)
+            claimed.set()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "claim", fail_later)
+            body = {"done": [job["lease"]], "wait_s": 60}
+            waiting = asyncio.create_task(http.post("/v1/queues/mail/claims", json=body))
+            await claimed.wait()
+            await queue.put(2)
+            answer = await waiting
+            assert (answer.status_code, answer.json()) == (200, {"jobs": []})
+            assert (await http.post("/v1/queues/mail/claims", json={})).status_code == 503
+        assert [each.data for each in await claim(10)] == [2]
+
+
+async def test_a_claim_that_fails_at_once_has_not_finished_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("mail")
         await queue.put_many([1, 2])
         [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
 
-        async def fail(*_: object, **__: object) -> NoReturn:
-            raise Unavailable("the queue store does not answer")
+        def fail(*_: object) -> NoReturn:
+            raise Unavailable("the claim cannot be made")
 
+        body = {"done": [job["lease"]]}
         with monkeypatch.context() as patch:
-            patch.setattr(queue, "claim", fail)
-            assert (await http.post("/v1/queues/mail/claims", json={})).status_code == 503
-            answer = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
-            assert (answer.status_code, answer.json()) == (200, {"jobs": []})
-        assert [each.data for each in await queue.claim(10)] == [2]
+            patch.setattr("tidebook.queue.sqlite.claims._claim", fail)
+            assert (await http.post("/v1/queues/mail/claims", json=body)).status_code == 503
+        [other] = (await http.post("/v1/queues/mail/claims", json=body)).json()["jobs"]
+        assert (other["data"], other["timeouts"]) == (2, 0)
 
 
-async def test_a_claim_gets_the_entry_that_a_finished_one_of_its_key_kept_waiting(tmp_path: Path) -> None:
+async def test_a_claim_returns_the_entry_that_a_finished_one_of_its_key_held(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         await http.post("/v1/queues/mail/entries", json={"entries": [{"data": 1, "key": "k"}]})
         [job] = (await http.post("/v1/queues/mail/claims", json={})).json()["jobs"]

@@ -1,4 +1,4 @@
-"""A trace goes on from the client over HTTP to what reads the events."""
+"""A trace continues from the client over HTTP to the readers of the events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_events_carry_the_trace_of_their_request(tmp_path: Path) -> None:
         headers = {"traceparent": CONTEXT}
         own = {"payload": 2, "metadata": {"traceparent": "mine", "by": "me"}}
         await http.post(f"{PATH}/o-1/events", json={"events": [{"payload": 1}, own]}, headers=headers)
-        for options in ({}, {"expected": 3}):  # together, and one by one
+        for options in ({}, {"expected": 3}):  # sent together, and one by one
             append = {"id": "o-1", "events": [{"payload": 3, "metadata": {"by": "me"}}], **options}
             await http.post(PATH, json={"appends": [append]}, headers=headers)
         found = [event.metadata async for event in book.journal("orders").read("o-1")]
@@ -33,7 +33,7 @@ async def test_events_carry_the_trace_of_their_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", CONTEXT.upper(), CONTEXT + "-1", f"00-{'0' * 32}-00f067aa0ba902b7-01"])
-async def test_a_header_that_is_no_context_is_left_out(tmp_path: Path, text: str) -> None:
+async def test_a_header_without_a_valid_context_is_ignored(tmp_path: Path, text: str) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         answer = await http.post(f"{PATH}/o-1/events", json={"events": [{"payload": 1}]}, headers={"traceparent": text})
         assert answer.status_code == 200
@@ -42,7 +42,7 @@ async def test_a_header_that_is_no_context_is_left_out(tmp_path: Path, text: str
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """The spans that have ended; `set_tracer_provider` would set the provider for the whole process."""
+    """Return the spans that have ended; `set_tracer_provider` would set the provider for the whole process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
@@ -62,7 +62,7 @@ def carried(span: ReadableSpan) -> str:
 
 
 def chain(spans: InMemorySpanExporter, last: ReadableSpan) -> list[str]:
-    """Return the names of a span and of those above it; the last item is the context of a caller elsewhere."""
+    """Return the names of a span and its ancestors; the last item is the context of a caller in another process."""
     by_id = {span.context.span_id: span for span in spans.get_finished_spans() if span.context is not None}
     names, parent = [last.name], last.parent
     while parent is not None and parent.span_id in by_id:
@@ -94,7 +94,7 @@ async def test_a_server_continues_the_trace_of_its_caller_to_the_delivery_by_tag
     assert event.metadata == {"traceparent": carried(appended)}
     assert chain(spans, put) == ["queue.put", "POST /v1/queues/{queue}/entries", CONTEXT]
     assert job.traceparent == carried(put)
-    assert named(spans, "replicate.slice")  # a trace of its own: it is of many appends
+    assert named(spans, "replicate.slice")  # a separate trace, because a slice has many appends
 
 
 async def test_the_spans_of_a_server_are_below_those_of_its_remote_book(
@@ -114,10 +114,10 @@ async def test_the_spans_of_a_server_are_below_those_of_its_remote_book(
     [appended] = [
         span for span in named(spans, "journal.append") if chain(spans, span) == ["journal.append", "request"]
     ]
-    assert found[0] == {"traceparent": carried(appended)}  # what the remote book gave the event is kept
+    assert found[0] == {"traceparent": carried(appended)}  # the context that the remote book set is kept
 
 
-async def test_a_trace_goes_through_a_server_that_does_not_trace(tmp_path: Path, spans: InMemorySpanExporter) -> None:
+async def test_a_trace_passes_through_a_server_that_does_not_trace(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     with served_by_command("--book", str(tmp_path / "book")) as (url, _):
         async with tidebook.open(url) as book:
             orders = book.journal("orders")

@@ -1,4 +1,4 @@
-"""Groups on Cassandra: members join, leave and are killed, and no event is lost; what progress rows say."""
+"""Groups on Cassandra: members join, leave and are killed, and no event is lost; also the rows of their progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def append(book: Book, topic: str, payloads: range) -> None:
 
 
 class Member:
-    """One that works in the background until it is stopped or killed."""
+    """A group member that works in the background until it is stopped or killed."""
 
     def __init__(self, book: Book, topic: str, done: list[int]) -> None:
         self.events: Subscription = book.tags.subscribe(f"tag-{topic}", "mail", topics=[topic], lease_s=LEASE_S)
@@ -73,7 +73,7 @@ class Member:
             self._done.append(event.payload)
 
     async def kill(self) -> None:
-        """Neither it nor what keeps its lease goes on, and it does not say goodbye."""
+        """Stop the member and its heartbeats without leaving the group."""
         for task in (self._task, self.events._renewal):
             assert task is not None
             task.cancel()
@@ -113,12 +113,10 @@ async def test_members_join_leave_and_are_killed_and_every_event_is_committed(bo
     await until(done, range(220))
     assert len(third.events.shares) == SHARES
     await third.leave()
-    assert sorted(done) == list(range(220)), "nobody was paused, so nothing came twice"
+    assert sorted(done) == list(range(220)), "no member was paused, so no event was processed twice"
 
 
-async def test_a_group_that_keeps_its_own_offsets_counts_once_over_cassandra(
-    book: Book, topic: str, tmp_path: Path
-) -> None:
+async def test_a_group_with_external_offsets_counts_once_on_cassandra(book: Book, topic: str, tmp_path: Path) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "app.db")
 
@@ -145,7 +143,7 @@ async def test_a_group_that_keeps_its_own_offsets_counts_once_over_cassandra(
     app.close()
 
 
-async def test_progress_rows_say_how_far_each_journal_and_tag_has_come(
+async def test_progress_rows_count_the_events_of_each_journal_and_tag(
     book: Book, topic: str, cassandra_address: str
 ) -> None:
     tag = f"tag-{topic}"

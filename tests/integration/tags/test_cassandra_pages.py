@@ -1,4 +1,4 @@
-"""Pages of a stream on Cassandra: over what deletes left, and of events as large as they come."""
+"""Pages of a stream on Cassandra: across many tombstones, and with the largest events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidebook.wiring.settings import Section, Settings
 
 pytestmark = pytest.mark.cassandra
 
-#: More than Cassandra reads over before it gives a page up (`tombstone_failure_threshold`).
+#: More than the tombstones at which Cassandra aborts the read of a page (`tombstone_failure_threshold`).
 TOMBSTONES = 110_000
 
 
@@ -50,7 +50,7 @@ async def settle(book: Book, topic: str) -> None:
 
 
 @pytest.mark.long
-async def test_a_stream_continues_after_more_deleted_events_than_cassandra_reads_over(book: Book, topic: str) -> None:
+async def test_a_stream_continues_after_more_tombstones_than_cassandra_tolerates(book: Book, topic: str) -> None:
     tag = f"tag-{topic}"
     await book.journal(topic).append("a", [Event("before", tags={tag})])
     await settle(book, topic)

@@ -1,4 +1,4 @@
-"""Replicators that are killed at single writes to Cassandra: each event has its number and its place, once."""
+"""Replicators are killed at single writes to Cassandra: each event has one tag number and one position."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ async def settled(toml: Path, topic: str, tag: str) -> list[TaggedEvent]:
         return [event async for event in book.tags.read(tag, topics=[topic])]
 
 
-def test_a_replicator_killed_at_any_write_is_followed_by_one_that_writes_each_event_once(
-    toml: Path, long_form: bool
-) -> None:
+def test_a_replicator_killed_at_any_write_and_the_next_one_write_each_event_once(toml: Path, long_form: bool) -> None:
     kills = 0
     for last in range(1, 60) if long_form else (2, 4, 9):
         topic, tag = f"t-{uuid.uuid4().hex[:12]}", f"tag-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""On Cassandra too: whatever the interleaving, lag and crash, the stream is the filter of the journals."""
+"""On Cassandra, under any interleaving, lag and crash, a tag stream equals the filtered journals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidebook.wiring.settings import Section, Settings
 
 pytestmark = pytest.mark.cassandra
 
-#: The servers outlive a run: its topics have names of their own.
+#: The servers outlive a run, so its topics have unique names.
 topics = (f"t-{uuid.uuid4().hex[:12]}" for _ in itertools.count())
 
 
@@ -37,7 +37,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, cassandra_address: str) -> 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=st.lists(steps, min_size=15, max_size=40))
-def test_the_stream_is_the_filter_of_the_journals_on_cassandra(
+def test_the_stream_equals_the_filtered_journals_on_cassandra(
     opened: tuple[asyncio.Runner, Book], history: list[tuple[Any, ...]]
 ) -> None:
     runner, book = opened

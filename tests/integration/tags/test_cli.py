@@ -1,4 +1,4 @@
-"""`tidebook tags`, as a shell runs it."""
+"""The command `tidebook tags`, run as in a shell."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_stream_is_printed_and_resumed(folder: Path) -> None:
     assert tidebook_tags(folder, "read", "paid", "--since", "2999-01-01T00:00:00Z") == []
 
 
-def test_what_is_not_replicated_yet_is_reported_on_standard_error(tmp_path: Path) -> None:
+def test_unreplicated_records_are_reported_on_standard_error(tmp_path: Path) -> None:
     async def append() -> None:
         async with Book(Settings(tmp_path)) as book:
             await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -70,7 +70,7 @@ def test_following_while_nothing_replicates_is_reported_on_standard_error(tmp_pa
             await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
 
     asyncio.run(append())
-    # The stall is looked for from the first second on, so that the test need not wait for five.
+    # A stall is reported from the first second on, so that the test need not wait for five.
     soon = "from tidebook.tags import horizon; horizon.STALL_MS = 1; from tidebook.cli.app import main; main()"
     command = [sys.executable, "-c", soon, "tags", "read", "paid", "--follow", "--book", str(tmp_path)]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -105,5 +105,5 @@ def test_tags_are_listed_their_completeness_is_reported_and_one_is_rebuilt(folde
         (["rebuild", "paid", "--topic", "unknown"], 4),
     ],
 )
-def test_what_cannot_be_done_has_its_exit_code(folder: Path, arguments: list[str], code: int) -> None:
+def test_errors_have_their_exit_codes(folder: Path, arguments: list[str], code: int) -> None:
     tidebook_tags(folder, *arguments, code=code)

@@ -62,7 +62,7 @@ async def fill(folder: Path) -> None:
 
 
 async def finish(folder: Path, connection: psycopg.Connection, offsets: SqlOffsets, group: str) -> None:
-    """Two more members at once, over and over until the leases of the dead have run out."""
+    """Start pairs of members, repeatedly, until the leases of the killed members have expired."""
 
     async def member(book: tidebook.Book) -> None:
         async with book.tags.subscribe("paid", group, follow=False, offsets=offsets, lease_s=0.5) as events:
@@ -86,7 +86,7 @@ def seen(connection: psycopg.Connection, group: str) -> list[int]:
 
 
 @pytest.mark.postgres
-def test_events_are_counted_once_though_members_are_killed_in_mid_transaction(
+def test_events_are_counted_once_although_members_are_killed_in_mid_transaction(
     tmp_path: Path, postgres_url: str
 ) -> None:
     asyncio.run(fill(tmp_path))
@@ -107,7 +107,7 @@ def test_events_are_counted_once_though_members_are_killed_in_mid_transaction(
 
 
 @pytest.mark.mariadb
-def test_on_mariadb_tags_that_differ_in_case_alone_have_offsets_of_their_own(tmp_path: Path, mariadb_url: str) -> None:
+def test_on_mariadb_tags_that_differ_only_in_case_have_separate_offsets(tmp_path: Path, mariadb_url: str) -> None:
     asyncio.run(fill(tmp_path))
     url, group = urlsplit(mariadb_url), f"g-{uuid.uuid4().hex}"
 

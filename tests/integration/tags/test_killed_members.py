@@ -1,4 +1,4 @@
-"""Members of a group are processes, and one is killed with its transaction open: the rest take its journals over."""
+"""A member of a group is killed with its transaction open: the other processes take over its journals."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.postgres
 JOURNALS, BATCH = 60, 120
 LEASE_S = 1.5
 PATIENCE_S = 90
-#: Says how many shares it has, and writes each event and its offset in one transaction. Where it is to hold an event
-#: it says so with the transaction open, and goes no further.
+#: Prints how many shares it has, and writes each event and its offset in one transaction. If it is to hold an event
+#: it prints that while the transaction is open, and stops there.
 MEMBER = textwrap.dedent(
     """
     import asyncio, sys, time
@@ -34,7 +34,7 @@ MEMBER = textwrap.dedent(
     import tidebook
     from tidebook.tags.sql_offsets import SqlOffsets
 
-    async def tell(events):
+    async def report(events):
         shares = -1
         while True:
             if len(events.shares) != shares:
@@ -48,7 +48,7 @@ MEMBER = textwrap.dedent(
             async with tidebook.open(where) as book:
                 subscription = book.tags.subscribe(tag, group, topics=[topic], offsets=offsets, lease_s=float(lease_s))
                 async with subscription as events:
-                    telling = asyncio.create_task(tell(events))
+                    reporting = asyncio.create_task(report(events))
                     async for event in events:
                         try:
                             if offsets.advance(connection, event):
@@ -61,7 +61,7 @@ MEMBER = textwrap.dedent(
                                 time.sleep(600)
                             connection.commit()
                         except (tidebook.Fenced, psycopg.errors.UniqueViolation):
-                            connection.rollback()  # another has it now
+                            connection.rollback()  # another member now has the share
 
     asyncio.run(main(*sys.argv[1:]))
     """
@@ -111,7 +111,7 @@ class Group:
         return rows
 
 
-async def says(process: asyncio.subprocess.Process, wanted: Callable[[str], bool]) -> None:
+async def read_until(process: asyncio.subprocess.Process, wanted: Callable[[str], bool]) -> None:
     assert process.stdout is not None
     while not wanted(line := (await process.stdout.readline()).decode().strip()):
         assert line, "the member has ended"
@@ -144,21 +144,21 @@ async def test_the_journals_of_a_process_that_was_killed_are_taken_over_and_each
         await book.journal(group.topic).append("begin", [Event(0)])
         async with group.member("one") as one, group.member("two") as two, group.member("dies", hold=BATCH) as dies:
             for each in (one, two, dies):
-                await says(each, lambda line: 0 < int(line) <= SHARES // 2)
+                await read_until(each, lambda line: 0 < int(line) <= SHARES // 2)
             await group.append(book, range(BATCH))
             rows = await group.all_done(connection, BATCH)
             assert {member for member, _, _ in rows} == {"one", "two", "dies"}
             had = {id for member, id, _ in rows if member == "dies"}
             await group.append(book, range(BATCH, 2 * BATCH))
-            await says(dies, lambda line: line == "holds")
+            await read_until(dies, lambda line: line == "holds")
             dies.kill()
             assert await dies.wait() == -9
             await group.all_done(connection, 2 * BATCH)
             await group.append(book, range(2 * BATCH, 3 * BATCH))
             rows = await group.all_done(connection, 3 * BATCH)
-    assert sorted(payload for _, _, payload in rows) == list(range(3 * BATCH)), "none is lost, none counts twice"
+    assert sorted(payload for _, _, payload in rows) == list(range(3 * BATCH)), "no event is lost or counts twice"
     later = [(member, id) for member, id, payload in rows if payload >= BATCH]
-    assert {member for member, _ in later} == {"one", "two"}, "what was held was never committed"
+    assert {member for member, _ in later} == {"one", "two"}, "the held event was never committed"
     assert had <= {id for _, id in later}
     for id in had:
         payloads = [payload for _, of, payload in rows if of == id]

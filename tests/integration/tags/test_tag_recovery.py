@@ -17,7 +17,7 @@ from tidebook.sqlite.checksums import connect
 from tidebook.tags.event import TaggedEvent
 from tidebook.testing.replicating import replicate
 
-#: Replicates the topic in batches of three records, and is killed at the named moment of its second batch.
+#: Replicates the topic in batches of three records, and kills itself at the named point of its second batch.
 REPLICATOR = textwrap.dedent(
     """
     import asyncio, os, signal, sys
@@ -74,7 +74,7 @@ def check(events: list[TaggedEvent], count: int = 60) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-def test_events_of_a_replicator_that_was_killed_are_written_once_by_the_next(tmp_path: Path, moment: str) -> None:
+def test_events_of_a_killed_replicator_are_written_once_by_the_next(tmp_path: Path, moment: str) -> None:
     asyncio.run(fill(tmp_path))
     done = subprocess.run([sys.executable, "-c", REPLICATOR, str(tmp_path), moment], timeout=120, check=False)
     assert done.returncode == -9

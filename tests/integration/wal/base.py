@@ -1,4 +1,4 @@
-"""The fixtures of the region tests: a log, a separate namespace, and a second process's view of it."""
+"""Fixtures of the region tests: a log, a separate namespace, and a second process's view of it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RegionBase:
 
     @pytest_asyncio.fixture
     async def other(self, log: Log, namespace: str, wal: Wal) -> AsyncIterator[Wal]:
-        """The same namespace as another process sees it."""
+        """Open the same namespace as another process does."""
         other = make_wal(log, namespace)
         yield other
         await other.close()

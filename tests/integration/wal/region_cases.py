@@ -100,7 +100,7 @@ class BadInputCases(RegionBase):
             await wal.open_region(99)
 
     @pytest.mark.parametrize("bad", [-1, 1.5, "7", True, 2**53])
-    async def test_a_region_id_is_a_whole_number(self, wal: Wal, bad: Any) -> None:
+    async def test_a_region_id_is_an_integer(self, wal: Wal, bad: Any) -> None:
         with pytest.raises(InvalidInput):
             await wal.open_region(bad)
 
@@ -150,7 +150,7 @@ class BadInputCases(RegionBase):
             with pytest.raises(InvalidInput, match=next(iter(bad))):
                 await region.replay({}, **bad)  # type: ignore[arg-type]
 
-    async def test_a_mark_beyond_what_was_written_is_refused(self, region: Region) -> None:
+    async def test_a_mark_beyond_the_last_entry_is_refused(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         with pytest.raises(InvalidInput, match="mark up to 3"):
             await region.mark_deleted(1, 4)
@@ -238,7 +238,7 @@ class ReadingCases(RegionBase):
         rest = await entries(reading)
         assert [(first.table, first.seq, first.payload), *rest] == [(1, 1, b"a"), (1, 2, b"b")]
 
-    async def test_a_reader_sees_what_the_owner_wrote_before(self, other: Wal, region: Region) -> None:
+    async def test_a_reader_sees_earlier_writes_of_the_owner(self, other: Wal, region: Region) -> None:
         reader = await other.open_region(7, writable=False)
         await region.write(1, [b"a"])
         assert await contents(reader) == {1: [(1, b"a")]}
@@ -299,7 +299,7 @@ class DeletingCases(RegionBase):
         assert await contents(region) == {1: [(2, b"b"), (3, b"d")], 2: [(1, b"e")]}
         assert state_of(reader.meta).keys() == {1}
 
-    async def test_cleaning_removes_what_no_table_needs(self, log: Log, region: Region, namespace: str) -> None:
+    async def test_cleaning_removes_records_that_no_table_needs(self, log: Log, region: Region, namespace: str) -> None:
         last = [await region.write_many([(1, [b"x" * 100]), (2, [b"y" * 100])]) for _ in range(10)][-1]
         await region.mark_deleted(1, 11)
         cleaned = await region.clean()
@@ -412,7 +412,7 @@ class RecoveryCases(RegionBase):
         assert state_of(again.meta) == state_of(region.meta)
         assert await contents(again) == await contents(region)
 
-    async def test_recovery_scans_only_what_came_after_the_snapshot(
+    async def test_recovery_scans_only_records_after_the_snapshot(
         self, open_log: Any, namespace: str, region: Region
     ) -> None:
         for _ in range(10):

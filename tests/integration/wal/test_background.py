@@ -99,7 +99,7 @@ async def test_closing_resolves_accepted_writes_and_refuses_later_ones(log: Faul
 
 
 async def write_without_rest(region: Region, stop: asyncio.Event) -> None:
-    """Keep a write in flight all the time."""
+    """Keep a write in flight at all times."""
 
     async def one() -> None:
         while not stop.is_set():

@@ -39,7 +39,7 @@ def test_the_sync_book_has_the_same_names(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pinned_book(tmp_path: Path) -> Path:
-    """A book whose regions pass every table with entries to the flush callback."""
+    """Open a book whose regions pass every table with entries to the flush callback."""
     (tmp_path / "tidebook.toml").write_text("[wal]\nforce_flush_bytes = 1\nclean_every_s = 0\n")
     return tmp_path / "tidebook.toml"
 

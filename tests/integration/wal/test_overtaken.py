@@ -24,13 +24,13 @@ DATA, META = "wal.o.7.data", "wal.o.7.meta"
 
 @pytest_asyncio.fixture
 async def other(inner: SqliteLog) -> AsyncIterator[Wal]:
-    """The process that overtakes; its log has no faults."""
+    """Return the process that truncates the log; its own log has no faults."""
     other = make_wal(inner, "o")
     yield other
     await other.close()
 
 
-async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Written], asyncio.Future[Written]]:
+async def two_in_flight(log: FaultyLog) -> tuple[Region, asyncio.Future[Written], asyncio.Future[Written]]:
     """Return a region with one finished write to table 1, and two in-flight writes whose acknowledgements are held."""
     region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
     await region.write(1, [b"a"])
@@ -40,8 +40,8 @@ async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Writt
     return region, first, second
 
 
-async def answered_as(flushed: asyncio.Future[Written], reported: bool) -> None:
-    """An acknowledged write is resolved although its record is truncated; one without acknowledgement is unknown."""
+async def check_outcome(flushed: asyncio.Future[Written], reported: bool) -> None:
+    """Check that acknowledged writes are resolved although truncated, and that the others are unknown."""
     if reported:
         assert (await flushed).first == 2
     else:
@@ -79,7 +79,7 @@ async def test_cleaning_between_any_two_steps_of_an_opening_loses_nothing(
 async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log: FaultyLog, other: Wal, reported: tuple[bool, bool]
 ) -> None:
-    region, flushed, kept = await two_on_their_way(log)
+    region, flushed, kept = await two_in_flight(log)
     reader = await other.open_region(7, writable=False)
     await reader.mark_deleted(1, 3)
     await reader.clean()
@@ -87,7 +87,7 @@ async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log.fault = lambda _: None
     log.release(reported)
     assert (await kept).offset == reader.meta.tables[2].mapping[1]
-    await answered_as(flushed, reported[0])
+    await check_outcome(flushed, reported[0])
     written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
     assert [w.first for w in written] == [3, 2]
     assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
@@ -98,7 +98,7 @@ async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
 async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log: FaultyLog, other: Wal, reported: tuple[bool, bool, bool]
 ) -> None:
-    region, flushed, kept = await two_on_their_way(log)
+    region, flushed, kept = await two_in_flight(log)
     second = await other.open_region(7)
     late = asyncio.ensure_future(region.write(2, [b"void"]))
     await log.holds(3)
@@ -108,7 +108,7 @@ async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log.fault = lambda _: None
     log.release(reported)
     assert (await kept).offset == second.meta.tables[2].mapping[1]
-    await answered_as(flushed, reported[0])
+    await check_outcome(flushed, reported[0])
     with pytest.raises(Fenced):
         await late
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}

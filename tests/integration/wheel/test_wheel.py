@@ -1,4 +1,4 @@
-"""The wheel alone, in an empty environment: README's program and `tidebook up` run from it."""
+"""The wheel runs README's program and `tidebook up` in an otherwise empty environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def scripts(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of a new environment that has the pinned packages and the wheel, nothing else."""
+    """Return the scripts folder of a new environment with only the pinned packages and the wheel."""
     venv = tmp_path_factory.mktemp("empty") / "venv"
     python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     subprocess.run([python, "-m", "venv", venv], check=True, env=_outside())
@@ -130,7 +130,7 @@ def test_windows_is_refused_in_one_sentence(scripts: Path) -> None:
     assert done.stderr.splitlines()[-1] == "ImportError: Tidebook runs on Linux and macOS; on Windows, run it in WSL 2"
 
 
-def test_nothing_but_what_is_pinned_is_in_the_environment(scripts: Path) -> None:
+def test_the_environment_has_only_pinned_packages(scripts: Path) -> None:
     done = subprocess.run(
         [scripts / "python", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"],
         env=_outside(), capture_output=True, text=True, check=True,

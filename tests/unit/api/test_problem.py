@@ -1,4 +1,4 @@
-"""Errors become problems, and problems the same errors."""
+"""Errors are translated into problems, and problems back into the same errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_types_and_statuses_are_pinned() -> None:
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_comes_back_with_its_fields(error: TidebookError) -> None:
+def test_an_error_is_restored_with_its_fields(error: TidebookError) -> None:
     problem = msgspec.json.decode(msgspec.json.encode(problem_of(error)))
     assert list(problem)[:4] == ["type", "title", "status", "detail"]
     back = error_of(problem)
@@ -83,7 +83,7 @@ def test_an_error_comes_back_with_its_fields(error: TidebookError) -> None:
     }
 
 
-def test_every_public_error_has_a_row() -> None:
+def test_every_public_error_has_a_row_in_the_table() -> None:
     modules = (errors, api_errors)
     classes = {
         each

@@ -32,7 +32,7 @@ def book(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Return a function that runs `tidebook` on this book."""
+    """Return a function that runs `tidebook` on the test's book."""
     monkeypatch.setenv("TIDEBOOK", str(book))
 
     def run(*arguments: str) -> Result:

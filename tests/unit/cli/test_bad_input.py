@@ -12,7 +12,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.sqlite.checksums import connect
 
 
-def test_a_good_append_is_one_line_of_json(cli: Cli) -> None:
+def test_a_valid_append_prints_one_line_of_json(cli: Cli) -> None:
     result = cli("journal", "append", "orders", "o-1", '{"total": 3}', "--tag", "paid", "--expected", "0")
     assert result.code == 0
     assert json.loads(result.out)["last"] == 1
@@ -120,7 +120,7 @@ def test_a_folder_that_is_a_file_is_refused(cli: Cli, book: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(cli: Cli) -> None:
-    """Not even root can write there."""
+    """Use a folder in which not even root can write."""
     result = cli("journal", "append", "orders", "o-1", "1", "--book", "/proc/self/tidebook")
     assert result.code in (2, 5)
     assert len(result.lines) == 1
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_refused(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("file", ["log.db", "store.db"])
-def test_a_damaged_folder_is_refused_and_never_made_again_over_the_damage(cli: Cli, book: Path, file: str) -> None:
+def test_a_damaged_folder_is_refused_and_never_overwritten(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     damage = b"this is no database at all" * 500
     (book / file).write_bytes(damage)
@@ -139,7 +139,7 @@ def test_a_damaged_folder_is_refused_and_never_made_again_over_the_damage(cli: C
 
 
 @pytest.mark.parametrize("file", ["log.db", "store.db"])
-def test_a_folder_of_a_newer_schema_is_refused_and_left_as_it_is(cli: Cli, book: Path, file: str) -> None:
+def test_a_folder_of_a_newer_schema_is_refused_and_not_changed(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     connection = connect(book / file)
     connection.pragma("user_version", 9999)
@@ -148,7 +148,7 @@ def test_a_folder_of_a_newer_schema_is_refused_and_left_as_it_is(cli: Cli, book:
 
 
 @pytest.mark.parametrize("where", ["", "ftp://localhost:1", "http://"], ids=repr)
-def test_a_book_that_cannot_be_one_is_refused(cli: Cli, where: str) -> None:
+def test_an_invalid_book_is_refused(cli: Cli, where: str) -> None:
     refused(cli("journal", "ids", "orders", "--book", where), 2, "")
 
 
@@ -169,7 +169,7 @@ def test_a_settings_file_that_is_missing_is_not_found(cli: Cli) -> None:
     ],
     ids=repr,
 )
-def test_settings_that_make_no_sense_are_refused(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_invalid_settings_are_refused(cli: Cli, tmp_path: Path, text: str) -> None:
     settings = tmp_path / "tidebook.toml"
     settings.write_text(text)
     refused(cli("journal", "append", "orders", "o-1", "1", "--book", str(settings)), 2, "")
@@ -189,7 +189,7 @@ def test_damage_inside_a_file_is_found_by_the_doctor(cli: Cli, book: Path) -> No
     assert [row["check"] for row in wrong] == ["file log.db"]
 
 
-def test_a_topic_that_does_not_fit_ends_up_in_one_line(cli: Cli, book: Path) -> None:
+def test_a_topic_that_does_not_fit_is_reported_in_one_line(cli: Cli, book: Path) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     for file in book.glob("log.db*"):
         file.unlink()
@@ -199,7 +199,7 @@ def test_a_topic_that_does_not_fit_ends_up_in_one_line(cli: Cli, book: Path) -> 
     assert "journal adopt orders" in result.err
 
 
-def test_a_benchmark_that_is_not_there_is_refused(cli: Cli) -> None:
+def test_an_unknown_benchmark_is_refused(cli: Cli) -> None:
     refused(cli("bench", "nonsense"), 2, "one of")
 
 
@@ -231,7 +231,7 @@ def test_a_master_that_spark_does_not_know_is_refused(cli: Cli, tmp_path: Path) 
 
 @pytest.mark.parametrize("command", [["list"], ["retry", "orders", "--all"], ["drop", "orders", "--all", "--yes"]])
 def test_an_option_before_the_command_for_parked_messages_is_refused(cli: Cli, command: list[str]) -> None:
-    """It would be ignored, and the command would act on the default book."""
+    """The option would be ignored, and the command would act on the default book."""
     refused(cli("outbox", "parked", "--book", "nowhere", *command), 2, "--book goes after the command")
     refused(cli("outbox", "parked", "--json", *command), 2, "--json goes after the command")
 

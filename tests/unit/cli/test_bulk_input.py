@@ -31,7 +31,7 @@ def piped(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return run
 
 
-def test_a_batch_ends_at_its_number_of_lines_and_at_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_ends_at_its_maximum_of_lines_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
     assert [*bulk_input.read_batches([b"1\n", b"\n", b"2\n", b"3"])] == [[1, 2], [3]]
     monkeypatch.setattr(bulk_input, "BATCH_BYTES_MAX", 5)
@@ -39,7 +39,7 @@ def test_a_batch_ends_at_its_number_of_lines_and_at_its_bytes(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("line", [b"{", b"\xff"], ids=["no JSON", "no text"])
-def test_the_lines_before_a_bad_one_are_given(line: bytes) -> None:
+def test_the_lines_before_an_invalid_one_are_yielded(line: bytes) -> None:
     batches = bulk_input.read_batches([b"1\n", b" \n", line])
     assert next(batches) == [1]
     with pytest.raises(InvalidInput, match="line 3"):
@@ -54,7 +54,7 @@ def test_every_line_is_appended(piped: Cli, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("condition", "first"), [(("--expected", "1"), 2), (("--at", "5"), 5)], ids=["expected", "at"])
-def test_batches_follow_one_another(
+def test_batches_are_processed_one_after_the_other(
     piped: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch, condition: tuple[str, str], first: int
 ) -> None:
     monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
@@ -65,7 +65,7 @@ def test_batches_follow_one_another(
     assert (row["first"], row["last"]) == (first, first + 4)
 
 
-def test_what_was_appended_before_a_failure_is_reported(piped: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_appended_before_a_failure_are_reported(piped: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
     result = piped("1\n2\n3\nno\n", "journal", "append", "orders", "o-1", "-")
     assert (result.code, len(result.lines)) == (2, 1)
@@ -111,6 +111,6 @@ def test_an_interrupt_while_it_waits_for_a_line_is_exit_code_130(book: Path) -> 
 
 
 def test_a_shell_gets_completions() -> None:
-    asked = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
-    done = subprocess.run(COMMAND, env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False)
+    completion = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
+    done = subprocess.run(COMMAND, env=os.environ | completion, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append"], "")

@@ -49,7 +49,7 @@ def test_every_command_and_option_has_help(words: str, command: Any) -> None:
     assert without == []
 
 
-def test_an_option_means_the_same_everywhere() -> None:
+def test_an_option_has_the_same_meaning_in_every_command() -> None:
     """Each option has the same value name in every command, and a time has its unit in the name."""
     values = defaultdict(set)
     for _, command in COMMANDS:
@@ -58,7 +58,10 @@ def test_an_option_means_the_same_everywhere() -> None:
                 for name in each.opts:
                     values[name].add(each.metavar)
     several = {name: taken for name, taken in values.items() if len(taken) > 1}
-    assert several == {"--to": {"N", "FOLDER", "FILE"}, "--version": {"N", None}}  # an event's, and the program's
+    assert several == {
+        "--to": {"N", "FOLDER", "FILE"},
+        "--version": {"N", None},
+    }  # the version of an event, and that of the program
     in_seconds = {name for name, taken in values.items() if taken == {"SECONDS"}}
     assert in_seconds == {name for name in values if name.endswith("-s")}
     assert not {"--count", "--max", "--every", "--from"} & set(values)

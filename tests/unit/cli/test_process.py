@@ -92,8 +92,8 @@ def test_a_full_standard_output_is_one_line_and_exit_code_5(filled: Path, argume
     assert "No space left on device" in lines[0]
 
 
-def test_with_a_closed_standard_output_nothing_is_done(book: Path) -> None:
-    """A user who cannot see the result would append again."""
+def test_with_a_closed_standard_output_a_command_does_nothing(book: Path) -> None:
+    """Otherwise a user who cannot see the result would append again."""
     code, lines = ended(["journal", "append", "orders", "o-1", "1"], book, preexec_fn=lambda: os.close(1))
     assert (code, len(lines)) == (2, 1), lines
     assert "standard output is closed" in lines[0]
@@ -116,7 +116,7 @@ def test_with_closed_input_and_error_streams_a_command_works(filled: Path) -> No
     ids=["wal read", "outbox schema", "help", "doctor"],
 )
 def test_a_closed_pipe_is_not_a_failure(filled: Path, arguments: list[str], expected: int) -> None:
-    """The exit code of a check is its result: it must not be 0 only because the pipe was closed."""
+    """The exit code of a check is its result, so it must not be 0 only because the pipe was closed."""
     if arguments == ["doctor"]:
         (filled / "store.db").write_bytes(b"this is no database" * 500)
     where = [] if arguments in (["outbox", "schema"], ["--help"]) else ["--book", str(filled)]
@@ -157,7 +157,7 @@ def test_an_interrupt_while_modules_load_is_exit_code_130(tmp_path: Path) -> Non
         capture_output=True,
         timeout=60,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores SIGINT
     )
     assert (done.returncode, done.stderr) == (130, b"")
 
@@ -169,7 +169,9 @@ def test_an_interrupt_ends_every_command_with_130(filled: Path) -> None:
             [*COMMAND, *name.split(), "--book", str(filled)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a background job of a shell ignores SIGINT
         )
         for name in FOLLOWERS
     }
@@ -190,7 +192,9 @@ def test_an_interrupt_ends_every_command_with_130(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, None)], ids=["interrupt", "terminate"]
 )
-def test_the_first_signal_stops_and_only_an_interrupt_has_a_code(number: signal.Signals, code: int | None) -> None:
+def test_the_first_signal_stops_a_command_and_only_an_interrupt_has_an_exit_code(
+    number: signal.Signals, code: int | None
+) -> None:
     before = signal.getsignal(number)
     stopped: list[bool] = []
     found = None

@@ -1,4 +1,4 @@
-"""`tidebook projection`: what it prints, and what it changes for the processes that run the projection."""
+"""`tidebook projection`: its output, and its effect on the processes that run the projection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shop(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def in_app(folder: Path, shop: str, work: Callable[[Book, Any], Awaitable[None]]) -> None:
-    """Do something while the projection runs, as another process would."""
+    """Run `work` while the projection runs, as in another process."""
     from importlib import import_module
 
     async def run() -> None:
@@ -91,7 +91,7 @@ def test_the_projections_of_an_application_are_listed_and_controlled(cli: Cli, b
     assert rows(cli, "resume", "seen", "--app", shop)[0]["paused"] is False
 
 
-def test_what_is_no_projection_is_refused(cli: Cli, shop: str) -> None:
+def test_a_projection_command_with_wrong_arguments_is_refused(cli: Cli, shop: str) -> None:
     refused(cli("projection", "status", "other", "--app", shop), 4, "it declares reminders, seen")
     refused(cli("projection", "status", "seen", "--app", shop), 4, "never started")
     refused(cli("projection", "rebuild", "reminders", "--app", shop), 2, "cannot be rebuilt")

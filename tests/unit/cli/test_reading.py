@@ -74,7 +74,7 @@ READING = [
 WRITING = {
     "up", "journal append", "wal write", "outbox publish", "outbox migrate", "queue put",
     "bench", "outbox schema", "pipeline script", "pipeline jars",
-    # What these read and write is in the database of an application, which --app names.
+    # These read and write the database of an application, which --app names.
     "projection list", "projection status", "projection rebuild", "projection pause", "projection resume",
     "projection skip",
     # These serve or run a book, which they create, or keep the tokens of a server.
@@ -134,7 +134,7 @@ UNKNOWN = [
 ]
 
 
-def test_what_a_book_does_not_hold_is_not_found(cli: Cli) -> None:
+def test_objects_that_a_book_does_not_have_are_not_found(cli: Cli) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     cli("wal", "write", "metrics", "7", "1", "1", "--create")
     cli("queue", "put", "mail", "1")
@@ -213,7 +213,7 @@ def test_the_doctor_creates_nothing(cli: Cli, book: Path, monkeypatch: pytest.Mo
     assert sorted(each.name for each in book.iterdir()) == before
     monkeypatch.delenv("TIDEBOOK")
     monkeypatch.chdir(book)
-    assert cli("doctor").code == 0  # an installation without a book is not an error
+    assert cli("doctor").code == 0  # an installation without a book is no error
     assert sorted(each.name for each in book.iterdir()) == before
 
 

@@ -13,7 +13,7 @@ from tidebook.core.event import Event, encode_event, encode_events, pack_events
 
 ID = bytes(range(16))
 BODY = pack_events([encode_event(Event(b"a")), encode_event(Event({"t": 1}, tags={"x"}, metadata={"m": 2}))])
-#: Nested deeper than any stack allows, already packed.
+#: Packed arrays that are nested deeper than any stack allows.
 DEEP = msgspec.Raw(b"\x91" * 5_000 + b"\x90")
 
 
@@ -133,7 +133,7 @@ rests = st.one_of(
 )
 
 
-# ---- damaged contents, one of each kind
+# ---- one damaged content of each kind
 
 
 def deep(levels: int) -> bytes:
@@ -151,7 +151,7 @@ def packed(value: object) -> bytes:
 
 
 def append_of(body: bytes, count: int = 1, tagged: object = ()) -> bytes:
-    """Return an append with any body and any tag counts."""
+    """Return a packed append with the given body and tag counts."""
     return packed([1, 1, ID, count, body, None, None, None, None, tagged])
 
 
@@ -182,7 +182,7 @@ NONSENSE = {
     "a delete past the last number": packed([2, 1, 2**53]),
     "a delete past 2**63": packed([2, 1, HUGE]),
     "a delete below 0": packed([2, 1, -(2**63)]),
-    "a delete in a life that no log could have": packed([2, 1, 7, [1, HUGE]]),
+    "a delete in an incarnation that no log could have": packed([2, 1, 7, [1, HUGE]]),
     "a purge at a position that no log could have": packed([3, 1, [HUGE, 1]]),
     "an expected number past 2**63": packed([1, 1, ID, 2, BODY, HUGE]),
     "an expected number below 0": packed([1, 1, ID, 2, BODY, -1]),

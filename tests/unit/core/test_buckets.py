@@ -1,4 +1,4 @@
-"""The history of bucket sizes: where buckets begin and end, and which changes are refused."""
+"""The history of bucket sizes: the bounds of buckets, and which changes are refused."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CHANGED = Buckets(
         (0, (0, HOUR)),
         (HOUR - 1, (0, HOUR)),
         (HOUR, (HOUR, 2 * HOUR)),
-        (3 * HOUR, (3 * HOUR, 3 * HOUR + HOUR // 2)),  # the change ends it
+        (3 * HOUR, (3 * HOUR, 3 * HOUR + HOUR // 2)),  # it ends at the change
         (3 * HOUR + HOUR // 2 - 1, (3 * HOUR, 3 * HOUR + HOUR // 2)),
         (3 * HOUR + HOUR // 2, (3 * HOUR + HOUR // 2, 3 * HOUR + HOUR // 2 + MINUTE)),
         (5 * HOUR, (5 * HOUR, 5 * HOUR + 30_000)),
-        (5 * HOUR + 30_000, (5 * HOUR + 30_000, DAY)),  # the change begins it
+        (5 * HOUR + 30_000, (5 * HOUR + 30_000, DAY)),  # it begins at the change
         (DAY, (DAY, 2 * DAY)),
     ],
 )
@@ -59,11 +59,11 @@ def test_the_bucket_before_ends_where_this_one_begins(time_ms: int, before: int)
     assert CHANGED.before(time_ms) == before
 
 
-def test_nothing_comes_before_the_first_bucket_however_short_it_is() -> None:
+def test_no_bucket_comes_before_the_first_one_however_short_it_is() -> None:
     assert Buckets((BucketSizeChange(0, "hour"), BucketSizeChange(1, "day"))).before(0) == 0
 
 
-def test_the_history_is_fixed_ahead_of_written_rows_and_never_less() -> None:
+def test_the_fixed_part_extends_past_written_rows_and_never_shrinks() -> None:
     fixed = Buckets().fixed(1_000)
     assert fixed.fixed_ms == 1_000 + FIXED_AHEAD_MS
     assert fixed.fixed(500).fixed_ms == fixed.fixed_ms
@@ -74,7 +74,7 @@ def test_the_history_is_fixed_ahead_of_written_rows_and_never_less() -> None:
     )
 
 
-def test_a_change_comes_after_the_last_one_and_not_before_what_is_fixed() -> None:
+def test_a_change_must_be_after_the_last_one_and_not_within_the_fixed_part() -> None:
     fixed = Buckets().fixed(0)
     assert fixed.changed("day", from_ms=FIXED_AHEAD_MS).changes[-1] == BucketSizeChange(FIXED_AHEAD_MS, "day")
     for buckets, from_ms in ((fixed, FIXED_AHEAD_MS - 1), (Buckets(), 0), (CHANGED, 5 * HOUR + 30_000)):

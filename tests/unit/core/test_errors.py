@@ -1,4 +1,4 @@
-"""Errors carry their facts as fields, and say them in their text."""
+"""Errors have their facts as fields, and their text names them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from tidebook.core.errors import (
     ("type_", "known", "reason"),
     [(None, None, "without a type"), ("paid", None, "no class declares"), ("paid", 2, "knows version 2")],
 )
-def test_an_unknown_type_says_what_is_known_of_it(type_: str | None, known: int | None, reason: str) -> None:
+def test_an_unknown_event_type_names_the_event_and_the_reason(
+    type_: str | None, known: int | None, reason: str
+) -> None:
     error = UnknownEventType(topic="orders", id="o-1", seq_nr=7, type=type_, version=3, known=known)
     assert isinstance(error, UnreadableEvent)
     assert (error.topic, error.id, error.seq_nr, error.type, error.version, error.known) == (
@@ -46,7 +48,7 @@ def test_a_parked_event_names_itself_and_the_command_that_rebuilds_the_read_mode
     assert "projection rebuild totals" in str(error)
 
 
-def test_a_newer_version_is_named_beside_the_known_one() -> None:
+def test_a_newer_version_is_named_together_with_the_known_one() -> None:
     error = UnknownVersion("the record", version=9, known=1)
     assert (error.version, error.known) == (9, 1)
     assert str(error).startswith("the record has version 9, this Tidebook knows up to 1")
@@ -61,7 +63,7 @@ def test_a_newer_version_is_named_beside_the_known_one() -> None:
         (3, None, None, ["expected seq_nr 3", "no longer known"]),
     ],
 )
-def test_a_conflict_says_what_was_wanted_and_what_was_found(
+def test_a_conflict_names_the_expected_and_the_found_number(
     expected: int | None, at: int | None, found: int | None, texts: list[str]
 ) -> None:
     error = Conflict(key="orders/o-1", expected=expected, at=at, found=found)
@@ -69,7 +71,7 @@ def test_a_conflict_says_what_was_wanted_and_what_was_found(
     assert all(text in str(error) for text in texts)
 
 
-def test_other_errors_say_their_facts() -> None:
+def test_other_errors_name_their_facts() -> None:
     assert "takes 2,000 bytes and the limit is 1,000" in str(TooLarge("it", size_bytes=2000, limit_bytes=1000))
     assert str(OutcomeUnknown("no answer")) == str(OutcomeUnknown(message="no answer")) == "no answer"
     lost = LogLost(topic="orders", partition=2, first=3, last=7)
@@ -80,6 +82,6 @@ def test_other_errors_say_their_facts() -> None:
     assert (missing.missing, missing.last_known_offset) == ((3, 4), "z")
 
 
-def test_only_numbers_of_many_digits_are_not_printed() -> None:
+def test_only_numbers_with_too_many_digits_are_not_printed() -> None:
     assert format_int((1 << 128) - 1) == str((1 << 128) - 1)
     assert format_int(1 << 128) == "a number of 129 bits"

@@ -82,7 +82,7 @@ def test_every_encoded_body_passes_the_check(events: list[Event]) -> None:
 
 
 @given(st.lists(events, max_size=20))
-def test_events_are_encoded_together_as_they_are_one_by_one(events: list[Event]) -> None:
+def test_events_encoded_together_equal_events_encoded_one_by_one(events: list[Event]) -> None:
     one_by_one = [encode_event(event) for event in events]
     body, tagged = encode_events(events)
     assert body == pack_events(one_by_one)
@@ -97,7 +97,7 @@ def test_tags_and_payload_are_read_without_the_rest(event: Event) -> None:
     assert read_payload(encode_event(event)) == event.payload
 
 
-def test_names_tags_and_versions_at_their_limits_are_written_and_read() -> None:
+def test_names_tags_and_versions_at_their_limits_are_encoded_and_decoded() -> None:
     name, tag = "x" * TYPE_BYTES_MAX, "ä" * (TAG_BYTES_MAX // 2)
     event = Event(1, tags={tag}, type=name, version=TYPE_VERSION_MAX)
     body, tagged = encode_events([event])
@@ -105,7 +105,7 @@ def test_names_tags_and_versions_at_their_limits_are_written_and_read() -> None:
     assert restore_event(unpack_events(body)[0]) == event
 
 
-def test_the_tags_of_one_event_may_take_as_much_as_their_limit() -> None:
+def test_the_tags_of_one_event_may_take_exactly_their_limit_of_bytes() -> None:
     many = [f"{n:0128}" for n in range(TAGS_BYTES_MAX // 128)]
     with pytest.warns(UserWarning, match="each costs a row"):
         body, tagged = encode_events([Event(1, tags=many)])
@@ -126,7 +126,7 @@ def test_one_damaged_tag_among_others_makes_a_body_corrupt(wrong: str) -> None:
         check_events(body, 1, (("fine", 1), (wrong, 1)))
 
 
-def test_a_body_whose_append_counts_other_tags_of_the_same_number_is_corrupt() -> None:
+def test_a_body_whose_append_counts_as_many_but_other_tags_is_corrupt() -> None:
     body, _ = encode_events([Event(1, tags={"x"})])
     with pytest.raises(Corrupt, match="tag counts of the append differ"):
         check_events(body, 1, (("y", 1),))
@@ -134,7 +134,7 @@ def test_a_body_whose_append_counts_other_tags_of_the_same_number_is_corrupt() -
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x90"])
 @pytest.mark.parametrize("read_part", [event_tags, read_payload, lambda data: decode_events([data])])
-def test_nothing_is_read_of_damaged_event_bytes(read_part: Callable[[bytes], object], data: bytes) -> None:
+def test_no_part_of_damaged_event_bytes_is_read(read_part: Callable[[bytes], object], data: bytes) -> None:
     with pytest.raises(Corrupt):
         read_part(data)
 
@@ -163,7 +163,7 @@ def test_a_body_unpacks_to_the_same_bytes(kept: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 65_535, 65_536])
-def test_a_body_holds_as_many_events_as_it_announces(count: int) -> None:
+def test_a_body_with_another_number_of_events_than_its_append_states_is_corrupt(count: int) -> None:
     body = pack_events([encode_event(Event(b""))] * count)
     check_events(body, count, ())
     with pytest.raises(Corrupt):

@@ -1,4 +1,4 @@
-"""The fold: one test for each case of head and action, and for each rule of identity and position."""
+"""The fold: one test for each combination of head and action, and each rule of identity and position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T0 = 1_700_000_000_000
 
 
 class Journal:
-    """Folds actions: each is at the next offset, a second after the previous one."""
+    """A journal that folds actions, each at the next offset and a second after the previous one."""
 
     def __init__(self, *actions: Action | Damaged, epoch: int = 1) -> None:
         self.head: Head | None = None
@@ -170,7 +170,7 @@ def test_on_a_head_a_purge_at_another_position_does_nothing() -> None:
     assert journal.head is before
 
 
-# ---- the table: a grave is no head
+# ---- the table: a grave counts as no head
 
 
 def test_after_a_purge_the_next_append_creates_a_new_incarnation_from_1() -> None:
@@ -368,7 +368,7 @@ def test_a_grave_remembers_the_append_ids_of_its_incarnation() -> None:
 
 @pytest.mark.parametrize("between", [append(), delete(3), Mark(1)], ids=repr)
 def test_a_grave_forgets_its_append_ids_after_its_retention(between: Action) -> None:
-    """By record timestamps, so that folding with the grave and after its removal gives the same result."""
+    """Retention counts by record timestamps, so a fold gives the same result with the grave and after its removal."""
     journal = Journal(append(2, append_id=ID), purge())
     grave = journal.head
     assert grave is not None

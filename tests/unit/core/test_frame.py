@@ -1,4 +1,4 @@
-"""The frame of a record: what is sealed is unsealed, and damage is distinguished from another version."""
+"""The frame of a record: sealed contents are unsealed, and damage is distinguished from another version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ contents = st.binary(max_size=20)
 
 
 @given(st.lists(contents, max_size=5))
-def test_what_is_sealed_alone_or_together_is_unsealed(contents: list[bytes]) -> None:
+def test_contents_sealed_alone_or_together_are_unsealed(contents: list[bytes]) -> None:
     values = [FRAME.seal(content) for content in contents]
     assert FRAME.seal_all(contents) == values
     assert [bytes(FRAME.unseal(value)) for value in values] == contents
@@ -45,6 +45,6 @@ def test_a_frame_of_any_version_with_one_changed_byte_is_corrupt(content: bytes,
 
 
 @pytest.mark.parametrize("value", [b"", b"\x7b", FRAME.seal(b"")[:-1], OTHER.seal(b"a")], ids=repr)
-def test_what_is_too_short_or_has_another_magic_byte_is_not_a_record(value: bytes) -> None:
+def test_bytes_that_are_too_short_or_have_another_magic_byte_are_not_a_record(value: bytes) -> None:
     with pytest.raises(Corrupt, match="this is not the record"):
         FRAME.unseal(value)

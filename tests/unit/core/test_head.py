@@ -23,13 +23,13 @@ HEAD = Head(
     {},
     3,
 )
-#: Never change these: every stored head must remain readable.
+#: Never change these: every stored head must stay readable.
 HEAD_BYTES = (
     "9dc30702920103920109cd03e805cf0000018bcfe568009194c41069696969696969696969696969696969"
     "0607920109920104919200cd07d08003"
 )
 GRAVE_BYTES = "9dc2070292010392010acd03e8c00090c0908000"
-#: As they were before heads had a `run_start`.
+#: The same heads as encoded before heads had a `run_start`.
 EARLIER_GRAVE_BYTES = "9cc2070292010392010acd03e8c00090c09080"
 GRAVE = Head(False, 7, 2, Position(1, 3), Position(1, 10), 1000, None, 0, (), None, ())
 
@@ -47,7 +47,9 @@ DAMAGED = [
     b"\xff",
     bytes.fromhex(HEAD_BYTES)[:-1] + b"\x81\xa1\xff\x01",  # a tag that is not UTF-8
     b"\x9d" + bytes.fromhex(HEAD_BYTES)[1:] + b"\x91" * 5_000 + b"\x90",  # an unknown field, nested too deep
-    bytes.fromhex(GRAVE_BYTES.replace("92010a", "920100ffffffff"[:4] + "01cfffffffffffffffff")),  # no such offset
+    bytes.fromhex(
+        GRAVE_BYTES.replace("92010a", "920100ffffffff"[:4] + "01cfffffffffffffffff")
+    ),  # an offset beyond the range
 ]
 
 

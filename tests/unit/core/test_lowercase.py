@@ -47,7 +47,7 @@ def test_a_text_has_the_lower_case_of_python_3_11(text: str) -> None:
     assert lower(text) == text.lower()
 
 
-def test_the_tables_are_frozen_whatever_the_running_python_knows() -> None:
+def test_the_tables_are_frozen_whatever_unicode_version_the_running_python_has() -> None:
     lower_case, ignorable, cased = segments._tables()
     tables = (sorted(lower_case.items()), sorted(ignorable), sorted(cased))
     assert (
@@ -80,9 +80,9 @@ def test_the_segment_of_a_head_does_not_depend_on_the_running_python() -> None:
     assert head_segment("ÄÖ", 512) == head_segment("äö", 512)
 
 
-def test_the_segment_of_a_head_is_never_taken_from_the_lower_case_of_the_running_python() -> None:
+def test_the_segment_of_a_head_never_depends_on_str_lower() -> None:
     class OfLaterPython(str):
-        """Text whose own lower case is another one, as that of a letter is that a later Unicode gave a pair."""
+        """Text whose `lower` returns something else, as for a letter that got a lower case in a later Unicode."""
 
         __slots__ = ()
 

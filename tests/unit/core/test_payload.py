@@ -1,4 +1,4 @@
-"""Payloads: JSON values, text and bytes are decoded as the type that was encoded; others are refused."""
+"""Payloads: JSON values, text and bytes are decoded as the type that was encoded; other values are refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_objects_names_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize(("value", "type_"), [({"a": 1}, JSON), ([1], JSON), (None, JSON), ("a", TEXT), (b"a", BYTES)])
-def test_text_and_bytes_as_a_whole_are_kept_as_they_are(value: object, type_: int) -> None:
+def test_text_and_bytes_payloads_are_kept_unchanged(value: object, type_: int) -> None:
     assert encode_payload(value)[0] == type_
 
 
@@ -183,5 +183,5 @@ def test_json_that_is_nested_deeper_than_the_stack_allows_is_corrupt() -> None:
         decode_json(b"[" * 5_000 + b"]" * 5_000)
 
 
-def test_json_that_is_encoded_already_is_kept_as_it_is() -> None:
+def test_already_encoded_json_is_kept_unchanged() -> None:
     assert encode_payload(EncodedJson(b'{"a": 1}')) == (JSON, b'{"a": 1}')

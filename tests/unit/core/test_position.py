@@ -11,7 +11,7 @@ from tidebook.core.position import START, Position, tombstone_stamp, write_stamp
 OFFSET_MAX = 2**47 - 1
 EPOCH_MAX = 2**12 - 1
 REV_MAX = 2**3 - 1
-#: 2026 in microseconds, the timestamps that a store would assign by default.
+#: A time of 2026 in microseconds, as a store would assign it by default.
 NOW_US = 1_790_000_000_000_000
 
 positions = st.builds(Position, st.integers(1, EPOCH_MAX), st.integers(0, OFFSET_MAX))
@@ -24,7 +24,7 @@ def test_an_epoch_counts_more_than_any_offset(a: Position, b: Position) -> None:
 
 
 @given(positions, positions, revs, revs)
-def test_stamps_are_ordered_as_the_positions_for_all_revisions(a: Position, b: Position, i: int, j: int) -> None:
+def test_stamps_are_ordered_like_positions_for_all_revisions(a: Position, b: Position, i: int, j: int) -> None:
     if a < b:
         assert write_stamp(a, rev=i) < tombstone_stamp(b, rev=j)
 

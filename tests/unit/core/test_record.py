@@ -40,7 +40,7 @@ TYPED = "9b0101c410000102030405060708090a0b0c0d0e0f01c419919600c4077b2274223a317
 
 COUNTED = (("x", 1),)
 
-#: Written down once and never changed: a record of today must be read for ever.
+#: Never change these: every record that was ever written must stay readable.
 GOLDEN: list[tuple[Action, str]] = [
     (Append(1, ID, 1, PLAIN_BODY), f"7b017c3532b6{PLAIN_APPEND}c0c0c0c090c0"),
     (Append(1, ID, 2, BODY, expected=0, tagged=COUNTED), f"7b0169655049{APPEND}00c0c0c09192a17801c0"),
@@ -86,7 +86,7 @@ def names(action: Action) -> str:
 
 
 def sealed(version: int, rest: bytes) -> bytes:
-    """A record with a right checksum, whatever it holds."""
+    """Return a record with a valid checksum around any content."""
     crc = crc32(bytes([version]) + rest)
     return bytes([MAGIC, version]) + crc.to_bytes(4, "big") + rest
 
@@ -199,7 +199,9 @@ def test_the_events_of_an_append_stay_packed() -> None:
 )
 @example(1, b"\xff" * 16, b"\xff" * 70_000)
 @example(4095, b"\xff" * 16, b"\xff")
-def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, append_id: bytes, payload: object) -> None:
+def test_a_plain_append_is_the_same_record_whichever_encoder_is_used(
+    epoch: int, append_id: bytes, payload: object
+) -> None:
     types, payloads = plain_payloads([[Event(payload)]])
     body, _ = encode_events([Event(payload)])
     [value] = encode_plain_appends(epoch, [append_id], types, payloads)
@@ -213,7 +215,7 @@ def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, app
     [[b"a", b"b", b"c"], [b"a", "b", {"c": 1}], [b"a", b"bc", b"d"], [b"a", "b"], [b"a", "bc"], []],
     ids=["of one kind", "of all kinds", "of two sizes", "of two kinds", "of two kinds and sizes", "none"],
 )
-def test_many_plain_appends_are_the_same_records_as_each_alone(payloads: list[object]) -> None:
+def test_plain_appends_encoded_together_equal_those_encoded_alone(payloads: list[object]) -> None:
     appends = [[Event(payload)] for payload in payloads]
     ids = [bytes([n]) * 16 for n in range(len(payloads))]
     expected = [
@@ -223,7 +225,7 @@ def test_many_plain_appends_are_the_same_records_as_each_alone(payloads: list[ob
     assert encode_plain_appends(7, iter(ids), *plain_payloads(appends)) == expected
 
 
-# ---- well-framed nonsense: void for everybody, whatever the stack
+# ---- malformed content in a valid frame is void for every process, whatever its stack size
 
 
 @pytest.mark.parametrize("rest", NONSENSE.values(), ids=NONSENSE)
@@ -303,7 +305,7 @@ def test_tags_are_counted_by_the_encoder_as_the_decoder_counts_them(events: list
     assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action
 
 
-def test_only_a_framed_record_of_any_version_counts_as_a_journals() -> None:
+def test_only_a_framed_record_of_any_version_counts_as_a_journal_record() -> None:
     value = encode_record(Mark(1), limit_bytes=LIMIT)
     newer = bytes([MAGIC, VERSION + 1])
     newer += crc32(newer[1:] + b"x").to_bytes(4, "big") + b"x"

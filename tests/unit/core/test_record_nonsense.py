@@ -31,7 +31,7 @@ def test_any_frame_is_an_action_or_damaged_or_of_another_version(rest: bytes, ve
         return
     assert version == VERSION
     if not isinstance(action, Damaged):
-        again = encode_record(action, limit_bytes=LIMIT)  # what can be read could have been written
+        again = encode_record(action, limit_bytes=LIMIT)  # a readable record can be encoded again
         assert read_record(again, limit_bytes=LIMIT) == action
     if isinstance(action, Append):
         assert len(decode_events(unpack_events(action.body))) == action.count
@@ -55,7 +55,7 @@ def test_every_readable_record_can_be_folded_and_replicated(batch: list[bytes], 
         placed.append(PositionedAction(Position(1, offset), timestamp_ms, action, time_ms))
     assert time_ms < FIRST_MS + 2 * 86_400_000
     head = _head_after(None, placed[:cut], clear_tags)
-    head = _head_after(head, placed[cut // 2 :], clear_tags)  # some of it once more
+    head = _head_after(head, placed[cut // 2 :], clear_tags)  # some of the records a second time
     assert head == _head_after(None, placed, clear_tags)
 
 

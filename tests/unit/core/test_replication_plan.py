@@ -1,4 +1,4 @@
-"""The replication plan of one key: which writes, in which order, and which are repeated after a crash."""
+"""The replication plan of one key: its writes, their order, and those that are repeated after a crash."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_conditional_purge_that_fails_writes_nothing() -> None:
     assert plan(head, positioned(Purge(1, Position(1, 0)), start=2)) == ()
 
 
-# ---- replays
+# ---- replays after a crash
 
 
 def test_records_that_the_head_contains_are_not_folded_twice() -> None:
@@ -189,7 +189,7 @@ def test_a_skipped_purge_is_cleared_again_before_the_next_incarnation() -> None:
     assert kinds(writes[2:]) == [PutEvents, PutHead]
 
 
-def test_a_skipped_purge_of_the_incarnation_before_is_not_repeated_on_the_present_one() -> None:
+def test_a_skipped_purge_of_an_earlier_incarnation_is_not_repeated_on_the_current_one() -> None:
     records = positioned(append(2), purge(), append())
     head = head_after(records)
     assert plan(head, records) == (PutHead(KEY, head), ClearEvents(KEY, head, 0))
@@ -271,7 +271,7 @@ def tagged_as(*tags: set[str], start: int = 0) -> PositionedAction:
     "tags", [[{"x"}], [{"x", "y"}, {"x"}], [{"x"}, {"x"}], [{"x", "y"}, {"x", "y"}], [{"x"}, set()]]
 )
 def test_each_event_has_a_row_for_each_of_its_own_tags(tags: list[set[str]]) -> None:
-    """They are numbered by tag over all events of the journal."""
+    """Rows are numbered per tag over all events of the journal."""
     records = [tagged_as({"x"}), tagged_as(*tags, start=1)]
     [put] = [write for write in plan(None, records) if isinstance(write, PutTags)]
     expected = {("x", 1, 1, 0, 0)}
@@ -285,7 +285,7 @@ def test_each_event_has_a_row_for_each_of_its_own_tags(tags: list[set[str]]) -> 
     assert {(row.timestamp_ms, row.time_ms) for row in put.rows if row.offset == 1} == {(1000, 2000)}
 
 
-def test_a_deleted_event_has_no_tag_row_and_a_tag_that_is_not_cleared_keeps_it() -> None:
+def test_a_deleted_event_has_no_tag_row_unless_its_tag_is_not_cleared() -> None:
     records = [tagged_as({"x"}, {"x"}, {"x"}), *positioned(delete(2), start=1)]
     for clear_tags, left in ((True, [3]), (False, [1, 2, 3])):
         writes = plan_key(KEY, None, records, CONFIG, clear_tags=clear_tags)
@@ -296,7 +296,7 @@ def test_a_deleted_event_has_no_tag_row_and_a_tag_that_is_not_cleared_keeps_it()
         assert clear.clear_tags is clear_tags
 
 
-def test_tag_rows_and_topic_rows_are_event_rows_with_a_place_in_their_stream() -> None:
+def test_tag_rows_and_topic_rows_are_event_rows_with_a_position_in_their_stream() -> None:
     [put] = [write for write in plan(None, [tagged_as({"x"}, {"x"}, start=3)]) if isinstance(write, PutTags)]
     row = put.rows[1]
     event = EventRow(2, row.encoded, 3000, Position(1, 3), 1, 6000)
@@ -319,7 +319,7 @@ def tagged(count: int, start: int) -> list[PositionedAction]:
 
 @pytest.mark.parametrize(("clear", "left"), [(purge(), [0, 2, 4]), (delete(3), [0, 2])], ids=["purge", "delete"])
 def test_a_clear_names_the_tag_rows_that_its_slice_does_not_write(clear: Action, left: list[int]) -> None:
-    """Another replicator may have written them or may still do so, and they are not found through event rows."""
+    """Another replicator may have written them, or may still do so; they are not found through event rows."""
     *_, write = plan(None, [*tagged(5, 0), *positioned(clear, start=1)])
     assert isinstance(write, ClearEvents | ClearJournal)
     assert write.clear_tags
@@ -335,7 +335,7 @@ def test_a_purge_of_an_incarnation_without_tags_clears_no_tags() -> None:
 
 
 def test_a_repeated_purge_clears_tags() -> None:
-    """The grave does not record whether there were any."""
+    """The grave does not record whether the journal had tags."""
     grave = head_after(records := [*tagged(5, 0), *positioned(purge(), start=1)])
     _, write = plan(grave, records)
     assert isinstance(write, ClearJournal)

@@ -1,4 +1,4 @@
-"""The segments of heads and events in the store: by Java's String.hashCode and by frozen sizes."""
+"""The segments of heads and events in the store, from Java's String.hashCode and from frozen sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JAVA_HASHES = {
 @pytest.mark.parametrize(("text", "hash_"), JAVA_HASHES.items(), ids=repr)
 @pytest.mark.parametrize("segments", [1, 2, 7, 100, 512])
 def test_the_head_segment_is_the_java_hash_modulo_the_count(text: str, hash_: int, segments: int) -> None:
-    java_remainder = abs(hash_) % segments * (1 if hash_ >= 0 else -1)  # Java's % takes the sign of the left side
+    java_remainder = abs(hash_) % segments * (1 if hash_ >= 0 else -1)  # Java's % has the sign of its left operand
     assert head_segment(text, segments) == abs(java_remainder)
 
 

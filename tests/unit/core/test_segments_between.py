@@ -1,4 +1,4 @@
-"""Which segments may hold events: head and list together miss no segment, and skipped segments cost nothing."""
+"""Which segments may hold events: head and list together omit none, and skipped segments cost nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_event_of_the_range_is_in_a_visited_segment(
 
 
 @given(st.integers(0, 20), steps, st.integers(1, 7), st.integers(0, 6), st.integers(0, 120), st.integers(0, 160))
-def test_segments_come_once_in_order_and_within_the_range(
+def test_segments_are_returned_once_in_order_and_within_the_range(
     reset: int, skips: list[tuple[int, int]], size: int, cut: int, above: int, to: int
 ) -> None:
     head, _, listed = build(reset, skips, size, cut)
@@ -85,7 +85,7 @@ def test_no_more_segments_are_visited_than_hold_events(
 ) -> None:
     head, there, listed = build(reset, skips, size, cut)
     occupied = {event_segment(number, size) for number in there}
-    # A journal that begins with a reset has a run from there on, whether or not its first event is in that segment.
+    # A journal that begins with a reset has a run from there, whether or not its first event is in that segment.
     assert occupied <= set(visited(head, listed, 0, head.seq_nr)) <= occupied | {reset // size}
 
 
@@ -117,7 +117,7 @@ def test_an_empty_range_has_no_segments() -> None:
 def test_only_segments_with_possible_events_are_visited_between_the_gaps_of_an_earlier_version(
     numbers: list[int], size: int, above: int, to: int
 ) -> None:
-    """A gap hides the segments that it covers as a whole, and no other."""
+    """A gap hides only the segments that it covers completely."""
     numbers.sort()
     head, _, _ = build(0, [(0, 1)], size)
     # An earlier version kept a gap only if it skipped a segment.

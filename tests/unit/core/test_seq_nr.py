@@ -34,7 +34,7 @@ def test_the_error_names_the_parameter() -> None:
         seq_nr(-1, name="expected", least=0)
 
 
-def test_the_last_number_is_exact_as_a_double() -> None:
+def test_the_last_number_is_exactly_representable_as_a_double() -> None:
     assert int(float(LAST)) == LAST
 
 

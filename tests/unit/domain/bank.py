@@ -42,14 +42,14 @@ class AccountState(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):
-    """The account does not allow it."""
+    """The account does not allow the operation."""
 
 
 EVENTS = [Opened, Deposited, Withdrawn]
 
 
 class Account:
-    """The decider: three functions."""
+    """The decider as three functions."""
 
     State = AccountState
 
@@ -82,7 +82,7 @@ class Account:
 
 @dataclass
 class MethodAccount:
-    """The same in the class form: the object is the state."""
+    """The decider in the class form, in which the object is the state."""
 
     balance: int = 0
     history: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the tests of projections share: engines, a table of balances, replication by hand."""
+"""Helpers for tests of projections: engines, a table of balances, and replication on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ BALANCES = Table("balances", METADATA, Column("id", String(100), primary_key=Tru
 
 def sqlite_engine(folder: Path) -> Engine:
     file = folder / "read.db"
-    with closing(sqlite3.connect(file, timeout=20)) as connection:  # once: a file in use cannot change its mode
+    with closing(
+        sqlite3.connect(file, timeout=20)
+    ) as connection:  # only once, because a file in use cannot change its mode
         connection.execute("PRAGMA journal_mode=WAL")
     return create_engine(f"sqlite:///{file}", connect_args={"timeout": 20})
 
@@ -66,7 +68,7 @@ async def replicating(book: Book, *topics: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def running(*parts: Any) -> AsyncIterator[None]:
-    """Run projections in the background; an error of one is raised at the end."""
+    """Run projections in the background; raise their errors at the end."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         yield
@@ -85,7 +87,7 @@ def signed(data: Any) -> int:
 
 
 def add(tx: Any, event: Any) -> None:
-    """Apply an event with a sync transaction: read, then write, so that a second application shows."""
+    """Apply an event with a sync transaction: read, then write, so that applying it twice is visible."""
     table = tx.table(BALANCES)
     done = tx.execute(update(table).where(table.c.id == event.id).values(amount=table.c.amount + signed(event.data)))
     if not done.rowcount:
@@ -93,7 +95,7 @@ def add(tx: Any, event: Any) -> None:
 
 
 async def add_async(tx: Any, event: Any) -> None:
-    """The same with an async transaction."""
+    """Apply an event with an async transaction."""
     table = tx.table(BALANCES)
     done = await tx.execute(
         update(table).where(table.c.id == event.id).values(amount=table.c.amount + signed(event.data))

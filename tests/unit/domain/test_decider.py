@@ -1,4 +1,4 @@
-"""Deciders: commands, conflicts, cached states, snapshots, command ids, states of the past."""
+"""Deciders: commands, conflicts, cached states, snapshots, command ids, and earlier states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.domain.bank import (
     Withdraw,
     Withdrawn,
 )
-from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, Truncated
+from tidebook.core.errors import Conflict, InvalidInput, OutcomeUnknown, Truncated, Unavailable
 from tidebook.core.event import Event
 from tidebook.domain.scenario import scenario
 
@@ -59,7 +59,9 @@ async def test_a_command_without_events_changes_nothing(tmp_path: Path) -> None:
         done = await accounts.execute("a-1", Open("bob"), command_id="c-1")
         assert (done.events, done.first, done.last, done.seq_nr, done.state.owner) == ([], None, None, 1, "ada")
         await accounts.journal.purge("a-1")
-        again = await accounts.execute("a-1", Open("bob"), command_id="c-1")  # it left no trace: it is decided again
+        again = await accounts.execute(
+            "a-1", Open("bob"), command_id="c-1"
+        )  # the command left no trace, so it is decided again
         assert (again.events, again.repeated) == ([Opened("bob")], False)
 
 
@@ -154,6 +156,44 @@ async def test_an_unknown_outcome_is_retried_without_a_second_event(
         assert (await accounts.load("a-2")).state.balance == 5
 
 
+async def test_a_command_that_may_be_appended_is_not_reported_as_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unavailable says that nothing was changed, but an attempt before may have been written."""
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account)
+        append, head = accounts.journal.append, accounts.journal.head
+
+        async def lost_and_refused(*args: Any, **given: Any) -> Any:
+            if given.get("retry") is not None:
+                raise Unavailable("refused on purpose")
+            await append(*args, **{**given, "append_id": b"i" * 16})
+            raise OutcomeUnknown("lost", append_id=b"i" * 16, partition=0, floor=0, epoch=1)
+
+        monkeypatch.setattr(accounts.journal, "append", lost_and_refused)
+        with pytest.raises(OutcomeUnknown):
+            await accounts.execute("a-1", Deposit(5))
+        monkeypatch.undo()
+        assert (await accounts.load("a-1")).state.balance == 5
+
+        async def unreadable(id: str) -> Any:
+            raise Unavailable("no reads on purpose")
+
+        async def lost_once(*args: Any, **given: Any) -> Any:
+            done = await append(*args, **given)
+            if given.get("retry") is None:
+                raise OutcomeUnknown("lost", append_id=given["append_id"], partition=0, floor=0, epoch=1)
+            monkeypatch.setattr(accounts.journal, "head", unreadable)
+            return done
+
+        monkeypatch.setattr(accounts.journal, "append", lost_once)
+        with pytest.raises(OutcomeUnknown):
+            await accounts.execute("a-2", Deposit(5), command_id="c")
+        monkeypatch.undo()
+        assert accounts.journal.head == head
+        assert (await accounts.execute("a-2", Deposit(5), command_id="c")).repeated
+
+
 # ---- snapshots
 
 
@@ -240,7 +280,7 @@ async def test_the_snapshots_of_another_decider_are_ignored(tmp_path: Path) -> N
         assert (await book.decider("accounts", Count, events=EVENTS, snapshot_every=9).load("a-1")).state == 1
 
 
-async def test_a_state_that_could_not_be_read_back_is_not_saved(tmp_path: Path) -> None:
+async def test_a_state_that_could_not_be_decoded_is_not_saved(tmp_path: Path) -> None:
     class Seen:
         State = dict
 
@@ -318,15 +358,15 @@ def test_snapshots_need_the_type_of_the_state() -> None:
         book.decider("accounts", NoState, events=EVENTS, snapshot_every=5)
 
 
-# ---- the past
+# ---- earlier states
 
 
-async def test_the_state_as_of_a_number_or_a_time(tmp_path: Path) -> None:
+async def test_a_state_is_loaded_as_of_a_number_or_a_time(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, snapshot_every=2)
         for _ in range(5):
             await accounts.execute("a-1", Deposit(1))
-            await asyncio.sleep(0.002)  # the log's times have milliseconds
+            await asyncio.sleep(0.002)  # log times have a resolution of milliseconds
         assert [(await accounts.load("a-1", at=n)).state.balance for n in (0, 1, 2, 3, 5, 99)] == [0, 1, 2, 3, 5, 5]
         times = [event.timestamp async for event in book.journal("accounts").read("a-1")]
         found = [(await accounts.load("a-1", at=each)).state.balance for each in times]
@@ -342,7 +382,7 @@ async def test_a_repeated_command_returns_the_same_result(tmp_path: Path) -> Non
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, snapshot_every=7)
         first = await accounts.execute("a-1", Deposit(5), command_id="c-1")
-        for n in range(50):  # more than the fold remembers
+        for n in range(50):  # more appends than the fold remembers
             await accounts.execute("a-1", Deposit(1), command_id=f"d-{n}")
         fresh = book.decider("accounts", Account, snapshot_every=7)
         for decider in (accounts, fresh):
@@ -356,7 +396,7 @@ async def test_a_repeated_command_returns_the_same_result(tmp_path: Path) -> Non
         assert not other.repeated
 
 
-async def test_one_command_on_two_processes_at_once_takes_effect_once(tmp_path: Path) -> None:
+async def test_a_command_that_two_processes_execute_at_once_takes_effect_once(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two:
         deciders = [book.decider("accounts", Account) for book in (one, two)]
         for n in range(10):
@@ -368,7 +408,7 @@ async def test_one_command_on_two_processes_at_once_takes_effect_once(tmp_path: 
 # ---- forms
 
 
-async def test_the_class_form_is_the_same_underneath(tmp_path: Path) -> None:
+async def test_the_class_form_behaves_like_the_functions(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", MethodAccount, snapshot_every=2)
         first = await accounts.execute("a-1", MethodAccount.deposit, 5)
@@ -395,12 +435,12 @@ async def test_events_may_carry_tags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [object(), 5, type("Empty", (), {})], ids=lambda bad: type(bad).__name__)
-def test_what_is_no_decider_is_refused(bad: Any) -> None:
-    with tidebook.open_sync(Path("unused")) as book, pytest.raises(InvalidInput, match="no decider"):
+def test_an_object_that_is_not_a_decider_is_refused(bad: Any) -> None:
+    with tidebook.open_sync(Path("unused")) as book, pytest.raises(InvalidInput, match="not a decider"):
         book.decider("accounts", bad, events=EVENTS)
 
 
-def test_the_blocking_form(tmp_path: Path) -> None:
+def test_a_blocking_decider_executes_commands(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         accounts = book.decider("accounts", Account)
         assert accounts.execute("a-1", Deposit(5)).state.balance == 5
@@ -418,7 +458,7 @@ def test_a_scenario_checks_events_state_and_refusals() -> None:
     scenario(MethodAccount).given([Deposited(5)]).when(MethodAccount.withdraw, 5).then([Withdrawn(5)])
 
 
-def test_a_scenario_fails_where_it_should() -> None:
+def test_a_scenario_fails_on_unexpected_events_states_and_refusals() -> None:
     given = scenario(Account).given([Deposited(5)])
     with pytest.raises(AssertionError, match="produced"):
         given.when(Deposit(1)).then([Deposited(2)])
@@ -440,7 +480,7 @@ async def test_events_that_evolve_refuses_are_not_appended(tmp_path: Path) -> No
 
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Superstitious, events=EVENTS)
-        for _ in range(2):  # on a state that is not cached, and on one that is
+        for _ in range(2):  # first on a state that is not cached, then on a cached one
             with pytest.raises(KeyError, match="no 13"):
                 await accounts.execute("a-1", Deposit(13))
             await accounts.execute("a-1", Deposit(1))
@@ -458,7 +498,7 @@ async def test_a_caller_that_changes_a_result_changes_only_that(tmp_path: Path) 
         assert (await fresh.load("a-1")).state == MethodAccount(10, [5, 5])
 
 
-async def test_a_function_that_changes_the_state_does_so_only_for_what_is_appended(tmp_path: Path) -> None:
+async def test_a_function_that_changes_the_state_in_place_affects_only_appended_events(tmp_path: Path) -> None:
     class Changing:
         State = list[int]
 
@@ -482,7 +522,7 @@ async def test_a_function_that_changes_the_state_does_so_only_for_what_is_append
         assert (await first.execute("a-1", Deposit(3))).state == [1, 2, 3]  # after a conflict
 
 
-async def test_a_command_of_a_purged_journal_has_no_other_command_s_result(tmp_path: Path) -> None:
+async def test_a_command_of_a_purged_journal_does_not_get_another_commands_result(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, events=EVENTS)
         await accounts.execute("a-1", Deposit(5), command_id="c1")
@@ -498,7 +538,7 @@ async def test_a_command_of_a_purged_journal_has_no_other_command_s_result(tmp_p
             assert gone.state.balance == 777
 
 
-async def test_a_repeated_command_whose_events_are_deleted_has_the_state_of_now(tmp_path: Path) -> None:
+async def test_a_repeated_command_whose_events_are_deleted_returns_the_current_state(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=4)
         for n in range(4):

@@ -1,4 +1,4 @@
-"""Streams of tags and topics: order, completeness, resuming anywhere, the horizon."""
+"""Streams of tags and topics: order, completeness, resuming at any position, and the horizon."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_stream_has_every_event_once_in_order_from_any_position(
             numbers = [row.row.seq_nr for row in rows if (row.topic, row.id) == key]
             assert numbers == list(range(1, len(numbers) + 1))
         assert await read(source, end) == ([], end)
-        # Every page's position, and every row's place with the offsets before its page, resumes after it.
+        # A stream can resume after the position of every page and after every row.
         seen, before = 0, SourcePosition()
         async for page in source.pages(SourcePosition()):
             for row in page.rows:
@@ -89,7 +89,7 @@ async def test_the_store_and_the_log_give_the_same_stream(tmp_path: Path) -> Non
 
 
 async def truncate(book: Book, topic: str) -> None:
-    """Remove all that is replicated from the log."""
+    """Remove all replicated records from the log."""
     for partition in range(4):
         pointer = await book.store.pointer(topic, partition)
         if pointer is not None:
@@ -97,7 +97,7 @@ async def truncate(book: Book, topic: str) -> None:
 
 
 async def read_on(book: Book, source: Any, after: SourcePosition) -> tuple[list[Any], SourcePosition]:
-    """Read as a runner does: from the position of a jump on, while there is one; the horizon moves meanwhile."""
+    """Read as a runner does, continuing from the position of each jump, while the horizon moves."""
     rows = list[Any]()
     jumps = True
     while jumps:
@@ -116,7 +116,7 @@ def keys(rows: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("journals", [1, 32])
-async def test_what_the_log_has_lost_comes_from_the_store_without_a_gap_or_a_repeat(
+async def test_events_that_the_log_has_lost_come_from_the_store_without_gaps_or_duplicates(
     tmp_path: Path, journals: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic_scan, "JOURNALS", journals)
@@ -139,7 +139,7 @@ async def test_what_the_log_has_lost_comes_from_the_store_without_a_gap_or_a_rep
             for key in {(row.topic, row.id) for row in found}:
                 numbers = [row.row.seq_nr for row in found if (row.topic, row.id) == key]
                 assert numbers == list(range(1, len(numbers) + 1))
-        # Every place of a scan, and every page's position, resumes after it.
+        # A scan can resume after each of its positions and after each page.
         begun = [page.position async for page in source.pages(after)]
         assert [in_scan(each.at) for each in begun] == [True]
         place, seen = begun[0], first[:]
@@ -154,7 +154,7 @@ async def test_what_the_log_has_lost_comes_from_the_store_without_a_gap_or_a_rep
         assert len((await read_on(book, source, end))[0]) == 8
 
 
-async def test_a_scan_waits_for_the_horizon_if_the_log_has_lost_what_is_above_it(tmp_path: Path) -> None:
+async def test_a_scan_waits_for_the_horizon_if_the_log_has_lost_events_above_it(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         source = sources(book)["log"]
         await fill(book, 20)

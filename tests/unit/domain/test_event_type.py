@@ -80,7 +80,7 @@ def stored(types: EventTypes, event: object, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("event", OBJECTS, ids=lambda each: type(each).__name__)
-def test_an_object_comes_back_as_it_went_in(event: Any) -> None:
+def test_a_decoded_object_equals_the_encoded_one(event: Any) -> None:
     assert stored(EventTypes([type(each) for each in OBJECTS]), event) == event
 
 
@@ -112,13 +112,13 @@ class Amount(msgspec.Struct):
 
 
 @pytest.mark.parametrize("value", ["5", None, float("nan"), object(), {1}], ids=lambda value: type(value).__name__)
-def test_an_object_that_could_not_be_read_back_is_refused(value: Any) -> None:
+def test_an_object_that_could_not_be_decoded_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match="read back"):
         EventTypes([Amount]).encode(Amount(value))
 
 
 @pytest.mark.parametrize("class_", [int, dict, Path, type("Plain", (), {})], ids=repr)
-def test_a_class_that_is_no_event_is_refused_at_start_up(class_: type) -> None:
+def test_a_class_that_is_not_an_event_is_refused_at_start_up(class_: type) -> None:
     with pytest.raises(InvalidInput, match="is not an event class"):
         EventTypes([class_])
 
@@ -132,7 +132,7 @@ def test_a_field_that_cannot_be_encoded_is_refused_at_start_up() -> None:
         EventTypes([Odd])
 
 
-def test_two_classes_of_one_name_are_refused() -> None:
+def test_two_classes_with_the_same_name_are_refused() -> None:
     @tidebook.event_type("Line")
     @dataclass
     class Other:
@@ -167,7 +167,7 @@ def test_earlier_versions_are_upcast_step_by_step(version: int, raw: bytes) -> N
     ("upcasters", "match"),
     [({}, "from version 1, 2"), ({2: dict}, "from version 1"), ({1: dict, 2: dict, 3: dict}, "no step from version 3")],
 )
-def test_a_hole_in_the_versions_is_refused_at_start_up(upcasters: Any, match: str) -> None:
+def test_a_gap_in_the_versions_is_refused_at_start_up(upcasters: Any, match: str) -> None:
     with pytest.raises(InvalidInput, match=match):
         tidebook.event_type("deposited", version=3, upcasters=upcasters)(Line)
 
@@ -201,7 +201,7 @@ def test_an_unknown_type_or_a_newer_version_is_an_error_that_names_the_event(
     assert "orders/o-1: event 7" in str(error)
 
 
-def test_a_lenient_reader_gets_it_raw() -> None:
+def test_a_lenient_reader_gets_unknown_events_raw() -> None:
     types = EventTypes([Deposited], lenient=True)
     assert stored(types, Deposited(Decimal("1.5"), "EUR"), version=4) == {"amount": "1.5", "currency": "EUR"}
 
@@ -241,7 +241,7 @@ async def test_two_versions_of_an_event_are_read_from_one_journal(tmp_path: Path
         assert found == [Deposited(Decimal(2), "EUR"), Deposited(Decimal(3), "CHF")]
 
 
-def test_the_blocking_form_of_a_typed_journal(tmp_path: Path) -> None:
+def test_a_blocking_typed_journal_takes_and_returns_objects(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         accounts = book.journal("accounts", events=[Deposited])
         accounts.append("a-1", [Deposited(Decimal(3), "CHF")])

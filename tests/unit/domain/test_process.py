@@ -1,4 +1,4 @@
-"""Process managers: commands, queue entries and outbox messages of an event, each exactly once."""
+"""Process managers: an event causes commands, queue entries and outbox messages exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
 
 
-async def test_an_event_causes_commands_entries_and_time_outs(tmp_path: Path) -> None:
+async def test_an_event_causes_commands_entries_and_timeouts(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, events=EVENTS)
         transfers = book.journal("transfers", events=[TransferStarted])
@@ -68,7 +68,7 @@ async def test_an_event_causes_commands_entries_and_time_outs(tmp_path: Path) ->
             await process.rebuild()
 
 
-async def test_a_batch_that_is_repeated_causes_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeated_batch_causes_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, events=EVENTS)
 
@@ -100,7 +100,7 @@ async def test_a_batch_that_is_repeated_causes_nothing_twice(tmp_path: Path, mon
         assert sorted(job.data for job in jobs) == ["a-0", "a-1", "a-2", "a-3"]
 
 
-async def test_a_command_that_is_refused_stops_the_slice(tmp_path: Path) -> None:
+async def test_a_refused_command_stops_the_slice(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, events=EVENTS)
 
@@ -177,8 +177,8 @@ async def test_an_event_causes_a_bounded_number_of_commands_of_an_entity(tmp_pat
         assert (await accounts.load("total")).state.balance == ENTITY_COMMANDS_MAX
 
 
-async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_path: Path) -> None:
-    for balance in (1, 2, 3):  # the second and the third have the same number and offset
+async def test_events_of_a_recreated_topic_are_different_events(tmp_path: Path) -> None:
+    for balance in (1, 2, 3):  # the second and the third event have the same number and offset
         async with tidebook.open(tmp_path) as book:
             accounts = book.decider("accounts", Account, events=EVENTS)
 
@@ -196,7 +196,7 @@ async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_pat
 
 @pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("lost")])
 @pytest.mark.parametrize("effect", ["command", "entry"])
-async def test_effects_wait_for_a_server_that_is_unavailable(
+async def test_effects_wait_for_an_unavailable_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str, error: Exception
 ) -> None:
     async with tidebook.open(tmp_path) as book:
@@ -238,7 +238,7 @@ async def test_effects_wait_for_a_server_that_is_unavailable(
             assert [each.data for each in await mail.claim(limit=9, lease=timedelta(minutes=1))] == ["o-1"]
 
 
-async def test_a_handler_that_lets_a_cancellation_through_fails_its_event_only(tmp_path: Path) -> None:
+async def test_a_handler_that_raises_a_cancellation_fails_only_its_event(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         seen = list[Any]()
 
@@ -260,11 +260,11 @@ async def test_a_handler_that_lets_a_cancellation_through_fails_its_event_only(t
 
 
 class Crash(BaseException):
-    """Ends a runner, as a kill would."""
+    """An error that ends a runner as a kill would."""
 
 
 async def crash_before_the_offset(process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a process until its effects have happened, and no further."""
+    """Run a process until its effects have happened, and stop it then."""
 
     async def crash(*_: Any) -> None:
         raise Crash
@@ -275,8 +275,8 @@ async def crash_before_the_offset(process: Any, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(caught.value, Crash)
 
 
-@pytest.mark.parametrize("padding", ["", "\x01" * 990], ids=["short", "long"])  # which JSON escapes
-async def test_entries_are_put_once_if_the_log_loses_what_a_crashed_process_has_read(
+@pytest.mark.parametrize("padding", ["", "\x01" * 990], ids=["short", "long"])  # characters that JSON escapes
+async def test_entries_are_put_once_although_the_log_loses_records_that_a_crashed_process_has_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: str
 ) -> None:
     async with tidebook.open(tmp_path) as book:
@@ -315,7 +315,7 @@ async def test_entries_are_put_once_if_the_log_loses_what_a_crashed_process_has_
         )
 
 
-async def test_a_long_batch_is_put_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_batch_is_put_in_several_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "ENTRIES_MAX", 10)
     async with tidebook.open(tmp_path) as book:
         sizes = list[int]()

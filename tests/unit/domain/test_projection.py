@@ -1,4 +1,4 @@
-"""Projections on SQLite: handlers, exactly once, slices, failures, reading one's own write, rebuilds."""
+"""Projections on SQLite: handlers, exactly-once application, slices, failures, reading one's own write, rebuilds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", ["sync", "async engine", "async handler", "async both"])
-async def test_every_event_is_applied_once_and_one_can_read_one_s_own_write(tmp_path: Path, form: str) -> None:
+async def test_every_event_is_applied_once_and_a_writer_can_wait_for_its_own_write(tmp_path: Path, form: str) -> None:
     engine = sqlite_engine(tmp_path)
     into: Any = async_sqlite_engine(tmp_path) if form in ("async engine", "async both") else engine
     handler: Any = add_async if form == "async both" else add
@@ -62,7 +62,7 @@ async def test_every_event_is_applied_once_and_one_can_read_one_s_own_write(tmp_
         await into.dispose()
 
 
-async def test_one_handler_a_type_and_others_are_not_decoded(tmp_path: Path) -> None:
+async def test_each_type_has_one_handler_and_other_types_are_not_decoded(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         engine, seen = sqlite_engine(tmp_path), list[Any]()
         projection = book.projection("seen", topics=["accounts"], into=engine, events=EVENTS)
@@ -81,7 +81,7 @@ async def test_one_handler_a_type_and_others_are_not_decoded(tmp_path: Path) -> 
         assert seen == [("accounts", "a-1", 3, Deposited(7))]
 
 
-async def test_events_of_tags_are_delivered_once_each_and_in_order(tmp_path: Path) -> None:
+async def test_events_of_tags_are_each_delivered_once_and_in_order(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         engine, seen = sqlite_engine(tmp_path), list[Any]()
 
@@ -123,7 +123,7 @@ async def test_several_topics_are_merged(tmp_path: Path) -> None:
             assert of_key == sorted(of_key)
 
 
-async def test_two_processes_share_the_slices_and_re_divide_them_in_mid_run(tmp_path: Path) -> None:
+async def test_two_processes_share_the_slices_and_redistribute_them_while_they_run(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two, replicating(one, "accounts"):
         accounts = one.decider("accounts", Account, events=EVENTS)
@@ -169,7 +169,7 @@ async def test_a_zombie_never_applies_a_batch_twice(tmp_path: Path, monkeypatch:
         other = book.projection("balances", topics=["accounts"], into=engine, events=EVENTS)(add)
         async with running(slow):
             await paused.wait()
-            await asyncio.sleep(0.3)  # the lease expires by the clock of the database
+            await asyncio.sleep(0.3)  # leases expire by the clock of the database
             async with running(other):
                 await other.settle()
                 assert balances(engine) == {"a-1": 5}
@@ -181,7 +181,7 @@ async def test_a_zombie_never_applies_a_batch_twice(tmp_path: Path, monkeypatch:
 # ---- failures
 
 
-async def test_a_handler_that_always_fails_stops_its_slice_only_and_visibly(tmp_path: Path) -> None:
+async def test_a_handler_that_always_fails_stops_only_its_slice_and_is_reported(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     failing = True
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
@@ -233,7 +233,7 @@ async def test_a_failing_event_can_be_skipped(tmp_path: Path) -> None:
             await projection.wait_for(done)
             [parked] = (await projection.stored()).parked
             assert parked.event == "accounts/a-1/2"
-            assert await projection.rebuild() == 2  # which passes over it too
+            assert await projection.rebuild() == 2  # the rebuild skips the event too
             assert [each.event for each in (await projection.stored()).parked] == ["accounts/a-1/2"]
         assert balances(engine) == {"a-1": 2}
 
@@ -296,7 +296,7 @@ async def test_a_paused_projection_waits_until_it_is_resumed(tmp_path: Path) -> 
     [{}, {"topics": []}, {"topics": "accounts"}, {"tags": "paid"}, {"tags": [""]}, {"topics": ["a"], "slices": 0}],
     ids=repr,
 )
-async def test_bad_input_is_refused(tmp_path: Path, given: Any) -> None:
+async def test_invalid_arguments_are_refused(tmp_path: Path, given: Any) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(InvalidInput):
             book.projection("p", into=sqlite_engine(tmp_path), **given)
@@ -345,7 +345,7 @@ async def test_a_rebuild_replaces_the_tables_without_a_gap_under_load(tmp_path: 
                 await projection.wait_for(await accounts.execute(f"a-{n}", Deposit(1)))
             assert (await projection.stored()).build == build == 2
         assert sum(balances(engine).values()) == written + 8
-        assert seen == sorted(seen)  # the table was always there, and never lost a row
+        assert seen == sorted(seen)  # the table always existed, and never lost a row
         with engine.connect() as connection:
             names = {name for (name,) in connection.execute(text("SELECT name FROM sqlite_master WHERE type='table'"))}
         assert {name for name in names if name.startswith("balances")} == {"balances"}
@@ -377,7 +377,7 @@ async def test_a_rebuild_needs_tables(tmp_path: Path) -> None:
             await book.projection("p", topics=["a"], into=sqlite_engine(tmp_path))(add).rebuild()
 
 
-def test_the_blocking_form(tmp_path: Path) -> None:
+def test_a_blocking_book_runs_projections(tmp_path: Path) -> None:
     METADATA.create_all(sqlite_engine(tmp_path))
     with tidebook.open_sync(tmp_path) as book:
         projection = book.projection("p", topics=["accounts"], into=sqlite_engine(tmp_path))(add)

@@ -1,4 +1,4 @@
-"""What handlers may do with the transaction of their batch, and in which forms they are called."""
+"""The use of a batch's transaction by its handlers, and the forms that handlers may have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.domain.projecting import (
 from tidebook.core.errors import InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
-from tidebook.domain.sql_engine import SqlEngine, is_passing
+from tidebook.domain.sql_engine import SqlEngine, is_transient
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(tx: Any, event: Any) -> Any:
-    """Write a row for an event, or return what writes it when awaited."""
+    """Write a row for an event, or return an awaitable that does."""
     return tx.execute(BALANCES.insert().values(id=f"{event.id}/{event.seq_nr}", amount=1))
 
 
@@ -97,7 +97,7 @@ async def test_an_error_within_a_savepoint_may_be_caught(tmp_path: Path) -> None
 
 
 class Callable:
-    """An object as a handler."""
+    """A callable object as a handler."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -116,7 +116,7 @@ def decorated(function: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["lambda", "object", "decorator", "partial"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync engine", "async engine"])
-async def test_what_a_handler_returns_is_awaited_or_refused(tmp_path: Path, form: str, is_async: bool) -> None:
+async def test_a_result_of_a_handler_is_awaited_or_refused(tmp_path: Path, form: str, is_async: bool) -> None:
     engine = sqlite_engine(tmp_path)
     into: Any = async_sqlite_engine(tmp_path) if is_async else engine
     real = put_async if is_async else put_in_coroutine
@@ -155,7 +155,7 @@ async def test_sync_and_async_handlers_share_the_batch_of_an_async_engine(tmp_pa
     await into.dispose()
 
 
-async def test_a_handler_with_a_yield_is_refused(tmp_path: Path) -> None:
+async def test_a_generator_as_handler_is_refused(tmp_path: Path) -> None:
     def generator(tx: Any, event: Any) -> Any:
         yield put(tx, event)
 
@@ -193,7 +193,7 @@ async def test_a_rebuild_refuses_each_handler_that_writes_to_a_live_table(tmp_pa
         assert len(balances(engine)) == 4
 
 
-async def test_a_rebuild_accepts_a_handler_that_passes_over_events(tmp_path: Path) -> None:
+async def test_a_rebuild_accepts_a_handler_that_ignores_events(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
 
@@ -207,12 +207,12 @@ async def test_a_rebuild_accepts_a_handler_that_passes_over_events(tmp_path: Pat
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_a_database_that_is_starting_up_passes_whatever_the_driver(driver: str) -> None:
+async def test_a_database_that_is_starting_up_is_a_transient_error_of_every_driver(driver: str) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer as PostgreSQL does during its recovery."""
         while True:
             (size,) = struct.unpack("!i", await reader.readexactly(4))
-            if (await reader.readexactly(size - 4))[:4] != struct.pack("!i", 80877103):  # no request for TLS
+            if (await reader.readexactly(size - 4))[:4] != struct.pack("!i", 80877103):  # refuse the request for TLS
                 break
             writer.write(b"N")
         body = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
@@ -224,12 +224,12 @@ async def test_a_database_that_is_starting_up_passes_whatever_the_driver(driver:
         engine = create_async_engine(f"postgresql+{driver}://u@127.0.0.1:{port}/d")
         with pytest.raises(DBAPIError, match="starting up") as raised:
             await SqlEngine(engine).run(lambda connection: None)
-        assert is_passing(raised.value)
+        assert is_transient(raised.value)
         await engine.dispose()
 
 
 @pytest.mark.parametrize("form", ["sync", "async handler", "async engine", "async both"])
-async def test_a_cancellation_that_a_handler_lets_through_stops_its_slice_only(tmp_path: Path, form: str) -> None:
+async def test_a_cancellation_that_a_handler_raises_stops_only_its_slice(tmp_path: Path, form: str) -> None:
     engine = sqlite_engine(tmp_path)
     into: Any = async_sqlite_engine(tmp_path) if form in ("async engine", "async both") else engine
 

@@ -1,4 +1,4 @@
-"""What a projection has stored under its name: its source, its slices, its builds and parked events."""
+"""The state that a projection stores under its name: source, slices, builds and parked events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_another_source_under_the_same_name_is_refused_until_a_rebuild(tmp
             await first.run()
 
 
-async def test_a_projection_of_an_earlier_release_takes_the_source_that_it_is_started_with(tmp_path: Path) -> None:
+async def test_a_projection_of_an_earlier_release_adopts_the_source_it_is_started_with(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         projection = book.projection("p", topics=["t"], into=engine)(put)
@@ -182,7 +182,7 @@ async def test_two_classes_with_one_event_type_are_refused_when_they_are_declare
         assert kept.classes == (one,)
 
 
-async def test_a_rebuild_removes_what_a_killed_one_has_left_and_a_late_one_is_fenced(tmp_path: Path) -> None:
+async def test_a_rebuild_removes_the_tables_of_a_killed_one_and_fences_a_late_one(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book, replicating(book, "t"):
         projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
@@ -191,7 +191,7 @@ async def test_a_rebuild_removes_what_a_killed_one_has_left_and_a_late_one_is_fe
         async with running(projection):
             await projection.settle()
         killed = projection._rebuild()
-        with engine.begin() as connection:  # what a rebuild has written when it is killed; its lease is over
+        with engine.begin() as connection:  # the rows that a killed rebuild leaves, with an expired lease
             assert projection._rows.begin_build(connection, "killed", 0.0).last_build == 2
             create_tables(connection, killed._copy_of(2).tables.values())
         assert not (await projection.stored()).rebuilding
@@ -205,7 +205,7 @@ async def test_a_rebuild_removes_what_a_killed_one_has_left_and_a_late_one_is_fe
         assert balances(engine) == {"t/x/1": 1}
 
 
-async def test_waiting_for_a_parked_event_raises_which_one_and_why(tmp_path: Path) -> None:
+async def test_waiting_for_a_parked_event_raises_its_number_and_the_reason(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
         accounts = book.decider("accounts", Account, events=EVENTS)
@@ -224,14 +224,14 @@ async def test_waiting_for_a_parked_event_raises_which_one_and_why(tmp_path: Pat
             await projection.wait_for(await accounts.execute("a", Deposit(4)))
             await accounts.journal.purge("a")
             await projection.wait_for(await accounts.execute("a", Deposit(1)))
-            await projection.wait_for(await accounts.execute("a", Deposit(5)))  # number 2 again, of another journal
+            await projection.wait_for(await accounts.execute("a", Deposit(5)))  # number 2 of another journal
 
 
 async def test_a_projection_that_has_applied_nothing_has_no_time(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         projection = book.projection("p", topics=["t"], into=engine)(put)
-        await book.journal("t").append("x", [Event(1)])  # nothing replicates it: the horizon is before all time
+        await book.journal("t").append("x", [Event(1)])  # nothing replicates the topic, so there is no horizon
         async with running(projection), asyncio.timeout(20):
             while "[[-1],{}]" not in await stored_positions(projection):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -244,7 +244,7 @@ async def stored_positions(projection: Any) -> list[str]:
     return [each.position for each in await projection._engine.run(lambda c: projection._rows.slices(c, 1))]
 
 
-async def test_the_leases_of_a_dead_process_end_although_the_clock_was_set_back(tmp_path: Path) -> None:
+async def test_the_leases_of_a_dead_process_expire_although_the_clock_was_set_back(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         await book.journal("t").append("x", [Event(1)])

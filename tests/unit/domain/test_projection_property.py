@@ -1,4 +1,4 @@
-"""A read model is the fold of the journals, whatever the batching, the lag, the division of slices and the crashes."""
+"""A read model is the fold of the journals, whatever the batches, the lag, the owners of slices and the crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC, SLICES, MEMBERS = "t", 3, ("m-0", "m-1", "m-2")
 
 
 class Crash(BaseException):
-    """What a step raises where a process would have died: no handler of errors may see it."""
+    """An error that a step raises where a process would die; no error handler may catch it."""
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -36,14 +36,14 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Replicate(msgspec.Struct, frozen=True):
-    """Replicate a few records; with `tick`, everything, and bring it below the horizon."""
+    """Replicate a few records or, with `tick`, all of them, and bring them below the horizon."""
 
     records: int
     tick: bool
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A member renews its lease and processes what there is, in batches; it may die before or after a commit."""
+    """Let a member renew its lease and process batches; it may die before or after a commit."""
 
     member: int
     batch: int
@@ -51,13 +51,13 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A member leaves: the others take its slices."""
+    """Let a member leave, so that others take its slices."""
 
     member: int
 
 
 class Truncate(msgspec.Struct, frozen=True):
-    """The log loses what is replicated."""
+    """Let the log lose all replicated records."""
 
 
 STEPS = st.lists(
@@ -73,7 +73,7 @@ STEPS = st.lists(
 
 
 def apply(tx: Any, event: Any) -> None:
-    """Apply an event in a way that depends on the order: a digit is added at the end."""
+    """Apply an event in a way that depends on the order: append a digit."""
     table = tx.table(BALANCES)
     change = table.update().where(table.c.id == event.id).values(amount=table.c.amount * 3 + event.data)
     if not tx.execute(change).rowcount:
@@ -91,7 +91,7 @@ class Members:
         self.projection = self.declare()
 
     def declare(self) -> Projection:
-        """Return the projection as another process declares it."""
+        """Return the projection as another process would declare it."""
         book = self._book
         made = book.projection("p", topics=[TOPIC], into=self._engine, tables=[BALANCES], slices=SLICES)(apply)
         if self._from_log:
@@ -118,7 +118,7 @@ class Members:
             await runner._renew()
             await runner._round()
         except Crash:
-            del self._runners[name]  # its lease is over when the next one renews its own
+            del self._runners[name]  # its lease has expired when the next member renews its own
             await self._expire(name)
         finally:
             runner._commit = commit  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ class Members:
 
     async def _expire(self, name: str) -> None:
         def expire(connection: Connection) -> None:
-            self.projection._rows.leave(connection, 1, name)  # what others do once its lease has ended
+            self.projection._rows.leave(connection, 1, name)  # as others do once the lease has expired
 
         await self.projection._engine.run(expire)
 
@@ -165,7 +165,7 @@ async def replay(folder: Path, steps: list[Any], *, from_log: bool) -> None:
             await members.leave(number)
         final = members.projection
         async with replicating(book, TOPIC), running(final), asyncio.timeout(20):
-            for _ in range(2):  # the second horizon is above all that was appended
+            for _ in range(2):  # the second horizon is above all appended events
                 await bring(book, TOPIC)
                 await final.settle()
         note(f"{final.status()}")

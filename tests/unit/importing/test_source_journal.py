@@ -1,4 +1,4 @@
-"""Tests of rows of kafka-journal as events of a book, and of the plan of appends."""
+"""Rows of kafka-journal are read as events of a book, and planned as appends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import Event
 from tidebook.core.key import Key
-from tidebook.importing.cql_duration import parse_duration
 from tidebook.importing.journal_import import APPEND_EVENTS_MAX, AppendPlanner, PlannedAppend, append_id
-from tidebook.importing.source_journal import SourceEvent, read_event, read_head
+from tidebook.importing.source_journal import SourceEvent, parse_duration, read_event, read_head
 
 KEY = Key("orders", "o-1")
 
@@ -29,12 +28,12 @@ KEY = Key("orders", "o-1")
         ("1m1s500ms", timedelta(seconds=61.5)),
     ],
 )
-def test_a_duration_of_cassandra_is_read(text: str, length: timedelta) -> None:
+def test_a_duration_of_cassandra_is_parsed(text: str, length: timedelta) -> None:
     assert parse_duration(text) == length
 
 
 @pytest.mark.parametrize("text", ["", "1", "1x", "d1", "1d2"])
-def test_another_text_is_no_duration(text: str) -> None:
+def test_any_other_text_is_refused_as_duration(text: str) -> None:
     with pytest.raises(Corrupt):
         parse_duration(text)
 

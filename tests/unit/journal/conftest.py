@@ -1,4 +1,4 @@
-"""Journals on embedded ports whose calls a test may hold or fail, over both kinds of log."""
+"""Fixtures: journals on embedded ports whose calls a test can hold or fail, over both kinds of log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 async def open_rig(tmp_path: Path, kind: Kind) -> AsyncIterator[Callable[..., Rig]]:
-    """Opens one more rig on the same folder, as another process would."""
+    """Opens another rig on the same folder, as a second process would."""
     opened: list[Rig] = []
 
     def open_rig(**settings: int) -> Rig:

@@ -27,7 +27,7 @@ TOPIC = "orders"
 
 
 class Rig:
-    """One process' view of one partition."""
+    """One process's view of one partition."""
 
     def __init__(self, folder: Path, kind: Kind, **settings: Any) -> None:
         self.kind = kind
@@ -35,7 +35,7 @@ class Rig:
         self.clock = ManualClock()
         self.log_faults, self.store_faults = Faults(), Faults()
         indexed = kind == "indexed"
-        #: Where the first record of a journal is: on a log like Kafka's a mark precedes it.
+        #: The offset of a journal's first record; on a log like Kafka's, a mark precedes it.
         self.first_offset = 0 if indexed else 1
         self._log = SqliteLog(folder, clock=self.clock, indexed_by_key=indexed, end_is_linearizable=indexed)
         self._store = SqliteStore(folder)
@@ -59,7 +59,7 @@ class Rig:
         return [event.payload async for event in self.journal.read(id, **how)]
 
     async def write(self, id: str | None, action: Action) -> Acknowledged:
-        """A record as another writer would send it."""
+        """Append a record as another writer would."""
         return await self.write_raw(None if id is None else id.encode(), encode_record(action, limit_bytes=10**9))
 
     async def write_raw(self, key: bytes | None, value: bytes) -> Acknowledged:
@@ -67,14 +67,14 @@ class Rig:
         return await self._log.append(Outgoing(TOPIC, 0, key, value))
 
     async def make_topic(self) -> None:
-        """The topic, before any journal is opened: its own limit is then the log's."""
+        """Create the topic before any journal is opened, so that the journal uses the log's record size limit."""
         await self._log.create_topic(TOPIC, self.settings.partitions)
 
     async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
         await replicate(self._log, self._store, TOPIC, batch_records=batch_records, batches_max=batches_max)
 
     async def truncate(self) -> None:
-        """Retention: the log forgets all that it holds."""
+        """Truncate the whole log, as retention does."""
         await self._log.truncate(TOPIC, 0, before=await self._log.end(TOPIC, 0))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Disturbed appends: a failure differs from an unknown outcome, and a retry never makes a second copy."""
+"""Appends under faults: a failure differs from an unknown outcome, and a retry never appends a second copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OpenRig = Callable[..., Rig]
 
 async def test_a_failure_before_the_log_has_it_is_unavailable_and_changes_nothing(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.log_faults.fail("send", Unavailable("the log is away"))
+    rig.log_faults.fail("send", Unavailable("the log is down"))
     with pytest.raises(Unavailable):
         await rig.append("a", 2)
     assert await rig.read("a") == [1]
@@ -43,7 +43,7 @@ async def test_a_retry_of_what_had_happened_gives_its_numbers_and_no_second_copy
     assert await rig.read("a") == [1, 2, 3]
 
 
-async def test_a_retry_of_what_had_not_happened_appends_it(rig: Rig) -> None:
+async def test_a_retry_of_an_append_that_was_not_logged_appends_it(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.log_faults.fail("send", OutcomeUnknown("no answer"))
     with pytest.raises(OutcomeUnknown) as caught:
@@ -63,7 +63,7 @@ async def test_a_retry_of_a_retry_keeps_the_first_floor(rig: Rig) -> None:
     assert (second.value.append_id, second.value.floor) == (first.value.append_id, first.value.floor)
 
 
-async def test_a_retry_is_known_after_replication_and_in_another_process(open_rig: OpenRig) -> None:
+async def test_a_retry_is_recognized_after_replication_and_in_another_process(open_rig: OpenRig) -> None:
     rig = open_rig()
     rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
     with pytest.raises(OutcomeUnknown) as caught:
@@ -76,11 +76,11 @@ async def test_a_retry_is_known_after_replication_and_in_another_process(open_ri
     assert await rig.read("a") == [1, 2]
 
 
-async def test_an_append_whose_place_cannot_be_learned_is_unknown_and_its_retry_finds_it(open_rig: OpenRig) -> None:
+async def test_an_append_whose_numbers_cannot_be_read_is_unknown_and_its_retry_finds_it(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     await other.append("b", "between")
-    rig.log_faults.fail("read", Unavailable("the log is away"), times=None)
+    rig.log_faults.fail("read", Unavailable("the log is down"), times=None)
     with pytest.raises(OutcomeUnknown) as caught:
         await rig.append("a", 2)
     assert caught.value.offset == rig.first_offset + 2
@@ -90,7 +90,7 @@ async def test_an_append_whose_place_cannot_be_learned_is_unknown_and_its_retry_
     assert await rig.read("a") == [1, 2]
 
 
-async def test_an_append_that_many_overtake_before_it_is_learned_is_unknown_rather_than_guessed(
+async def test_an_append_that_is_evicted_before_its_outcome_is_read_is_unknown_rather_than_guessed(
     open_rig: OpenRig,
 ) -> None:
     """It is replicated, evicted from the head and truncated before its writer gets the acknowledgement."""
@@ -109,7 +109,9 @@ async def test_an_append_that_many_overtake_before_it_is_learned_is_unknown_rath
         await mine
 
 
-async def test_a_lost_append_that_was_replicated_before_it_was_learned_is_a_conflict(open_rig: OpenRig) -> None:
+async def test_a_rejected_append_that_was_replicated_before_its_outcome_was_read_is_a_conflict(
+    open_rig: OpenRig,
+) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", "first")
     await other.append("a", "second")
@@ -124,8 +126,8 @@ async def test_a_lost_append_that_was_replicated_before_it_was_learned_is_a_conf
     assert caught.value.found == 2
 
 
-@pytest.mark.parametrize("after", ["a purge", "a purge and a new life"])
-async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_rig: OpenRig, after: str) -> None:
+@pytest.mark.parametrize("after", ["a purge", "a purge and a new incarnation"])
+async def test_a_conflict_reports_the_number_at_the_append_and_not_a_later_one(open_rig: OpenRig, after: str) -> None:
     """`expected=0, found=0` would be no conflict."""
     rig, other = open_rig(), open_rig()
     await other.journal.create()
@@ -135,7 +137,7 @@ async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_r
     mine = asyncio.create_task(rig.append("a", "mine", expected=0))
     await held.reached()
     await other.journal.purge("a")
-    if after == "a purge and a new life":
+    if after == "a purge and a new incarnation":
         await other.append("a", "third")
         await other.journal.purge("a")
     await other.replicate()
@@ -147,8 +149,8 @@ async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_r
     assert caught.value.found in ((2,) if after == "a purge" else (2, None))
 
 
-async def test_a_first_attempt_that_lands_late_does_not_answer_for_its_retry(open_rig: OpenRig) -> None:
-    """The first attempt lands as void, then the journal moves to where it was expected, then the retry is valid."""
+async def test_the_outcome_of_a_void_first_attempt_is_not_taken_for_that_of_its_retry(open_rig: OpenRig) -> None:
+    """The first attempt is void; then the journal reaches the expected number, and the retry is valid."""
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
@@ -160,7 +162,7 @@ async def test_a_first_attempt_that_lands_late_does_not_answer_for_its_retry(ope
     assert await rig.read("a") == [1, 2, "mine"]
 
 
-async def test_a_caller_that_gives_up_does_not_undo_the_append(rig: Rig) -> None:
+async def test_a_cancelled_caller_does_not_undo_its_append(rig: Rig) -> None:
     await rig.append("a", 1)
     held = rig.log_faults.hold("send", after=True)
     mine = asyncio.create_task(rig.append("a", 2))
@@ -173,12 +175,12 @@ async def test_a_caller_that_gives_up_does_not_undo_the_append(rig: Rig) -> None
     assert (await rig.append("a", 3, expected=2)).last == 3
 
 
-async def test_while_the_store_is_away_appends_without_confirmation_go_on(rig: Rig) -> None:
+async def test_while_the_store_is_unavailable_unconfirmed_appends_succeed(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.store_faults.fail("head", Unavailable("the store is away"), times=None)
-    rig.store_faults.fail("pointer", Unavailable("the store is away"), times=None)
+    rig.store_faults.fail("head", Unavailable("the store is down"), times=None)
+    rig.store_faults.fail("pointer", Unavailable("the store is down"), times=None)
     assert (await rig.append("b", 1, confirm=False)).offset >= 0
-    assert (await rig.append("a", 2, expected=1)).last == 2  # its head is known
+    assert (await rig.append("a", 2, expected=1)).last == 2  # its head is cached
     with pytest.raises(Unavailable):
         await rig.append("c", 1)
     rig.store_faults.heal()
@@ -189,12 +191,12 @@ async def test_while_the_store_is_away_appends_without_confirmation_go_on(rig: R
 async def test_an_error_in_append_many_is_at_the_index_of_its_append(rig: Rig) -> None:
     from tidebook.core.event import Event
 
-    rig.log_faults.fail("send", Unavailable("the log is away"), where=lambda record, _: record.key == b"b")
+    rig.log_faults.fail("send", Unavailable("the log is down"), where=lambda record, _: record.key == b"b")
     done = await rig.journal.append_many([(id, [Event(id)]) for id in "abc"])
     assert [type(each).__name__ for each in done] == ["Appended", "Unavailable", "Appended"]
 
 
-async def test_nothing_is_remembered_of_appends_that_are_settled(rig: Rig) -> None:
+async def test_appends_with_a_known_outcome_are_not_kept_in_memory(rig: Rig) -> None:
     await rig.append("a", 1)
     with pytest.raises(Conflict):
         await rig.append("a", 1, expected=0)
@@ -205,7 +207,7 @@ async def test_nothing_is_remembered_of_appends_that_are_settled(rig: Rig) -> No
     assert rig.journal._open.partitions[0].cache.pending_outcomes == {}
 
 
-async def test_nothing_is_remembered_of_unconfirmed_ones_where_only_some_partitions_are_followed(
+async def test_unconfirmed_appends_are_not_kept_in_memory_where_only_some_partitions_have_a_tail(
     open_rig: OpenRig,
 ) -> None:
     from tidebook.core.event import Event
@@ -222,7 +224,7 @@ async def test_nothing_is_remembered_of_unconfirmed_ones_where_only_some_partiti
     assert [cache.pending_outcomes for cache in caches] == [{}] * 8
 
 
-async def test_the_facts_of_the_topic_are_asked_for_once(rig: Rig) -> None:
+async def test_the_config_of_a_topic_is_read_once(rig: Rig) -> None:
     await asyncio.gather(*(rig.append("a", i) for i in range(5)))
     assert rig.store_faults.calls["topic_config"] == 1
     assert (await rig.store.topics()) == [TOPIC]

@@ -1,4 +1,4 @@
-"""Appends at their bounds: sizes of records, ids, retries, and what is known of an unconfirmed one."""
+"""Appends at their bounds: sizes of records, ids, retries, and what is known about an unconfirmed one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_an_unconfirmed_append_has_its_numbers_if_a_tail_knows_the_head(ri
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("confirm", [False, True])
-async def test_an_append_that_the_tail_met_before_its_acknowledgement_has_its_numbers(
+async def test_an_append_that_the_tail_read_before_its_acknowledgement_has_its_numbers(
     open_rig: OpenRig, many: bool, confirm: bool
 ) -> None:
     rig = open_rig(follow_s=0)
@@ -139,7 +139,7 @@ async def test_an_append_that_the_tail_met_before_its_acknowledgement_has_its_nu
 
 
 @pytest.mark.parametrize("many", [False, True])
-async def test_without_a_tail_an_unconfirmed_append_has_its_offset_alone(rig: Rig, many: bool) -> None:
+async def test_without_a_tail_an_unconfirmed_append_has_only_its_offset(rig: Rig, many: bool) -> None:
     await rig.journal.create()
     assert rig.journal._open is not None
     cache = rig.journal._open.partitions[0].cache
@@ -165,7 +165,7 @@ def test_an_append_without_events_is_refused(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("how", "text"), [({"expected": -1}, "^expected"), ({"at": 0}, "^at"), ({"expected": 1, "at": 2}, "not both")]
 )
-def test_an_impossible_number_is_refused_by_its_name(how: dict[str, Any], text: str) -> None:
+def test_an_impossible_number_is_refused_with_the_name_of_the_argument(how: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         encode_append(CONFIG, RandomIds(), [Event(1)], **how)
     action, _ = encode_append(CONFIG, RandomIds(), [Event(1)], expected=0)
@@ -189,17 +189,17 @@ def test_every_condition_of_an_append_is_in_its_record(how: dict[str, Any]) -> N
 
 
 class BatchLog:
-    """A log that acknowledges batches when the test calls them."""
+    """A log that sends nothing; the test acknowledges its batches."""
 
     def send_many(self, columns: RecordColumns, batch: PendingBatch) -> None:
-        """Wait for the test."""
+        """Do nothing; the test acknowledges the batch."""
 
 
 @pytest.mark.parametrize(("offset", "is_new"), [(1, True), (0, False), (-1, False)])
-async def test_the_next_offset_after_those_seen_is_that_of_a_new_record_and_no_lower_one_is(
+async def test_only_an_offset_above_those_seen_is_accepted_for_a_new_record(
     rig: Rig, offset: int, is_new: bool
 ) -> None:
-    """Acknowledgements of a batch, as a log like Kafka's reports them: an offset that was seen proves another log."""
+    """A batch is acknowledged as by a log like Kafka's; an offset that was already seen proves another log."""
     await rig.append("a", 1, confirm=False)
     assert rig.journal._open is not None
     cache = rig.journal._open.partitions[0].cache
@@ -218,7 +218,7 @@ async def test_the_next_offset_after_those_seen_is_that_of_a_new_record_and_no_l
             cache.check_log()
 
 
-async def test_the_floor_of_an_append_of_many_is_above_every_offset_that_was_seen(rig: Rig) -> None:
+async def test_the_floor_of_a_batch_append_is_above_every_offset_that_was_seen(rig: Rig) -> None:
     await rig.append("a", 1, confirm=False)
     assert rig.journal._open is not None
     cache = rig.journal._open.partitions[0].cache

@@ -30,7 +30,7 @@ async def test_a_read_does_not_share_a_mark_that_was_sent_before_it_began(open_r
     await rig.append("a", 1)
     sent = rig.log_faults.hold("send", after=True, where=is_mark)
     first = asyncio.create_task(rig.read("a"))
-    await sent.reached()  # the mark is in the log, its acknowledgement on the way
+    await sent.reached()  # the mark is in the log, but not yet acknowledged
     await other.append("a", 2)
     second = asyncio.create_task(rig.read("a"))
     third = asyncio.create_task(rig.read("a"))
@@ -41,7 +41,7 @@ async def test_a_read_does_not_share_a_mark_that_was_sent_before_it_began(open_r
     assert await third == [1, 2]
 
 
-async def test_reads_that_begin_in_the_same_breath_share_one_mark(rig: Rig) -> None:
+async def test_reads_that_begin_in_the_same_loop_iteration_share_one_mark(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.log_faults.calls.clear()
     assert await asyncio.gather(*(rig.read("a") for _ in range(50))) == [[1]] * 50
@@ -64,14 +64,14 @@ async def test_while_a_mark_is_in_flight_all_that_come_gather_for_one_more(rig: 
 
 async def test_a_failed_mark_fails_only_the_reads_that_share_it(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.log_faults.fail("send", Unavailable("the log is away"), where=is_mark)
+    rig.log_faults.fail("send", Unavailable("the log is down"), where=is_mark)
     failed = await asyncio.gather(*(rig.read("a") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in failed] == [Unavailable] * 3
     assert await rig.read("a") == [1]
 
 
 @pytest.mark.parametrize("act", ["read", "pointer", "delete", "ids", "save", "load"])
-async def test_a_mark_without_an_answer_is_unavailable_for_nothing_was_to_be_written(rig: Rig, act: str) -> None:
+async def test_a_mark_without_an_answer_is_unavailable_because_nothing_was_to_be_written(rig: Rig, act: str) -> None:
     await rig.append("a", 1)
     acts: dict[str, Callable[[], Awaitable[object]]] = {
         "read": lambda: rig.read("a"),
@@ -87,7 +87,7 @@ async def test_a_mark_without_an_answer_is_unavailable_for_nothing_was_to_be_wri
     await acts[act]()
 
 
-async def test_a_delete_that_was_sent_and_not_answered_stays_unknown(rig: Rig) -> None:
+async def test_a_delete_that_was_sent_and_not_answered_has_an_unknown_outcome(rig: Rig) -> None:
     await rig.append("a", 1)
 
     def is_delete(record: Outgoing, *_: object) -> bool:
@@ -99,7 +99,7 @@ async def test_a_delete_that_was_sent_and_not_answered_stays_unknown(rig: Rig) -
     assert await rig.read("a") == []
 
 
-async def test_a_topic_is_unavailable_where_its_first_mark_has_no_answer(rig: Rig) -> None:
+async def test_a_topic_is_unavailable_if_its_first_mark_has_no_answer(rig: Rig) -> None:
     await rig.store.apply(SliceWrites("older", 0, None, Pointer(Position(1, 0), 77), ()))
     await rig.store.set_topic_config("older", rig.settings.topic_config("id", 1), expected=None)
     rig.log_faults.fail("append", OutcomeUnknown("no answer"), after=True)
@@ -108,7 +108,7 @@ async def test_a_topic_is_unavailable_where_its_first_mark_has_no_answer(rig: Ri
     assert (await rig.append("a", 1)).last == 1
 
 
-async def test_a_reader_that_gives_up_takes_nobody_along(rig: Rig) -> None:
+async def test_a_cancelled_reader_does_not_cancel_readers_that_share_its_mark(rig: Rig) -> None:
     await rig.append("a", 1)
     held = rig.log_faults.hold("send", where=is_mark)
     impatient = asyncio.create_task(rig.read("a"))
@@ -119,15 +119,15 @@ async def test_a_reader_that_gives_up_takes_nobody_along(rig: Rig) -> None:
     assert await patient == [1]
 
 
-async def test_the_store_is_asked_while_the_mark_is_on_its_way(rig: Rig) -> None:
+async def test_the_store_is_read_while_the_mark_is_in_flight(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.store_faults.calls.clear()
     held = rig.log_faults.hold("send", where=is_mark)
-    asked = rig.store_faults.hold("head")
+    head_read = rig.store_faults.hold("head")
     reading = asyncio.create_task(rig.read("a"))
     await held.reached()
-    await asked.reached()
-    asked.release()
+    await head_read.reached()
+    head_read.release()
     held.release()
     assert await reading == [1]
 
@@ -140,7 +140,7 @@ async def test_the_offset_barrier_writes_nothing(rig: Rig) -> None:
 
 
 async def test_the_offset_barrier_is_raised_to_what_this_process_was_acknowledged(rig: Rig) -> None:
-    """Behind a leader that is cut off the end may be an old one; what was acknowledged here is seen all the same."""
+    """A leader that is cut off may report an old end; a read still includes what this process was acknowledged."""
     await rig.append("a", 1)
     end = await rig.log.end("orders", 0)
     await rig.append("a", 2)

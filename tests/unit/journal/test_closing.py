@@ -12,11 +12,13 @@ from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.core.event import Event
 
 OpenRig = Callable[..., Rig]
-pytestmark = pytest.mark.parametrize("kind", ["like kafka"])  # where others' records are read by a task of their own
+pytestmark = pytest.mark.parametrize(
+    "kind", ["like kafka"]
+)  # a log on which a separate task reads the records of others
 
 
 async def between(mine: Rig, other: Rig) -> None:
-    """Another writer's record precedes the next one of `mine`, so its outcome has to be read."""
+    """Append another writer's record before the next one of `mine`, so that the outcome of that one has to be read."""
     await mine.append("a", 0)
     await other.append("a", 1)
 
@@ -68,7 +70,7 @@ async def test_a_reader_that_is_cancelled_is_cancelled(open_rig: OpenRig) -> Non
         await reading
 
 
-async def test_adopting_a_topic_that_fits_disturbs_nobody(open_rig: OpenRig) -> None:
+async def test_adopting_a_topic_that_fits_does_not_affect_callers(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
     await between(mine, other)
     held = mine.log_faults.hold("read")

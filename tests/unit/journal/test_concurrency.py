@@ -1,4 +1,4 @@
-"""Many tasks in two books, in interleavings by seed: every answer is what the log, folded from its start, says."""
+"""Many tasks in two books, interleaved by a seed: every result agrees with the log, folded from its start."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IDS = ["a", "b"]
 Seen = list[tuple[int, Any]]
 
 
-class Truth:
-    """The whole log, folded: each journal after every offset, and what came of every append."""
+class FoldedLog:
+    """The fold of the whole log: each journal after every offset, and the outcome of every append."""
 
     def __init__(self, records: list[Record], config: Any) -> None:
         self.outcomes: dict[int, Any] = {}
@@ -61,7 +61,7 @@ class Truth:
         return shown
 
 
-class Day:
+class Workload:
     """The calls of the tasks of one run, and their results."""
 
     def __init__(self, rigs: list[Rig], dice: random.Random) -> None:
@@ -85,8 +85,8 @@ class Day:
                 case 1:
                     await rig.journal.purge(id)
                 case 2 | 3 | 4:
-                    stands = await rig.journal.pointer(id)
-                    await self.append(rig, id, f"{name}.{i}", expected=stands or 0)
+                    current = await rig.journal.pointer(id)
+                    await self.append(rig, id, f"{name}.{i}", expected=current or 0)
                 case 5:
                     await self.append(rig, id, f"{name}.{i}", at=self.dice.randint(1, 30))
                 case _:
@@ -132,32 +132,32 @@ class Day:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_every_answer_is_what_the_folded_log_says(open_rig: OpenRig, seed: int) -> None:
+async def test_every_result_agrees_with_the_folded_log(open_rig: OpenRig, seed: int) -> None:
     dice = random.Random(seed)
     rigs = [open_rig(tail_bytes_max=60, cached_heads_max=1 + seed % 2, cached_offsets_max=20) for _ in range(2)]
     for rig in rigs:
         await rig.journal.create()
         rig.log_faults.shake(dice)
         rig.store_faults.shake(dice)
-    day = Day(rigs, dice)
-    await asyncio.wait_for(day.run(), 100)
+    workload = Workload(rigs, dice)
+    await asyncio.wait_for(workload.run(), 100)
     for rig in rigs:
         rig.log_faults.heal()
-    config, end = await rigs[0].journal.create(), await day.end()
-    truth = Truth(list(await read_all(rigs[0].log, TOPIC, 0, start=0, stop=end)), config)
+    config, end = await rigs[0].journal.create(), await workload.end()
+    folded_log = FoldedLog(list(await read_all(rigs[0].log, TOPIC, 0, start=0, stop=end)), config)
 
-    for offset, first, last in day.appends:
-        change = truth.outcomes[offset]
+    for offset, first, last in workload.appends:
+        change = folded_log.outcomes[offset]
         assert (
             isinstance(change, AppendApplied) and first in (change.first, None) and last in (change.last, None)
         ) or (first is None and isinstance(change, Rejected)), (offset, first, last, change)
-    assert day.conflicts <= sum(isinstance(change, Rejected) for change in truth.outcomes.values())
-    for id, least, most, seen in day.reads:
-        journals = [truth.after[offset + 1][id][1] for offset in range(least, most + 1)]
+    assert workload.conflicts <= sum(isinstance(change, Rejected) for change in folded_log.outcomes.values())
+    for id, least, most, seen in workload.reads:
+        journals = [folded_log.after[offset + 1][id][1] for offset in range(least, most + 1)]
         assert seen in journals, (id, least, most, seen, journals)
-    for id, least, most, last in day.pointers:
-        assert last in [truth.after[offset + 1][id][0] for offset in range(least, most + 1)]
-    assert day.reads
+    for id, least, most, last in workload.pointers:
+        assert last in [folded_log.after[offset + 1][id][0] for offset in range(least, most + 1)]
+    assert workload.reads
     await rigs[0].replicate()
     for id in IDS:
-        assert [(e.seq_nr, e.payload) async for e in rigs[1].journal.read(id)] == truth.after[-1][id][1]
+        assert [(e.seq_nr, e.payload) async for e in rigs[1].journal.read(id)] == folded_log.after[-1][id][1]

@@ -1,4 +1,4 @@
-"""Work that several share may fail after all of them were cancelled: that is nobody's error, and is not reported."""
+"""Work that several callers share may fail after all of them were cancelled: such an error is not reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OpenRig = Callable[..., Rig]
 
 @pytest.fixture(autouse=True)
 async def nothing_is_reported() -> AsyncIterator[None]:
-    """The event loop reports an exception that nobody retrieved when its task is collected."""
+    """Fail if the event loop reports an exception that was never retrieved, which it does when a task is collected."""
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     yield
@@ -57,7 +57,7 @@ async def test_a_mark_that_fails_after_its_readers_left(rig: Rig) -> None:
     held.release()
 
 
-async def test_a_mark_that_was_gathering_and_fails_after_its_readers_left(rig: Rig) -> None:
+async def test_a_mark_that_waits_to_be_sent_and_fails_after_its_readers_left(rig: Rig) -> None:
     await rig.append("a", 1)
     first, second = hold_then_fail(rig.log_faults, "send"), hold_then_fail(rig.log_faults, "send")
     early = asyncio.create_task(rig.read("a"))
@@ -72,16 +72,16 @@ async def test_a_mark_that_was_gathering_and_fails_after_its_readers_left(rig: R
 
 async def test_a_barrier_that_failed_before_its_reader_left(rig: Rig) -> None:
     await rig.append("a", 1)
-    asked = rig.store_faults.hold("head")
+    head_read = rig.store_faults.hold("head")
     rig.log_faults.fail("send", Unavailable("it is gone"))
     reading = asyncio.create_task(rig.read("a"))
-    await asked.reached()
+    await head_read.reached()
     await turns()
     await cancel(reading)
-    asked.release()
+    head_read.release()
 
 
-async def test_a_head_that_cannot_be_learned_after_its_appender_left(rig: Rig) -> None:
+async def test_a_head_that_cannot_be_read_after_its_appender_left(rig: Rig) -> None:
     await rig.append("a", 1)
     held = hold_then_fail(rig.store_faults, "head")
     appending = asyncio.create_task(rig.append("b", 1))
@@ -100,4 +100,4 @@ async def test_a_tail_that_cannot_be_read_after_its_reader_left(open_rig: OpenRi
     await cancel(reading)
     held.release()
     await turns()
-    assert await rig.read("a", barrier="offset") == [1]  # another task takes the place of the failed one
+    assert await rig.read("a", barrier="offset") == [1]  # a new task replaces the failed one

@@ -1,4 +1,4 @@
-"""The head cache: exact as of its tail, bounded, and never the only copy; poison does not stall it."""
+"""The head cache: exact as of its tail, bounded, and never the only copy; damaged records do not stall it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def newer_record() -> bytes:
     return bytes([MAGIC, VERSION + 1]) + crc32(bytes([VERSION + 1]) + rest).to_bytes(4, "big") + rest
 
 
-# ---- knowing an outcome cheaply
+# ---- outcomes without extra reads
 
 
 async def test_the_outcome_of_an_undisturbed_append_is_known_at_its_acknowledgement(rig: Rig) -> None:
@@ -40,7 +40,7 @@ async def test_the_outcome_of_an_undisturbed_append_is_known_at_its_acknowledgem
     assert not rig.store_faults.calls
 
 
-async def test_an_append_after_another_writers_reads_only_the_records_between(open_rig: OpenRig) -> None:
+async def test_an_append_after_another_writers_append_reads_only_the_records_between(open_rig: OpenRig) -> None:
     one, other = open_rig(), open_rig()
     await one.append("a", 1)
     await other.append("a", 2)
@@ -51,8 +51,8 @@ async def test_an_append_after_another_writers_reads_only_the_records_between(op
     assert one.store_faults.calls["head"] == 0
 
 
-async def test_a_head_that_was_read_ahead_of_the_tail_is_not_folded_again(open_rig: OpenRig) -> None:
-    """An append that is folded twice is known by its id, but a purge would remove the next incarnation."""
+async def test_a_head_from_the_store_that_is_past_the_tail_is_not_folded_again(open_rig: OpenRig) -> None:
+    """A second fold would recognize an append by its id, but a purge would remove the next incarnation."""
     one, other = open_rig(), open_rig()
     await one.append("b", "the tail begins")
     await other.append("a", "old")
@@ -64,7 +64,7 @@ async def test_a_head_that_was_read_ahead_of_the_tail_is_not_folded_again(open_r
     assert await one.read("a") == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["indexed"])  # elsewhere a mark is always behind the pointer
+@pytest.mark.parametrize("kind", ["indexed"])  # on other logs a mark always follows the pointer
 async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
     await rig.append("a", 1, 2, 3)
     await rig.replicate()
@@ -75,7 +75,7 @@ async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-async def test_the_first_read_of_a_replicated_journal_reads_the_log_not_even_for_its_own_mark(
+async def test_the_first_read_of_a_replicated_journal_does_not_read_the_log_for_its_own_mark_either(
     open_rig: OpenRig,
 ) -> None:
     rig = open_rig()
@@ -87,7 +87,7 @@ async def test_the_first_read_of_a_replicated_journal_reads_the_log_not_even_for
     assert (cold.log_faults.calls["send"], cold.log_faults.calls["read"], cold.log_faults.calls["wait"]) == (2, 0, 0)
 
 
-@pytest.mark.parametrize("kind", ["like kafka"])  # a log that finds records by key is read by key
+@pytest.mark.parametrize("kind", ["like kafka"])  # an indexed log is read by key instead
 async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
     rig = open_rig(follow_s=0)
     await rig.append("a", 1, 2, 3)
@@ -97,7 +97,7 @@ async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-async def test_a_replicated_journal_that_was_read_before_costs_the_store_its_rows_alone(open_rig: OpenRig) -> None:
+async def test_a_second_read_of_a_replicated_journal_requests_only_its_rows_from_the_store(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1, 2, 3)
     await rig.replicate()
@@ -111,7 +111,7 @@ async def test_a_replicated_journal_that_was_read_before_costs_the_store_its_row
 
 @pytest.mark.parametrize("kind", ["like kafka"])
 @pytest.mark.parametrize("replicated", [True, False])
-async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: OpenRig, replicated: bool) -> None:
+async def test_a_second_read_includes_what_others_wrote_since_the_first(open_rig: OpenRig, replicated: bool) -> None:
     other, reader = open_rig(), open_rig()
     await other.append("a", 1, 2, 3)
     await other.replicate()
@@ -135,7 +135,7 @@ async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: Op
 
 @pytest.mark.parametrize("kind", ["like kafka"])
 @pytest.mark.parametrize("then", ["mark", "offset", "pointer", "expected", "next"])
-async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_the_tails(
+async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_of_the_tail(
     open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.head_cache.RECENT_S_MAX", 0)
@@ -184,18 +184,18 @@ async def test_past_its_bounds_a_journal_is_the_same(open_rig: OpenRig, bounds: 
         assert await rig.journal.pointer(id) == 6
 
 
-async def test_heads_are_forgotten_by_their_bytes_and_learned_again(open_rig: OpenRig) -> None:
+async def test_heads_are_evicted_by_their_bytes_and_read_again(open_rig: OpenRig) -> None:
     rig = open_rig(cached_head_bytes_max=30_000)
     for turn in range(1, 4):
         for id in ("a", "b", "c"):
             tagged = [Event(turn, tags={f"{turn} {number}"}) for number in range(50)]
             assert (await rig.journal.append(id, tagged)).last == 50 * turn
-    # Small at first, so that each is learned once; by the third turn any two of them are too large.
+    # They are small at first and each is read once; from the third round on, any two of them exceed the bound.
     assert rig.metrics.counted("head_cache_resolved") > 3
     assert await rig.read("a") == [turn for turn in (1, 2, 3) for _ in range(50)]
 
 
-async def test_a_tail_too_long_to_hold_is_read_twice_and_is_the_same(open_rig: OpenRig) -> None:
+async def test_a_tail_too_long_to_hold_is_read_twice_with_the_same_result(open_rig: OpenRig) -> None:
     rig = open_rig(tail_bytes_max=10)
     await rig.append("a", "old", "older")
     await rig.replicate()
@@ -220,7 +220,7 @@ async def test_a_tail_truncated_during_its_second_pass_continues_from_the_store(
     assert [event.payload async for event in reading][:6] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_heads_stay_exact_when_far_more_was_written_by_others(open_rig: OpenRig) -> None:
+async def test_heads_stay_exact_after_many_writes_of_others(open_rig: OpenRig) -> None:
     one, other = open_rig(), open_rig()
     await one.append("a", 1)
     for _ in range(3):
@@ -230,11 +230,11 @@ async def test_heads_stay_exact_when_far_more_was_written_by_others(open_rig: Op
     assert await one.read("a") == [1, 2, 3]
 
 
-# ---- poison
+# ---- damaged and newer records
 
 
 @pytest.mark.parametrize("value", [b"", b"poison", b"\x7b\x01....", b"\x00" * 100], ids=repr)
-async def test_a_poison_record_of_this_journal_is_void_and_stalls_nobody(rig: Rig, value: bytes) -> None:
+async def test_a_damaged_record_of_this_journal_is_void_and_stalls_no_call(rig: Rig, value: bytes) -> None:
     await rig.append("a", 1)
     await rig.write_raw(b"a", value)
     await rig.append("a", 2, expected=1)
@@ -245,7 +245,7 @@ async def test_a_poison_record_of_this_journal_is_void_and_stalls_nobody(rig: Ri
 
 
 @pytest.mark.parametrize("key", [b"\xff\xfe", b"", b"a\x00b", b"x" * 2000], ids=lambda key: repr(key)[:20])
-async def test_a_record_whose_key_names_no_journal_stalls_nobody(rig: Rig, key: bytes) -> None:
+async def test_a_record_whose_key_names_no_journal_stalls_no_call(rig: Rig, key: bytes) -> None:
     await rig.append("a", 1)
     await rig.write_raw(key, b"poison")
     await rig.append("a", 2)
@@ -314,7 +314,7 @@ async def test_a_log_truncated_after_replication_loses_nothing(open_rig: OpenRig
 
 
 async def test_a_log_cut_between_the_pointer_and_the_tail_is_looked_at_again(rig: Rig) -> None:
-    """The pointer was read, then all was replicated and cut: not lost, only moved."""
+    """Everything was replicated and truncated after the pointer was read: nothing is lost."""
     await rig.append("a", 1, 2)
     fresh = rig.store_faults.hold("head", after=True)
     reading = _spawn(rig.read("a"))
@@ -325,7 +325,7 @@ async def test_a_log_cut_between_the_pointer_and_the_tail_is_looked_at_again(rig
     assert await reading == [1, 2]
 
 
-async def test_a_head_resolved_while_the_log_is_cut_is_looked_at_again(open_rig: OpenRig) -> None:
+async def test_a_head_resolved_while_the_log_is_truncated_is_read_again(open_rig: OpenRig) -> None:
     rig, late = open_rig(), open_rig()
     await rig.append("a", 1, 2)
     held = late.store_faults.hold("head", after=True)
@@ -337,7 +337,7 @@ async def test_a_head_resolved_while_the_log_is_cut_is_looked_at_again(open_rig:
     assert await asking == 2
 
 
-async def test_a_log_cut_before_replication_is_a_loud_loss_with_its_range(open_rig: OpenRig) -> None:
+async def test_a_log_truncated_before_replication_raises_with_the_lost_range(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -394,7 +394,7 @@ def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 @pytest.mark.parametrize("kind", ["like kafka"])
 async def test_two_concurrent_reads_of_a_truncated_tail_leave_no_gap(open_rig: OpenRig) -> None:
-    """A reader and the follower both find that the log was cut; the slower one must not move the tail back."""
+    """A reader and the follower both find the log truncated; the slower one must not move the tail back."""
     mine, other = open_rig(), open_rig()
     await mine.append("a", 0)
     for number in range(1, 4):

@@ -1,4 +1,4 @@
-"""The tail of a partition: where it begins, how far it is, how long it is followed, and what it drops."""
+"""The tail of a partition: where it begins and ends, how long it is followed, and which records it drops."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def test_concurrent_first_calls_begin_the_tail_once(rig: Rig) -> None:
     assert faults.calls[call] == 1
 
 
-async def test_a_tail_that_begins_before_the_end_of_the_log_forgets_no_offset_that_was_seen(open_rig: OpenRig) -> None:
-    """Offsets that were seen prove that a log was recreated: a lower number would prove less."""
+async def test_a_tail_that_begins_before_the_end_of_the_log_keeps_the_greatest_offset_seen(open_rig: OpenRig) -> None:
+    """The greatest offset seen proves that a log was recreated; a lower one would miss some cases."""
     rig = open_rig()
     for number in range(3):
         await rig.append("a", number)
@@ -86,7 +86,7 @@ async def test_a_tail_that_begins_before_the_end_of_the_log_forgets_no_offset_th
     assert cache.next_offset == (seen + 1 if late.kind == "indexed" else 0)
 
 
-async def test_a_tail_that_begins_after_what_was_seen_has_seen_all_before_it(open_rig: OpenRig) -> None:
+async def test_a_tail_that_begins_after_the_greatest_offset_seen_raises_it(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     cache = await cache_of(rig)
     await other.append("a", 1)
@@ -101,7 +101,7 @@ async def test_a_tail_that_begins_after_what_was_seen_has_seen_all_before_it(ope
 
 @indexed_only
 @pytest.mark.parametrize(("missing", "reads"), [(3, 1), (4, 0)])
-async def test_a_tail_too_far_behind_an_indexed_log_is_restarted_instead_of_read(
+async def test_a_tail_far_before_the_end_of_an_indexed_log_is_restarted_instead_of_read(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch, missing: int, reads: int
 ) -> None:
     monkeypatch.setattr(head_cache, "CATCH_UP_RECORDS_MAX", 3)
@@ -138,7 +138,7 @@ async def test_records_that_the_tail_has_not_taken_are_read_from_the_log(open_ri
 
 
 @kafka_only
-async def test_the_tail_of_a_view_that_is_past_it_is_not_looked_for(rig: Rig) -> None:
+async def test_a_view_past_the_tail_does_not_search_it(rig: Rig) -> None:
     await rig.append("a", 1)
     cache = await cache_of(rig)
     rig.log_faults.calls.clear()
@@ -150,7 +150,7 @@ async def test_the_tail_of_a_view_that_is_past_it_is_not_looked_for(rig: Rig) ->
 
 @pytest.mark.parametrize("id", [None, "b"], ids=["a mark", "another journal"])
 async def test_a_record_of_a_newer_epoch_stops_the_tail_every_time(open_rig: OpenRig, id: str | None) -> None:
-    """An append that came after it would be confirmed and is void."""
+    """Otherwise an append after it would be confirmed although it is void."""
     rig = open_rig()
     await rig.append("a", 1)
     if id is not None:
@@ -164,7 +164,7 @@ async def test_a_record_of_a_newer_epoch_stops_the_tail_every_time(open_rig: Ope
         assert cache.next_offset == before
 
 
-async def test_a_record_of_a_newer_format_stops_the_tail_though_its_journal_is_not_known(rig: Rig) -> None:
+async def test_a_record_of_a_newer_format_stops_the_tail_although_its_journal_is_not_known(rig: Rig) -> None:
     await rig.append("a", 1)
     cache = await cache_of(rig)
     before = cache.next_offset
@@ -180,13 +180,13 @@ async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(
     await rig.append("a", 1)
     cache = await cache_of(rig)
     await rig.write("b", Mark(1))
-    await rig.replicate()  # so that the store is ahead of the tail
+    await rig.replicate()  # the store is now ahead of the tail
     await rig.write("b", Mark(1))
     last = (await rig.write("b", Mark(1))).offset
     await rig.log.truncate(TOPIC, 0, before=last)
     with pytest.raises(LogLost):
         await cache.reach(last, follow=False)
-    assert "a" in cache.heads, "a loss moves the tail nowhere"
+    assert "a" in cache.heads, "a loss does not move the tail"
     await rig.store.apply(
         SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, last - 1), 0), ())
     )
@@ -197,7 +197,7 @@ async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(
 # ---- how long it is followed
 
 
-async def test_one_record_of_another_writer_does_not_make_a_follower_and_two_within_the_time_do(
+async def test_a_follower_starts_after_two_records_of_other_writers_within_the_time_and_not_after_one(
     open_rig: OpenRig, clock: FakeTime
 ) -> None:
     rig = open_rig(follow_s=60)
@@ -224,7 +224,7 @@ async def test_an_appender_follows_the_log_from_its_second_competitor_on(open_ri
 
 
 @kafka_only
-async def test_a_read_lets_the_tail_be_followed_and_a_follower_takes_what_others_write(open_rig: OpenRig) -> None:
+async def test_a_read_starts_a_follower_which_reads_what_others_write(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await other.append("a", 1)
     assert await rig.read("a") == [1]
@@ -243,7 +243,7 @@ async def test_a_read_lets_the_tail_be_followed_and_a_follower_takes_what_others
 
 
 @kafka_only
-async def test_what_this_process_wrote_is_not_read_again_by_its_follower(open_rig: OpenRig) -> None:
+async def test_records_of_this_process_are_not_read_again_by_its_follower(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await other.append("a", 1)
     assert await rig.read("a") == [1]
@@ -258,7 +258,7 @@ async def test_what_this_process_wrote_is_not_read_again_by_its_follower(open_ri
 
 @kafka_only
 @pytest.mark.parametrize(("idle_s", "follows"), [(59.0, True), (60.0, False)])
-async def test_a_partition_is_followed_for_so_long_after_its_last_use(
+async def test_a_partition_is_followed_for_a_while_after_its_last_use(
     open_rig: OpenRig, clock: FakeTime, monkeypatch: pytest.MonkeyPatch, idle_s: float, follows: bool
 ) -> None:
     monkeypatch.setattr(head_cache, "DROP_INTERVAL_S", 0.001)
@@ -281,7 +281,7 @@ async def test_a_partition_is_followed_for_so_long_after_its_last_use(
 
 @kafka_only
 @pytest.mark.parametrize(("elapsed_s", "drops"), [(5.0, False), (5.1, True)])
-async def test_a_follower_drops_every_few_seconds_what_was_replicated(
+async def test_a_follower_drops_replicated_records_every_few_seconds(
     open_rig: OpenRig, clock: FakeTime, elapsed_s: float, drops: bool
 ) -> None:
     rig, other = open_rig(), open_rig()
@@ -324,7 +324,7 @@ async def test_the_last_replicated_record_is_dropped_too_and_nothing_after_it(op
     assert cache.tail_start == replicated + 2
 
 
-# ---- what is known of the store
+# ---- the cached pointer of the store
 
 
 @kafka_only
@@ -360,7 +360,7 @@ async def test_a_pointer_from_before_the_tail_is_read_again(open_rig: OpenRig, c
     assert rig.store_faults.calls["pointer"] == 1
 
 
-async def test_there_is_no_recent_pointer_where_nothing_is_replicated(rig: Rig) -> None:
+async def test_there_is_no_recent_pointer_if_nothing_is_replicated(rig: Rig) -> None:
     cache = await cache_of(rig)
     assert await cache.recent_pointer() is None
     assert await cache.replicated() == -1
@@ -369,7 +369,7 @@ async def test_there_is_no_recent_pointer_where_nothing_is_replicated(rig: Rig) 
 # ---- heads
 
 
-async def test_the_head_that_was_used_least_recently_is_forgotten_first(open_rig: OpenRig) -> None:
+async def test_the_least_recently_used_head_is_evicted_first(open_rig: OpenRig) -> None:
     rig = open_rig(cached_heads_max=2)
     cache = await cache_of(rig)
     await rig.append("a", 1)
@@ -395,7 +395,7 @@ async def test_calls_that_need_the_same_head_resolve_it_once(open_rig: OpenRig) 
 
 
 @kafka_only
-async def test_a_head_that_a_read_folded_is_kept_only_if_nothing_followed_it(open_rig: OpenRig) -> None:
+async def test_a_head_that_a_read_folded_is_cached_only_if_nothing_followed_it(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.append("b", 1)
@@ -422,7 +422,7 @@ async def test_a_head_is_not_kept_before_the_tail_has_begun(rig: Rig) -> None:
     assert cache.base("a") == ViewBase(None, cache.next_offset - 1)
 
 
-async def test_a_head_that_the_store_had_ahead_of_the_tail_is_as_of_its_own_position(open_rig: OpenRig) -> None:
+async def test_a_head_from_the_store_that_is_past_the_tail_is_as_of_its_own_position(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("b", 1)
     cache = await cache_of(rig)
@@ -448,7 +448,7 @@ async def test_the_outcome_of_an_append_is_that_of_its_own_attempt(rig: Rig) -> 
     assert cache.outcome(b"x" * 16, 6) is None
 
 
-async def test_a_closed_cache_reaches_nothing_more(rig: Rig) -> None:
+async def test_a_closed_cache_sends_no_more_requests(rig: Rig) -> None:
     await rig.append("a", 1)
     cache = await cache_of(rig)
     await cache.close()
@@ -467,8 +467,8 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
         assert cache.known_pointer is None or cache.known_pointer.position.epoch == 1
 
 
-async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
-    """What is replicated is not read from the log again."""
+async def test_a_tail_that_was_never_used_begins_after_the_pointer(open_rig: OpenRig) -> None:
+    """Replicated records are not read from the log again."""
     rig = open_rig()
     for number in range(3):
         await rig.append("a", number)
@@ -512,7 +512,7 @@ async def test_closing_returns_when_the_tasks_of_the_cache_have_ended(rig: Rig) 
     assert ended
 
 
-async def test_a_head_of_a_recreated_log_is_not_returned_though_it_is_known(rig: Rig) -> None:
+async def test_a_cached_head_of_a_recreated_log_is_not_returned(rig: Rig) -> None:
     await rig.append("a", 1)
     cache = await cache_of(rig)
     assert cache.is_recreated(0, 5)
@@ -520,7 +520,7 @@ async def test_a_head_of_a_recreated_log_is_not_returned_though_it_is_known(rig:
         await cache.head("a")
 
 
-async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: OpenRig) -> None:
+async def test_a_tail_is_read_up_to_the_requested_offset(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 0)
     cache = await cache_of(rig)
@@ -533,7 +533,7 @@ async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: Ope
 
 
 @kafka_only
-async def test_a_failed_read_of_the_tail_that_nobody_awaits_is_nobodys_error(open_rig: OpenRig) -> None:
+async def test_a_failed_read_of_the_tail_that_is_not_awaited_raises_nowhere(open_rig: OpenRig) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rig = open_rig(follow_s=0)

@@ -1,4 +1,4 @@
-"""Remembered heads: bounded by number and bytes, whatever is folded onto them."""
+"""The LRU cache of heads is bounded by number and bytes, whatever is folded onto them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def head(*, recent: int = 1, jumps: int = 0, tags: int = 0, tag_chars: int = 10,
     )  # fmt: skip
 
 
-def test_the_least_recently_used_go_when_the_bytes_are_too_many() -> None:
+def test_the_least_recently_used_heads_are_evicted_when_the_bytes_exceed_the_bound() -> None:
     large = head(tags=100)
     heads = HeadLru(count_max=MANY, bytes_max=5 * (_memory_bytes(large) + 1))
     for id in "abcde":
@@ -38,7 +38,7 @@ def test_the_least_recently_used_go_when_the_bytes_are_too_many() -> None:
     assert list(heads) == ["c", "d", "e", "a", "f"]
 
 
-def test_a_head_that_grows_makes_others_go() -> None:
+def test_a_head_that_grows_evicts_others() -> None:
     heads = HeadLru(count_max=MANY, bytes_max=20_000)
     for id in "abc":
         heads.keep(id, head())
@@ -53,14 +53,14 @@ def test_long_ids_count() -> None:
     assert 50 < len(heads) < 100
 
 
-def test_their_number_is_bounded_beside_their_bytes() -> None:
+def test_the_number_of_heads_is_bounded_too() -> None:
     heads = HeadLru(count_max=3, bytes_max=MANY)
     for id in "abcde":
         heads.keep(id, None)
     assert list(heads) == ["c", "d", "e"]
 
 
-def test_the_newest_stays_however_large_it_is() -> None:
+def test_the_newest_head_is_kept_however_large_it_is() -> None:
     heads = HeadLru(count_max=1, bytes_max=1)
     for id in "ab":
         heads.keep(id, head(tags=10))
@@ -68,7 +68,7 @@ def test_the_newest_stays_however_large_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_they_weigh_is_right_whatever_was_folded(seed: int) -> None:
+def test_the_counted_bytes_are_exact_whatever_was_folded(seed: int) -> None:
     dice = random.Random(seed)
     heads = HeadLru(count_max=4, bytes_max=dice.choice([15_000, MANY]))
     for offset in range(400):
@@ -91,7 +91,7 @@ def test_what_they_weigh_is_right_whatever_was_folded(seed: int) -> None:
     [{"recent": 1}, {"recent": 16}, {"jumps": 64}, {"tags": 20}, {"tags": 1000}, {"tags": 100, "tag_chars": 300}],
     ids=str,
 )
-def test_their_weight_is_near_what_they_take_in_memory(parts: dict[str, int]) -> None:
+def test_the_counted_bytes_are_close_to_the_memory_used(parts: dict[str, int]) -> None:
     count = 100
     heads = HeadLru(count_max=MANY, bytes_max=MANY)
     tracemalloc.start()
@@ -104,7 +104,7 @@ def test_their_weight_is_near_what_they_take_in_memory(parts: dict[str, int]) ->
     assert 0.7 < heads.bytes_held / held < 1.4
 
 
-def test_a_head_that_replaces_another_counts_alone() -> None:
+def test_a_replaced_head_no_longer_counts() -> None:
     heads = HeadLru(count_max=MANY, bytes_max=MANY)
     few, many = head(recent=2, jumps=1, tags=3), head(recent=5, jumps=7, tags=20)
     for each in (None, few, many, None, many, few, few, head(recent=3, jumps=4, tags=3)):

@@ -36,7 +36,7 @@ async def test_a_snapshot_may_be_as_large_as_a_record_and_no_larger(open_rig: Op
     assert loaded.payload == b"x" * 300
 
 
-async def test_a_snapshot_at_the_number_asked_for_is_loaded(rig: Rig) -> None:
+async def test_a_snapshot_at_the_requested_number_is_loaded(rig: Rig) -> None:
     await rig.append("a", 1, 2, 3)
     for seq_nr in (1, 2, 3):
         await rig.journal.save_snapshot("a", seq_nr=seq_nr, payload=seq_nr)
@@ -46,9 +46,7 @@ async def test_a_snapshot_at_the_number_asked_for_is_loaded(rig: Rig) -> None:
         assert loaded.payload == to
 
 
-async def test_so_many_batches_of_a_call_are_in_flight_and_no_more(
-    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_batches_of_a_call_in_flight_are_bounded(open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "BATCH_RECORDS", 2)
     monkeypatch.setattr(journals, "BATCHES_IN_FLIGHT_MAX", 3)
     rig = open_rig()
@@ -90,7 +88,7 @@ async def test_other_tasks_run_between_the_batches_of_a_call(
     assert len(seen) > 5
 
 
-async def test_heads_are_resolved_so_many_at_a_time_and_each_failure_is_its_appends(
+async def test_heads_are_resolved_in_bounded_groups_and_each_failure_is_that_of_its_append(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "HEADS_IN_FLIGHT_MAX", 2)
@@ -112,7 +110,7 @@ async def test_heads_are_resolved_so_many_at_a_time_and_each_failure_is_its_appe
     assert await rig.journal.pointer("f") == 1
 
 
-async def test_if_the_first_heads_all_fail_the_rest_are_not_asked_for(
+async def test_if_the_first_heads_all_fail_the_rest_are_not_requested(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "HEADS_IN_FLIGHT_MAX", 2)
@@ -127,7 +125,7 @@ async def test_if_the_first_heads_all_fail_the_rest_are_not_asked_for(
     assert rig.store_faults.calls["head"] == 2
 
 
-async def test_a_read_of_no_topic_creates_none_and_an_unknown_barrier_is_refused(rig: Rig) -> None:
+async def test_a_read_of_a_missing_topic_does_not_create_it_and_an_unknown_barrier_is_refused(rig: Rig) -> None:
     assert await rig.read("a") == []
     assert await rig.journal.pointer("a") is None
     assert await rig.journal.load_snapshot("a") is None
@@ -185,7 +183,7 @@ async def test_a_tail_begins_at_its_start_and_waits_for_a_number_that_is_not_the
     assert (await anext(tail)).payload == 4
 
 
-async def test_a_tail_goes_on_with_the_first_event_of_the_next_incarnation(rig: Rig) -> None:
+async def test_a_tail_continues_with_the_first_event_of_the_next_incarnation(rig: Rig) -> None:
     await rig.append("a", 1, 2, 3)
     tail = rig.journal.tail("a", start=2)
     assert [(await anext(tail)).payload for _ in range(2)] == [2, 3]
@@ -204,7 +202,7 @@ async def test_a_delete_in_a_topic_that_does_not_exist_creates_it(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("call", ["append", "read", "adopt", "create", "pointer", "ids"])
-async def test_a_journal_that_was_made_before_a_fork_refuses_every_call(rig: Rig, call: str) -> None:
+async def test_a_journal_that_was_created_before_a_fork_refuses_every_call(rig: Rig, call: str) -> None:
     rig.journal._generation -= 1
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "append": lambda: rig.append("a", 1),

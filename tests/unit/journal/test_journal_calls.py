@@ -1,4 +1,4 @@
-"""Calls of a journal beside appending and reading: what they answer, and what they refuse."""
+"""Calls of a journal other than append and read: what they return, and what they reject."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_head_has_the_last_number_and_a_purged_journal_has_none(rig: Rig
         await rig.journal.head("a", barrier="none")  # type: ignore[arg-type]
 
 
-async def test_nothing_is_purged_where_there_is_no_topic(open_rig: OpenRig) -> None:
+async def test_nothing_is_purged_in_a_missing_topic(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     head = await rig.journal.head("a")
@@ -100,7 +100,7 @@ async def test_what_is_no_list_of_events_is_refused(rig: Rig, bad: Any) -> None:
 async def test_many_appends_in_one_call_have_their_outcomes_in_order(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch, confirm: bool
 ) -> None:
-    """More than are in flight at a time, so that the first ones are awaited meanwhile."""
+    """There are more appends than may be in flight, so the first ones are awaited while others are sent."""
     monkeypatch.setattr(journals, "BATCHES_IN_FLIGHT_MAX", 1)
     rig = open_rig(partitions=2)
     monkeypatch.setattr(journals, "BATCH_RECORDS", 3)
@@ -113,7 +113,7 @@ async def test_many_appends_in_one_call_have_their_outcomes_in_order(
         assert await rig.read(f"j-{number}") == [n for n in range(16) if n % 5 == number]
 
 
-async def test_outcomes_are_the_same_if_their_places_are(rig: Rig) -> None:
+async def test_outcomes_are_equal_if_their_numbers_partitions_and_offsets_are(rig: Rig) -> None:
     first = Appended(1, 2, 0, 7)
     again = Appended(1, 2, 0, 7, repeated=True)
     assert (first == again, hash(first) == hash(again), len({first, again})) == (True, True, 1)
@@ -132,7 +132,7 @@ async def test_ids_are_those_of_replicated_and_of_new_journals(open_rig: OpenRig
     assert sorted([id async for id in rig.journal.ids()]) == ["a", "c", "d"]
 
 
-async def test_ids_are_found_though_the_log_is_cut_while_it_is_searched(open_rig: OpenRig) -> None:
+async def test_ids_are_found_although_the_log_is_truncated_while_it_is_searched(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     for id in ("a", "b"):
         await other.append(id, 1)
@@ -175,7 +175,7 @@ async def opened(rig: Rig) -> OpenTopic:
     return await open_topic(rig.log, rig.store, TOPIC, config, rig.settings, rig.metrics)
 
 
-async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_one_proves_another_log(
+async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_offset_proves_another_log(
     open_rig: OpenRig,
 ) -> None:
     """The acknowledgements of one partition, as a log like Kafka's reports them."""
@@ -204,7 +204,7 @@ async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_on
     await topic.close()
 
 
-async def test_ids_in_use_are_remembered_up_to_a_bound_and_bad_ones_are_named(
+async def test_checked_ids_are_cached_up_to_a_bound_and_bad_ids_are_named(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.topic.ADDRESSES_MAX", 2)
@@ -220,7 +220,7 @@ async def test_ids_in_use_are_remembered_up_to_a_bound_and_bad_ones_are_named(
     await topic.close()
 
 
-async def test_the_store_and_the_log_are_asked_once_a_topic_is_open(rig: Rig) -> None:
+async def test_an_open_topic_does_not_read_its_config_again(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.store_faults.fail("topic_config", Unavailable("the store is down"), times=None)
     rig.log_faults.fail("topic", Unavailable("the log is down"), times=None)
@@ -230,7 +230,7 @@ async def test_the_store_and_the_log_are_asked_once_a_topic_is_open(rig: Rig) ->
 
 
 @pytest.mark.parametrize(("at", "count", "fits"), [(LAST, 1, True), (LAST - 1, 2, True), (LAST, 2, False)])
-async def test_the_last_number_of_a_journal_is_the_greatest_and_no_more(
+async def test_the_last_number_of_a_journal_is_at_most_the_greatest_integer(
     rig: Rig, at: int, count: int, fits: bool
 ) -> None:
     if not fits:

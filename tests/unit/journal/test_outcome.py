@@ -1,4 +1,4 @@
-"""What an appender learns."""
+"""The outcome of an append, as its caller receives it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_repeated_append_has_the_offset_of_the_first_attempt() -> None:
     )
 
 
-def test_a_lost_append_is_a_conflict() -> None:
+def test_a_rejected_append_is_a_conflict() -> None:
     reported = outcome_of(Rejected(9), "orders", "o-1", ACTION, 2, AT)
     assert isinstance(reported, Conflict)
     assert (reported.key, reported.expected, reported.at, reported.found) == (KEY, 4, None, 9)
@@ -52,7 +52,7 @@ def test_an_append_for_another_epoch_is_fenced() -> None:
     assert isinstance(outcome_of(Stale(), "orders", "o-1", ACTION, 2, AT), Fenced)
 
 
-def test_a_forgotten_retry_stays_unknown() -> None:
+def test_the_outcome_of_a_late_retry_stays_unknown() -> None:
     reported = outcome_of(RetryTooLate(), "orders", "o-1", ACTION, 2, AT)
     assert isinstance(reported, OutcomeUnknown)
     assert reported.append_id == ID
@@ -64,7 +64,7 @@ def test_an_append_with_too_many_different_tags_is_refused() -> None:
     assert "10,000 different tags" in str(reported)
 
 
-# ---- replicated before it could be folded
+# ---- appends that were replicated before they could be folded
 
 
 def test_a_head_with_the_append_id_gives_its_numbers() -> None:
@@ -73,7 +73,7 @@ def test_a_head_with_the_append_id_gives_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("evicted", [None, Position(1, 29)])
-def test_a_head_that_would_still_know_the_id_says_that_it_was_void(evicted: Position | None) -> None:
+def test_a_head_that_would_still_have_the_id_shows_that_the_append_was_void(evicted: Position | None) -> None:
     assert isinstance(outcome_from_head(head(evicted=evicted), KEY, ACTION, 2, AT), Conflict)
 
 
@@ -99,7 +99,7 @@ def test_a_later_head_gives_the_number_of_the_last_append_before(live: bool) -> 
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "purged since"])
-def test_a_later_head_that_knows_no_append_before_leaves_the_number_unset(live: bool) -> None:
+def test_a_later_head_without_an_earlier_append_leaves_the_number_unset(live: bool) -> None:
     assert found(head(OTHERS[1], live=live)) is None
     assert found(head(live=live)) is None
 
@@ -107,7 +107,7 @@ def test_a_later_head_that_knows_no_append_before_leaves_the_number_unset(live: 
 def test_a_head_of_a_later_incarnation_leaves_the_number_unset() -> None:
     assert found(msgspec.structs.replace(head(*OTHERS), incarnation=Position(1, 35))) is None
     older = msgspec.structs.replace(head(*OTHERS), incarnation=Position(1, 25))
-    assert found(older) is None, "the append before was of an earlier incarnation"
+    assert found(older) is None, "the previous append was in an earlier incarnation"
 
 
 def test_no_head_leaves_the_number_unset_where_none_was_expected() -> None:
@@ -146,11 +146,11 @@ def test_the_floor_of_a_retry_is_that_of_its_first_attempt() -> None:
 
 
 @pytest.mark.parametrize(("floor", "epoch"), [(7, 1), (None, 2), (7, None)])
-def test_a_floor_of_another_epoch_says_nothing(floor: int | None, epoch: int | None) -> None:
+def test_a_floor_of_another_epoch_decides_nothing(floor: int | None, epoch: int | None) -> None:
     assert retry_floor(OutcomeUnknown("x", append_id=ID, floor=floor, epoch=epoch), 2) == -1
 
 
-def test_a_head_with_all_the_tags_it_may_have_explains_a_void_append() -> None:
+def test_a_void_append_to_a_head_with_the_maximum_of_tags_is_reported_as_too_many_tags() -> None:
     full = msgspec.structs.replace(head(), tag_counts={f"t-{n}": 1 for n in range(JOURNAL_TAGS_MAX)})
     action = msgspec.structs.replace(ACTION, tagged=(("one-more", 1),))
     assert isinstance(outcome_from_head(full, KEY, action, 2, AT), InvalidInput)

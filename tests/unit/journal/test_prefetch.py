@@ -1,4 +1,4 @@
-"""Rows that are asked for before they are wanted."""
+"""Rows that are prefetched."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Counted:
 
     def __init__(self, numbers: Iterable[int] = range(1, TO + 1), *, rows_max: int = 1000) -> None:
         self.numbers = list(numbers)
-        self.asked: list[tuple[int, int, int]] = []
+        self.requested: list[tuple[int, int, int]] = []
         self.rows_max = rows_max
         self.may_answer = asyncio.Event()
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        self.asked.append((after, to, limit))
+        self.requested.append((after, to, limit))
         await self.may_answer.wait()
         found = [number for number in self.numbers if after < number <= to][: min(limit, self.rows_max)]
         return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
 
 
-def head(*, life: int = 0, at: int = TO) -> Head:
-    return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
+def head(*, incarnation: int = 0, at: int = TO) -> Head:
+    return Head(True, TO, 0, Position(1, incarnation), Position(1, at), 25, None, 0, (), None, ())
 
 
 def opened(store: Counted | Down) -> RowPrefetcher:
@@ -67,23 +67,23 @@ async def read(rows: RowPrefetcher) -> list[int]:
     return numbers
 
 
-async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
+async def test_two_halves_then_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
+    assert store.requested == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
+    assert store.requested[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
 
 
-async def test_after_two_halves_of_the_first_page_whole_pages_are_asked_for() -> None:
+async def test_after_two_halves_of_the_first_page_whole_pages_are_requested() -> None:
     rows = RowPrefetcher(cast(StoreReader, store := Counted()), Key("t", "a"), limit=20)
     rows.begin(msgspec.structs.replace(head(), segment_size=1000), after=0, to=TO)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 40, 20)]
+    assert store.requested == [(0, 10, 10), (10, 20, 10), (20, 40, 20)]
     rows.close()
 
 
@@ -93,24 +93,24 @@ async def test_after_a_gap_each_response_says_where_the_next_request_starts() ->
     rows = opened(store)
     rows.prefetch()
     assert await read(rows) == store.numbers
-    assert store.asked[3:] == [(3, TO, 20)]
+    assert store.requested[3:] == [(3, TO, 20)]
 
 
-async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_question_more() -> None:
+async def test_if_the_first_numbers_are_deleted_the_rest_is_found_with_one_more_request() -> None:
     store = Counted(range(41, TO + 1))
     store.may_answer.set()
     rows = opened(store)
     rows.prefetch()
     assert [row.seq_nr for row in await rows.take(0)] == store.numbers
-    assert store.asked[3:] == [(0, TO, 20)]
+    assert store.requested[3:] == [(0, TO, 20)]
 
 
-async def test_rows_that_are_too_large_to_come_together_are_not_asked_for_side_by_side() -> None:
+async def test_rows_too_large_for_one_answer_are_not_requested_concurrently() -> None:
     store = Counted(rows_max=7)
     store.may_answer.set()
     rows = opened(store)
     assert await read(rows) == store.numbers
-    assert store.asked == [(after, TO, 20) for after in range(0, TO, 7)]
+    assert store.requested == [(after, TO, 20) for after in range(0, TO, 7)]
 
 
 async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used() -> None:
@@ -119,14 +119,14 @@ async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used(
     rows = opened(store)
     rows.prefetch()
     await asyncio.sleep(0)
-    asked = list(store.asked)
+    requested = list(store.requested)
     assert rows.begin(head(at=TO + 5), after=0, to=TO)
     await rows.take(0)
-    assert store.asked == asked
+    assert store.requested == requested
 
 
-async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere_is_given_up() -> None:
-    for now, after in ((head(life=3), 0), (head(at=TO - 1), 0), (head(), 5)):
+async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_discarded() -> None:
+    for now, after in ((head(incarnation=3), 0), (head(at=TO - 1), 0), (head(), 5)):
         rows = opened(Counted())
         rows.prefetch()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -135,8 +135,8 @@ async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere
         assert all(task.cancelled() for task in tasks)
 
 
-async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
-    """As a repair beside a read brings them: missing in the first answer, and there in the next."""
+async def test_rows_that_reappear_during_a_read_are_not_returned_twice() -> None:
+    """The rows are missing in the first response and present in the next, as during a concurrent repair."""
     store = Counted(())
     store.may_answer.set()
     rows = opened(store)
@@ -146,13 +146,13 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
     assert await read(rows) == store.numbers
 
 
-async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
-    """The first range is empty in its first answer alone: the rows of the others come with the second one."""
+async def test_ranges_prefetched_after_an_empty_one_are_discarded_when_it_is_read_again() -> None:
+    """Only the first response for the first range is empty; the second one has the rows of the others."""
 
     class Late(Counted):
         async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
             rows = await super().events(key, head, after=after, to=to, limit=limit)
-            return [] if self.asked[:1] == [(after, to, limit)] else rows
+            return [] if self.requested[:1] == [(after, to, limit)] else rows
 
     store = Late()
     store.may_answer.set()
@@ -167,7 +167,7 @@ async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_
     early=st.booleans(),
     answers_first=st.booleans(),
 )
-async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
+async def test_every_row_is_returned_once_and_in_order_whatever_the_gaps_and_sizes(
     numbers: set[int], rows_max: int, early: bool, answers_first: bool
 ) -> None:
     store = Counted(sorted(numbers), rows_max=rows_max)
@@ -179,11 +179,11 @@ async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
     rows.begin(head(at=TO + 1), after=0, to=TO)
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert len(store.asked) <= 4 + 2 * (TO // 5 + len(numbers))
+    assert len(store.requested) <= 4 + 2 * (TO // 5 + len(numbers))
     rows.close()
 
 
-async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:
+async def test_a_failed_request_whose_rows_are_not_taken_raises_nowhere() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rows = opened(Down())
@@ -203,13 +203,13 @@ async def test_a_failed_request_raises_when_its_rows_are_taken() -> None:
     rows.close()
 
 
-async def test_a_journal_without_rows_is_asked_for_once() -> None:
+async def test_a_journal_without_rows_is_requested_once() -> None:
     store = Counted(())
     store.may_answer.set()
     rows = opened(store)
     assert await rows.take(0) == []
     assert not rows.dense
-    assert store.asked == [(0, TO, 20)]
+    assert store.requested == [(0, TO, 20)]
 
 
 async def test_pages_of_one_event_are_requested_one_by_one() -> None:
@@ -218,15 +218,15 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     rows.begin(head(), after=0, to=TO)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
+    assert store.requested == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
     store.may_answer.set()
     assert [row.seq_nr for row in await rows.take(0)] == [1]
-    assert rows.dense, "the ranges after it stay requested"
+    assert rows.dense, "the ranges after it are still prefetched"
     rows.close()
 
 
-async def test_ranges_requested_in_advance_are_discarded_where_one_came_in_part() -> None:
-    """The events are too large for one answer: the next range would begin after the rest of this one."""
+async def test_prefetched_ranges_are_discarded_after_one_that_came_in_part() -> None:
+    """The events are too large for one response, so the next range would begin after the rest of this one."""
     store = Counted(rows_max=7)
     store.may_answer.set()
     rows = opened(store)

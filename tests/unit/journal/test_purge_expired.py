@@ -1,4 +1,4 @@
-"""`purge_expired`: a fresh append always wins, and the answer says which of the two it was."""
+"""`purge_expired`: a fresh append always wins, and the result says whether the journal was purged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def expired_head(rig: Rig) -> Head:
     return head
 
 
-async def test_a_journal_that_has_not_moved_is_purged(rig: Rig) -> None:
+async def test_a_journal_that_has_not_changed_is_purged(rig: Rig) -> None:
     head = await expired_head(rig)
     assert await rig.journal.purge_expired("a", head) is True
     assert await rig.read("a") == []
@@ -40,7 +40,7 @@ async def test_a_journal_that_has_not_moved_is_purged(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("then", ["append", "delete", "purge"])
-async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig, then: str) -> None:
+async def test_nothing_is_sent_if_the_journal_is_seen_to_have_changed(rig: Rig, then: str) -> None:
     head = await expired_head(rig)
     match then:
         case "append":
@@ -49,7 +49,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
             await rig.journal.delete("a", to=1)
         case "purge":
             await rig.journal.purge("a")
-            await rig.append("a", "of the next life")
+            await rig.append("a", "of the next incarnation")
     rig.log_faults.calls.clear()
     assert await rig.journal.purge_expired("a", head) is False
     assert rig.log_faults.calls["send"] == 0
@@ -57,7 +57,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
 
 @pytest.mark.parametrize("more", [0, 3], ids=["alone", "with others after it"])
 async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(open_rig: OpenRig, more: int) -> None:
-    """The head was as it had been when the purge was sent, and was no longer when it arrived."""
+    """The head changed after the purge was sent and before it was folded."""
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)
@@ -84,7 +84,7 @@ async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too
 
 
 @pytest.mark.parametrize("then", ["nothing", "append", "append and purge"])
-async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
+async def test_a_purge_that_took_effect_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     await other.append("b", "another's record is between")
@@ -92,22 +92,22 @@ async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRi
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
     if then != "nothing":
-        await other.append("a", "of the next life")
+        await other.append("a", "of the next incarnation")
     if then == "append and purge":
         await other.journal.purge("a")
     held.release()
     assert await purging is True
 
 
-async def test_a_purge_whose_outcome_cannot_be_learned_is_unknown(open_rig: OpenRig) -> None:
+async def test_a_purge_whose_outcome_cannot_be_read_is_unknown(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
     await other.append("a", "fresh")
-    rig.log_faults.fail("read", OutcomeUnknown("stands for any failure"), times=None)
-    rig.log_faults.fail("end", OutcomeUnknown("stands for any failure"), times=None)
+    rig.log_faults.fail("read", OutcomeUnknown("any failure"), times=None)
+    rig.log_faults.fail("end", OutcomeUnknown("any failure"), times=None)
     held.release()
     with pytest.raises(OutcomeUnknown):
         await purging

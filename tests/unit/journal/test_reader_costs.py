@@ -1,4 +1,4 @@
-"""What a read costs: marks, views, rows requested in advance, and tails read twice."""
+"""The cost of a read: marks, views, prefetched rows, and tails that are read twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_the_barrier_of_the_settings_is_used_unless_another_is_given(open_
         assert rig.log_faults.calls["send"] == marks
 
 
-async def test_a_read_that_ends_within_the_stores_rows_reads_no_tail_twice(open_rig: OpenRig) -> None:
+async def test_a_read_that_ends_within_the_rows_of_the_store_does_not_read_a_tail_twice(open_rig: OpenRig) -> None:
     rig = open_rig(tail_bytes_max=1)
     await rig.append("a", 1, 2)
     await rig.replicate()
@@ -56,7 +56,7 @@ async def test_a_read_that_ends_within_the_stores_rows_reads_no_tail_twice(open_
 
 
 @kafka_only
-async def test_where_a_view_comes_from_is_counted(open_rig: OpenRig) -> None:
+async def test_the_sources_of_views_are_counted(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()
@@ -85,7 +85,7 @@ async def test_where_a_view_comes_from_is_counted(open_rig: OpenRig) -> None:
 
 @kafka_only
 @pytest.mark.parametrize("given", [{}, {"start": 3}, {"end": 4}, {"start": 1, "end": 3}], ids=str)
-async def test_rows_of_a_known_journal_are_requested_while_the_mark_is_on_its_way(
+async def test_rows_of_a_known_journal_are_prefetched_while_the_mark_is_in_flight(
     open_rig: OpenRig, given: dict[str, int]
 ) -> None:
     rig = open_rig(page_events=10)
@@ -109,7 +109,9 @@ async def test_rows_of_a_known_journal_are_requested_while_the_mark_is_on_its_wa
 
 @kafka_only
 @pytest.mark.parametrize("given", [{"start": 6}, {"end": 1}], ids=str)
-async def test_no_rows_are_requested_where_a_known_journal_has_none(open_rig: OpenRig, given: dict[str, int]) -> None:
+async def test_no_rows_are_prefetched_for_a_known_journal_without_rows(
+    open_rig: OpenRig, given: dict[str, int]
+) -> None:
     rig = open_rig(page_events=10)
     await rig.append("a", *range(1, 6))
     await rig.journal.delete("a", to=1)
@@ -120,7 +122,7 @@ async def test_no_rows_are_requested_where_a_known_journal_has_none(open_rig: Op
 
 
 @kafka_only
-async def test_rows_of_a_journal_with_gaps_are_not_requested_in_advance(
+async def test_rows_of_a_journal_with_gaps_are_not_prefetched(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "SPARSE_IDS_MAX", 2)
@@ -145,7 +147,7 @@ async def test_rows_of_a_journal_with_gaps_are_not_requested_in_advance(
 
 
 @kafka_only
-async def test_pages_after_the_first_are_requested_before_they_are_wanted(open_rig: OpenRig) -> None:
+async def test_pages_after_the_first_are_requested_before_they_are_needed(open_rig: OpenRig) -> None:
     rig = open_rig(page_events=4, segment_size=1000)
     await rig.append("a", *range(40))
     await rig.replicate()
@@ -178,7 +180,7 @@ async def test_other_tasks_run_between_the_pages_of_a_read(open_rig: OpenRig) ->
 
 
 @kafka_only
-async def test_without_the_store_a_read_may_take_what_came_after_its_barrier(open_rig: OpenRig) -> None:
+async def test_without_the_store_a_read_may_include_records_after_its_barrier(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     for call in ("pointer", "head"):
@@ -192,7 +194,7 @@ async def test_without_the_store_a_read_may_take_what_came_after_its_barrier(ope
 
 
 @kafka_only
-async def test_rows_that_were_requested_and_are_not_needed_are_counted(open_rig: OpenRig) -> None:
+async def test_prefetched_rows_that_are_not_needed_are_counted(open_rig: OpenRig) -> None:
     rig, other = open_rig(page_events=10, follow_s=0), open_rig()
     await rig.append("a", 1, 2, 3)
     await rig.replicate()
@@ -205,7 +207,7 @@ async def test_rows_that_were_requested_and_are_not_needed_are_counted(open_rig:
 
 
 @kafka_only
-async def test_a_read_of_what_the_store_has_up_to_its_barrier_reads_no_log(open_rig: OpenRig) -> None:
+async def test_a_read_whose_range_is_in_the_store_does_not_read_the_log(open_rig: OpenRig) -> None:
     rig, other = open_rig(follow_s=0), open_rig()
     await rig.append("b", "begins the tail")
     await other.append("a", 1)

@@ -1,4 +1,4 @@
-"""Reads that start from a pointer read a moment ago, and heads that the store has ahead of the tail."""
+"""Reads that start from a recently read pointer, and heads from the store that are past the tail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidebook.core.key import Key
 OpenRig = Callable[..., Rig]
 
 
-async def test_a_long_tail_after_a_cut_that_passed_the_known_pointer_is_read(open_rig: OpenRig) -> None:
+async def test_a_long_tail_is_read_after_a_truncation_past_the_cached_pointer(open_rig: OpenRig) -> None:
     """The tail exceeds the memory limit, so it is read again from the log, which no longer begins at that pointer."""
     rig = open_rig(tail_bytes_max=10)
     await rig.append("a", "first")
@@ -26,11 +26,13 @@ async def test_a_long_tail_after_a_cut_that_passed_the_known_pointer_is_read(ope
     assert await rig.read("a") == ["first", "second", "third", "fourth" * 10]
 
 
-async def test_a_purge_is_judged_on_a_head_that_the_store_has_ahead_of_the_tail(open_rig: OpenRig) -> None:
+async def test_a_purge_is_decided_on_a_head_from_the_store_that_is_past_the_tail(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("b", 1)  # begins the tail
     await other.append("a", 0, expire_after=timedelta(milliseconds=1))
-    for number in range(1, 17):  # so many that the head no longer knows the first append, which would count twice
+    for number in range(
+        1, 17
+    ):  # more than the head remembers, so it has evicted the first append, which would be folded twice
         await other.append("a", number, expected=number)
     await other.replicate()
     head = await rig.store.head(Key(TOPIC, "a"))

@@ -1,4 +1,4 @@
-"""The store is down: what needs only the log works, the rest raises Unavailable, and all of it recovers."""
+"""While the store is down, calls that need only the log succeed, others raise Unavailable, and all recover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.journal.outcome import Appended
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """Over a log like Kafka: where log and store are one machine's files, they are down together."""
+    """Open a rig over a log like Kafka's: an embedded log and store are files of one machine and fail together."""
     rig = Rig(tmp_path, "like kafka")
     yield rig
     await rig.close()
@@ -27,7 +27,7 @@ def take_down(rig: Rig) -> None:
         rig.store_faults.fail(call, Unavailable("the store is down"), times=None)
 
 
-async def test_unconfirmed_appends_go_on(rig: Rig) -> None:
+async def test_unconfirmed_appends_succeed(rig: Rig) -> None:
     await rig.append("a", 1)
     take_down(rig)
     assert (await rig.append("new", 1, confirm=False)).offset > 0
@@ -35,7 +35,7 @@ async def test_unconfirmed_appends_go_on(rig: Rig) -> None:
     assert await rig.read("new") == [1]
 
 
-async def test_confirmed_appends_go_on_where_the_head_is_known_and_fail_fast_where_it_is_not(rig: Rig) -> None:
+async def test_confirmed_appends_succeed_where_the_head_is_cached_and_fail_fast_where_it_is_not(rig: Rig) -> None:
     await rig.append("a", 1)
     take_down(rig)
     assert (await rig.append("a", 2)).last == 2
@@ -68,7 +68,7 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
     await rig.replicate()
     other = await rig.append("a", 2)
     assert other.last == 2
-    await rig.journal.close()  # a process that begins now has the tail from the pointer on
+    await rig.journal.close()  # a process that starts now reads the tail after the pointer
     await rig.read("a")
     take_down(rig)
     with pytest.raises(Unavailable):
@@ -78,7 +78,7 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
 
 
 async def test_a_retry_of_an_earlier_incarnation_is_void_without_the_store_too(rig: Rig) -> None:
-    """The numbers match again after it: only the append ids show that the retry added nothing."""
+    """The expected number matches again: only the append ids show that the retry added nothing."""
     await rig.append("a", "old", append_id=b"0123456789abcdef")
     await rig.replicate()
     await rig.journal.purge("a")
@@ -91,7 +91,7 @@ async def test_a_retry_of_an_earlier_incarnation_is_void_without_the_store_too(r
     assert await rig.read("a") == ["new", "last"]
 
 
-async def test_of_many_confirmed_appends_those_whose_heads_are_known_go_on(rig: Rig) -> None:
+async def test_of_many_confirmed_appends_those_with_cached_heads_succeed(rig: Rig) -> None:
     await rig.append("a", 1)
     take_down(rig)
     reported = await rig.journal.append_many([("new", [Event(1)]), ("a", [Event(2)]), ("newer", [Event(1)])])
@@ -111,8 +111,8 @@ async def test_many_appends_do_not_wait_for_each_head_of_a_store_that_is_down(ri
     assert rig.store_faults.calls["pointer"] <= 256
 
 
-async def test_a_tail_that_was_cut_is_unavailable_and_not_lost_while_the_store_is_down(tmp_path: Path) -> None:
-    """It was replicated before it was cut, which nobody but the store can say."""
+async def test_a_truncated_tail_is_unavailable_and_not_lost_while_the_store_is_down(tmp_path: Path) -> None:
+    """It was replicated before it was truncated, which only the store knows."""
     rig = Rig(tmp_path, "like kafka", cached_bytes_max=1)
     try:
         await rig.append("a", 1)
@@ -129,7 +129,7 @@ async def test_a_tail_that_was_cut_is_unavailable_and_not_lost_while_the_store_i
         await rig.close()
 
 
-async def test_records_of_others_that_were_cut_are_not_lost_while_the_store_is_down(
+async def test_truncated_records_of_others_are_not_lost_while_the_store_is_down(
     open_rig: Callable[..., Rig],
 ) -> None:
     """The tail of this process is before the start of the log, and only the store knows that nothing is missing."""

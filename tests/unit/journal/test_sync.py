@@ -1,4 +1,4 @@
-"""The sync facade: the same names and parameters as the async one, over the same body."""
+"""The blocking facade has the names and parameters of the async class, and calls it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tidebook
 from tidebook.journal.journal import Journal
 from tidebook.journal.sync import SyncJournal
 
-#: What only the pipeline uses, and what the sync book does for its journals.
+#: Methods that only the pipeline uses, or that the blocking book calls for its journals.
 ASYNC_ONLY = {"purge_expired", "close", "read_decoded", "snapshots", "tail_decoded"}
 
 
@@ -60,7 +60,7 @@ def test_threads_share_a_sync_book(tmp_path: Path) -> None:
         assert [i for name, i in read if name == 2] == list(range(10))
 
 
-def test_a_sync_tail_is_woken_and_can_be_left(tmp_path: Path) -> None:
+def test_a_sync_tail_is_woken_and_can_be_stopped(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         orders = book.journal("orders")
         got: list[str] = []
@@ -83,7 +83,7 @@ def test_a_sync_tail_is_woken_and_can_be_left(tmp_path: Path) -> None:
         assert got == ["first", "last"]
 
 
-def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
+def test_a_call_of_a_closed_sync_book_reports_it(tmp_path: Path) -> None:
     book = tidebook.open_sync(tmp_path)
     with book:
         pass
@@ -91,7 +91,7 @@ def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
         book.journal("orders")
 
 
-def test_journals_of_a_closed_sync_book_say_so(tmp_path: Path) -> None:
+def test_a_call_of_a_journal_of_a_closed_sync_book_reports_it(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         orders = book.journal("orders")
         orders.append("o-1", [tidebook.Event(1)])
@@ -101,14 +101,14 @@ def test_journals_of_a_closed_sync_book_say_so(tmp_path: Path) -> None:
         list(orders.read("o-1"))
 
 
-def test_a_sync_book_that_was_never_opened_says_so_and_starts_no_thread(tmp_path: Path) -> None:
+def test_a_call_of_a_sync_book_that_was_never_opened_reports_it_and_starts_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(tidebook.InvalidInput, match="open_sync"):
         tidebook.open_sync(tmp_path).journal("orders")
-    assert set(threading.enumerate()) <= before  # one of an earlier test may just be ending, none has begun
+    assert set(threading.enumerate()) <= before  # a thread of an earlier test may be ending, but none has started
 
 
-def test_a_read_is_made_in_any_thread_when_the_epoch_is_due_to_be_checked(
+def test_any_thread_may_read_when_the_check_of_the_epoch_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)

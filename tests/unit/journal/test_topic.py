@@ -27,26 +27,26 @@ OpenRig = Callable[..., Rig]
 
 
 async def re_make(rig: Rig) -> None:
-    """The topic is deleted and made again: offsets start over."""
+    """Delete the topic and create it again: offsets start at 0."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
 
 
-async def test_the_facts_are_those_of_the_settings_when_the_topic_is_made(rig: Rig) -> None:
+async def test_a_topic_is_created_with_the_config_of_the_settings(rig: Rig) -> None:
     config = await rig.journal.create()
     state = await rig.log.topic(TOPIC)
     assert state is not None
     assert (config.topic_id, config.partitions, config.epoch, config.segment_size) == (state.topic_id, 1, 1, 5)
 
 
-async def test_a_topic_that_the_log_has_already_keeps_its_partitions(open_rig: OpenRig) -> None:
+async def test_a_topic_that_exists_in_the_log_keeps_its_partitions(open_rig: OpenRig) -> None:
     rig = open_rig(partitions=4)
     await rig.log.create_topic(TOPIC, 2)
     assert (await rig.journal.create()).partitions == 2
 
 
 async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig) -> None:
-    """A broker may have got more partitions since; two producers by two counts would fork the journal."""
+    """Partitions may have been added since; two producers with different counts would split the journal."""
     first = open_rig(partitions=4)
     homes = {f"k{i}": (await first.append(f"k{i}", i)).partition for i in range(8)}
     other = open_rig(partitions=9)
@@ -63,7 +63,7 @@ async def test_a_recreated_topic_is_not_taken_for_the_old_one(open_rig: OpenRig)
             await attempt
 
 
-async def test_a_topic_that_the_log_has_lost_stops_loudly(open_rig: OpenRig) -> None:
+async def test_a_topic_that_the_log_has_lost_raises(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.log.delete_topic(TOPIC)
@@ -79,7 +79,7 @@ async def test_a_log_that_ends_below_the_pointer_stops_loudly(open_rig: OpenRig)
         await open_rig().read("a")
 
 
-async def test_a_topic_with_fewer_partitions_than_its_facts_stops_loudly(open_rig: OpenRig) -> None:
+async def test_a_topic_with_fewer_partitions_than_configured_raises(open_rig: OpenRig) -> None:
     rig = open_rig()
     config = await rig.journal.create()
     await rig.store.set_topic_config(TOPIC, msgspec.structs.replace(config, partitions=3), expected=config)
@@ -129,7 +129,7 @@ async def test_records_of_an_older_epoch_are_void_after_an_adoption(open_rig: Op
     assert await open_rig().read("a") == [1, 2]
 
 
-async def test_an_adopted_log_may_have_been_cut(open_rig: OpenRig) -> None:
+async def test_an_adopted_log_may_have_been_truncated(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.append("a", 2)
@@ -158,7 +158,7 @@ async def test_a_process_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: Op
 
 
 async def test_a_process_of_an_older_epoch_reports_no_success(open_rig: OpenRig) -> None:
-    """Its append is in the log, and void for everybody else."""
+    """The append of the slow process is in the log, but void for all others."""
     old = open_rig()
     await old.append("a", 1)
     await old.replicate()
@@ -187,15 +187,15 @@ async def test_an_unconfirmed_appender_is_fenced_within_seconds_of_a_new_epoch(
         await old.replicate()
         await re_make(old)
         await fresh.journal.adopt()
-        for number in range(3):  # longer than what was seen of the old log, which would prove that it was made again
+        for number in range(3):  # past the offsets seen in the old log, which would prove a recreated log
             await fresh.append("b", number)
 
-        async def go_on(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
+        async def keep_calling(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
             for _ in range(1000):
                 await act(old)
 
         with pytest.raises(Fenced, match="open the book again"):
-            await go_on()
+            await keep_calling()
         await old.journal.close()
         await act(old)
 
@@ -267,7 +267,7 @@ async def test_an_interrupted_adoption_is_completed_by_the_next_process(open_rig
 
 
 async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhile(open_rig: OpenRig) -> None:
-    """At equal times, offsets would order tagged events; and they start again."""
+    """At equal times, tagged events are ordered by offset, and offsets restart at 0."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -286,7 +286,7 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
 
 
 async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_rig: OpenRig) -> None:
-    """A fold of the log's time from the mark on must end above what tags have from before."""
+    """The log time, folded from the mark, must be above the times of all earlier tagged events."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -304,7 +304,7 @@ async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_ri
 async def test_concurrent_processes_begin_an_epoch_at_the_same_times(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where pointers carry stamps both are written, and replicators that begin from them would time events apart."""
+    """With stamped pointers both are written, and replicators that start from them would disagree on times."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -348,7 +348,7 @@ async def test_concurrent_processes_begin_an_epoch_at_the_same_times(
     ],
     ids=repr,
 )
-def test_settings_that_would_hide_events_or_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
+def test_settings_that_are_unknown_or_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(bad, JournalSettings)
 
@@ -388,7 +388,7 @@ async def test_concurrent_processes_agree_on_the_configuration_of_a_new_topic(op
         "state",
     ],
 )
-async def test_bad_input_makes_no_topic(rig: Rig, bad: Callable[[Journal], Awaitable[object]]) -> None:
+async def test_bad_input_creates_no_topic(rig: Rig, bad: Callable[[Journal], Awaitable[object]]) -> None:
     with pytest.raises(InvalidInput):
         await bad(rig.journal)
     assert await rig.store.topics() == []
@@ -396,7 +396,7 @@ async def test_bad_input_makes_no_topic(rig: Rig, bad: Callable[[Journal], Await
 
 
 async def test_a_topic_whose_log_is_days_behind_the_time_of_the_book_is_not_opened(open_rig: OpenRig) -> None:
-    """Nobody follows a tick that is so far ahead: what is appended would lie below what tag queries have delivered."""
+    """A tick too far in the future is ignored, so later events would be below what tag queries have delivered."""
     rig = open_rig()
     ahead_ms = rig.clock.now_ms() + 2 * TICK_AHEAD_MS_MAX
     await rig.store.set_topic_config("other", TopicConfig(topic_id="t", partitions=1), expected=None)

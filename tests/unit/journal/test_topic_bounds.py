@@ -1,4 +1,4 @@
-"""An open topic: when it is refused and checked again, and what opening and adopting it cost."""
+"""An open topic: when its calls are refused, when it is checked, and what opening and adopting it cost."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_adopting_a_topic_that_the_log_does_not_have_creates_it(open_rig: 
 
 
 @pytest.mark.parametrize(("ahead_ms", "opens"), [(TICK_AHEAD_MS_MAX, True), (TICK_AHEAD_MS_MAX + 1, False)])
-async def test_a_topic_is_opened_up_to_the_time_that_a_tick_may_be_ahead(
+async def test_a_topic_is_opened_if_the_time_of_the_book_is_no_further_ahead_than_a_tick_may_be(
     open_rig: OpenRig, ahead_ms: int, opens: bool
 ) -> None:
     rig = open_rig()
@@ -144,7 +144,7 @@ async def test_a_topic_is_opened_up_to_the_time_that_a_tick_may_be_ahead(
             await rig.append("a", 1)
 
 
-async def test_a_store_that_is_one_record_ahead_of_the_log_does_not_fit_it(open_rig: OpenRig) -> None:
+async def test_a_store_with_one_record_more_than_the_log_does_not_fit_it(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()

@@ -1,4 +1,4 @@
-"""Offsets and records of the tail: what is found is whole, held within bounds, and dropped block by block."""
+"""The index of unreplicated records: results are complete, memory is bounded, and blocks are dropped as a whole."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def record(id: str, offset: int) -> Record:
     return Record(offset, 0, id.encode(), b"x" * 10)
 
 
-#: What `record("a", 0)` weighs.
+#: The bytes that `record("a", 0)` counts.
 WEIGHT = RECORD_BYTES + 1 + 10
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_found_is_all_there_is_or_nothing(seed: int) -> None:
+def test_a_lookup_returns_every_record_of_the_range_or_none(seed: int) -> None:
     dice = random.Random(seed)
     held = Unreplicated(offsets_max=dice.choice([2, 40, 10**6]), bytes_max=dice.choice([1, 30 * WEIGHT, 10**9]))
     truth: dict[str, list[int]] = {"a": [], "b": []}
@@ -39,7 +39,7 @@ def test_what_is_found_is_all_there_is_or_nothing(seed: int) -> None:
             raise AssertionError("all of it is held")
 
 
-def test_so_many_offsets_and_bytes_are_held_and_no_more() -> None:
+def test_offsets_and_bytes_are_held_up_to_their_bounds() -> None:
     held = Unreplicated(offsets_max=80, bytes_max=25 * (WEIGHT + 3))
     for offset in range(1000):
         held.add(f"k{offset:03}", record(f"k{offset:03}", offset))
@@ -72,10 +72,10 @@ def test_a_long_tail_is_dropped_a_block_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("id_bytes", "value_bytes"), [(10, 1), (900, 1), (40, 2000)])
-def test_a_full_tail_takes_no_more_memory_than_its_bounds_say(id_bytes: int, value_bytes: int) -> None:
-    """Most of a small record is what Python adds to it, so that its value alone would say nothing of its memory."""
+def test_a_full_tail_takes_no_more_memory_than_its_bounds(id_bytes: int, value_bytes: int) -> None:
+    """Most of the memory of a small record is overhead of Python, so the size of its value is no measure of it."""
     offsets_max, bytes_max = 3 * BLOCK_RECORDS_MAX, 2_000_000
-    # Hashes and offsets, keys of the newest block with their offsets, and what the bounds leave to the last one.
+    # Hashes and offsets, keys of the newest block with their offsets, and what the bounds leave for the last one.
     rest = 16 * (offsets_max + BLOCK_RECORDS_MAX) + BLOCK_RECORDS_MAX * (id_bytes + 300)
     tracemalloc.start()
     try:
@@ -96,7 +96,7 @@ def test_the_default_bounds_of_a_partition_are_tens_of_megabytes() -> None:
 
 def test_keys_with_the_same_hash_are_distinguished() -> None:
     class Id(str):
-        """An id whose hash is that of all others."""
+        """An id with the same hash as all others."""
 
         __slots__ = ()
 
@@ -113,7 +113,7 @@ def test_keys_with_the_same_hash_are_distinguished() -> None:
         assert [each.offset for each in found] == list(range(number, 60, 3))
 
 
-def test_offsets_whose_records_are_gone_are_dropped_a_block_at_a_time_too() -> None:
+def test_offsets_without_records_are_dropped_a_block_at_a_time_too() -> None:
     held = Unreplicated(offsets_max=80, bytes_max=1)
     for offset in range(30):
         held.add("a", record("a", offset))

@@ -32,8 +32,8 @@ from tidebook.testing.conformance.journal_records import topic_config
 LIFE = Position(1, 3)
 
 
-def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, life: Position = LIFE) -> Head:
-    return Head(live, seq_nr, delete_to, life, Position(1, 20), 5, None, 0, (), None, ())
+def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, incarnation: Position = LIFE) -> Head:
+    return Head(live, seq_nr, delete_to, incarnation, Position(1, 20), 5, None, 0, (), None, ())
 
 
 def plan(stored: Head | None, folded: Head | None, *, after: int = 0, to: int = LAST) -> ReadPlan | None:
@@ -42,50 +42,50 @@ def plan(stored: Head | None, folded: Head | None, *, after: int = 0, to: int = 
 
 @pytest.mark.parametrize("folded", [None, head(live=False)], ids=["none", "grave"])
 @pytest.mark.parametrize("stored", [None, head(), head(live=False)], ids=["none", "head", "grave"])
-def test_where_there_is_no_journal_there_is_nothing(stored: Head | None, folded: Head | None) -> None:
+def test_a_missing_journal_has_no_events(stored: Head | None, folded: Head | None) -> None:
     assert plan(stored, folded) is None
 
 
-def test_where_all_is_deleted_there_is_nothing() -> None:
+def test_a_journal_whose_events_are_all_deleted_has_none() -> None:
     assert plan(head(9, 9), head(9, 9)) is None
 
 
 @pytest.mark.parametrize(("after", "to"), [(9, LAST), (5, 5), (5, 3)])
-def test_an_empty_range_is_nothing(after: int, to: int) -> None:
+def test_an_empty_range_has_no_events(after: int, to: int) -> None:
     assert plan(head(), head(), after=after, to=to) is None
 
 
-def test_without_a_tail_the_store_has_it_all() -> None:
+def test_without_a_tail_all_events_come_from_the_store() -> None:
     assert plan(head(), head()) == ReadPlan(0, 9, 9)
 
 
-def test_a_range_that_the_store_has_needs_no_tail() -> None:
+def test_a_range_within_the_store_needs_no_tail() -> None:
     assert plan(head(9), head(12), to=9) == ReadPlan(0, 9, 9)
 
 
-def test_a_tail_comes_after_the_stores_rows() -> None:
+def test_the_tail_is_read_after_the_rows_of_the_store() -> None:
     assert plan(head(9), head(12)) == ReadPlan(0, 9, 12)
 
 
-def test_the_tails_deletes_bound_the_stores_rows() -> None:
+def test_deletes_in_the_tail_bound_the_rows_of_the_store() -> None:
     assert plan(head(9), head(12, 4)) == ReadPlan(4, 9, 12)
 
 
-def test_a_range_after_the_stores_rows_is_read_from_the_tail_alone() -> None:
+def test_a_range_after_the_rows_of_the_store_is_read_only_from_the_tail() -> None:
     assert plan(head(9), head(12), after=9) == ReadPlan(9, 9, 12)
 
 
-def test_a_delete_in_the_tail_of_all_the_store_has_leaves_the_tail_alone() -> None:
+def test_after_a_delete_of_everything_in_the_store_only_the_tail_is_read() -> None:
     assert plan(head(9), head(12, 10)) == ReadPlan(10, 10, 12)
 
 
 @pytest.mark.parametrize("stored", [None, head(live=False)], ids=["none", "grave"])
-def test_without_a_stored_journal_the_tail_is_alone(stored: Head | None) -> None:
+def test_without_a_stored_journal_only_the_tail_is_read(stored: Head | None) -> None:
     assert plan(stored, head(3)) == ReadPlan(0, 0, 3)
 
 
 def test_a_purge_in_the_tail_leaves_the_tail_alone() -> None:
-    assert plan(None, head(3, life=Position(1, 30))) == ReadPlan(0, 0, 3)
+    assert plan(None, head(3, incarnation=Position(1, 30))) == ReadPlan(0, 0, 3)
 
 
 # ---- rule 19
@@ -95,13 +95,13 @@ def test_a_page_is_valid_while_its_journal_is_live() -> None:
     assert page_is_valid(head(), head(12), 4)
 
 
-@pytest.mark.parametrize(("delete_to", "stands"), [(3, True), (4, True), (5, False)])
-def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, stands: bool) -> None:
-    assert page_is_valid(head(), head(9, delete_to), 4) is stands
+@pytest.mark.parametrize(("delete_to", "valid"), [(3, True), (4, True), (5, False)])
+def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, valid: bool) -> None:
+    assert page_is_valid(head(), head(9, delete_to), 4) is valid
 
 
 @pytest.mark.parametrize(
-    "now", [None, head(live=False), head(life=Position(1, 30)), head(life=Position(2, 3))], ids=repr
+    "now", [None, head(live=False), head(incarnation=Position(1, 30)), head(incarnation=Position(2, 3))], ids=repr
 )
 def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
     assert not page_is_valid(head(), now, 4)
@@ -114,7 +114,7 @@ def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
         (head(9, 4), True),
         (head(9, 5), False),
         (head(live=False), False),
-        (head(life=Position(1, 30)), False),
+        (head(incarnation=Position(1, 30)), False),
         (None, False),
     ],
 )
@@ -135,7 +135,7 @@ def chosen(
     return choose_base(stored=stored, cached=ViewBase(cached, AT), pointer=pointer, tail_start=tail_start, epoch=EPOCH)
 
 
-def test_what_the_store_answered_is_the_base() -> None:
+def test_the_head_that_the_store_returned_is_the_base() -> None:
     stored = ViewBase(head(5), 12)
     assert chosen(head(), stored=stored) is stored
     assert choose_base(stored=stored, cached=None, pointer=None, tail_start=0, epoch=EPOCH) is stored
@@ -145,16 +145,16 @@ def test_without_an_answer_and_without_a_cached_head_there_is_no_base() -> None:
     assert choose_base(stored=None, cached=None, pointer=POINTER, tail_start=0, epoch=EPOCH) is None
 
 
-def test_a_cached_head_of_which_the_store_has_everything_is_the_base() -> None:
+def test_a_cached_head_that_is_completely_replicated_is_the_base() -> None:
     assert chosen(head()) == ViewBase(head(), AT)
 
 
 @pytest.mark.parametrize("cached", [None, head(live=False)], ids=["none", "grave"])
-def test_a_cached_head_of_no_live_journal_is_not_taken_for_the_stores(cached: Head | None) -> None:
+def test_a_cached_head_without_a_live_journal_is_not_the_base(cached: Head | None) -> None:
     assert chosen(cached) is None
 
 
-def test_a_cached_head_of_which_the_store_has_not_all_is_no_base() -> None:
+def test_a_cached_head_that_is_only_partly_replicated_is_no_base() -> None:
     assert chosen(head(), pointer=Pointer(Position(EPOCH, 19), 0)) is None
 
 
@@ -171,7 +171,7 @@ def test_without_the_store_a_journal_that_does_not_exist_is_known_as_of_the_tail
     assert chosen(None, pointer=None) == ViewBase(None, AT)
 
 
-@pytest.mark.parametrize("cached", [head(), head(life=Position(0, 30))], ids=["before the tail", "older epoch"])
+@pytest.mark.parametrize("cached", [head(), head(incarnation=Position(0, 30))], ids=["before the tail", "older epoch"])
 def test_without_the_store_and_the_start_of_the_incarnation_there_is_no_base(cached: Head) -> None:
     assert chosen(cached, pointer=None, tail_start=4) is None
 
@@ -242,7 +242,7 @@ def test_events_are_read_with_their_tags_metadata_and_place() -> None:
 
 
 @pytest.mark.parametrize(("evicted", "left"), [(None, None), (2, 2), (3, None), (9, None)])
-def test_without_the_store_a_view_starts_with_what_was_evicted_before_its_incarnation(
+def test_without_the_store_a_view_starts_with_the_appends_evicted_before_its_incarnation(
     evicted: int | None, left: int | None
 ) -> None:
     given = None if evicted is None else Position(1, evicted)
@@ -253,7 +253,7 @@ def test_without_the_store_a_view_starts_with_what_was_evicted_before_its_incarn
     assert base.head.evicted == (None if left is None else Position(1, left))
 
 
-def test_a_tail_of_exactly_the_bytes_that_may_be_kept_is_kept() -> None:
+def test_a_tail_of_exactly_the_maximum_of_bytes_is_kept() -> None:
     action = placed_at(append(2), 0)
     record = Record(0, 5, b"a", encode_record(action, limit_bytes=10**6))
     for bytes_max, is_kept in ((len(action.body) - 1, False), (len(action.body), True)):

@@ -79,7 +79,7 @@ async def test_a_page_ends_at_its_limits(log: SqliteLog) -> None:
     assert (await log.read("t", 0, start=0, stop=50)).next_offset == 5
 
 
-async def test_a_key_is_read_without_the_others(log: SqliteLog) -> None:
+async def test_a_read_of_one_key_returns_no_records_of_others(log: SqliteLog) -> None:
     for i in range(10):
         await log.append(record(b"%d" % i, key=b"k%d" % (i % 3)))
     batch = await log.read("t", 0, start=1, stop=9, key=b"k0")
@@ -140,7 +140,7 @@ async def test_truncating_past_the_end_empties_the_log_and_offsets_continue(log:
     assert [each.value for each in (await log.read("t", 0, start=10, stop=11)).records] == [b"next"]
 
 
-async def test_truncating_below_the_start_brings_nothing_back(log: SqliteLog) -> None:
+async def test_truncating_below_the_start_restores_nothing(log: SqliteLog) -> None:
     for _ in range(10):
         await log.append(record())
     await log.truncate("t", 0, before=8)
@@ -192,7 +192,7 @@ async def test_a_topic_that_another_process_recreated_is_not_mistaken_for_the_ol
 
 
 async def test_the_time_of_the_log_never_goes_back_on_any_partition(tmp_path: Path) -> None:
-    """Ticks carry the time of one partition to another, where no later record may have an earlier time."""
+    """A tick brings the time of one partition to another, where no later record may have an earlier time."""
     clock = ManualClock(1_000_000)
     log = SqliteLog(tmp_path, clock=clock)
     for topic in ("a", "b", "c"):

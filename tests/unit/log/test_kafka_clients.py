@@ -1,4 +1,4 @@
-"""What the log on Kafka makes of its clients' moods, with clients that have them to order."""
+"""How the log on Kafka reacts to errors and delays of its clients, simulated by fake clients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tidebook.log.port import Acknowledged, Outgoing, RecordColumns, TopicState
 from tidebook.runtime.metrics import Metrics
 
 
-class LookedUp:
-    """Topics, each found only when it is let go."""
+class GatedTopics:
+    """A lookup of topics, each of which returns only after the test opens its gate."""
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
@@ -34,8 +34,8 @@ class LookedUp:
         return self._topic
 
 
-class Taking:
-    """A producer that only notes the order."""
+class RecordingProducer:
+    """A producer that only records the order of what it is given."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -48,11 +48,11 @@ class Taking:
 
 
 async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that met a broker just started looks the topic up again; a record sent meanwhile looks for itself."""
+    """A read from a broker that has just started looks the topic up again, and so does a record sent meanwhile."""
     log = KafkaLog(KafkaSettings(servers=("h:1",)), metrics=Metrics())
-    topics, taking = LookedUp(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), Taking()
+    topics, recording = GatedTopics(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), RecordingProducer()
     monkeypatch.setattr(log, "_topics", topics)
-    monkeypatch.setattr(log, "_producer", lambda _: taking)
+    monkeypatch.setattr(log, "_producer", lambda _: recording)
     again = asyncio.create_task(log._topic_of("t", 0))
     await asyncio.sleep(0)
     log.send(Outgoing("t", 0, b"k", b"1"), print)
@@ -63,10 +63,10 @@ async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeyp
     log.send_many(RecordColumns("t", [0, 0], [b"k", b"k"], [b"3", b"4"]), print)
     topics.gates[1].set()
     await asyncio.gather(*log._lookups)
-    assert taking.values == [b"1", b"2", b"3", b"4"]
+    assert recording.values == [b"1", b"2", b"3", b"4"]
 
 
-class Full:
+class FullClient:
     """A client whose queue is full."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -83,10 +83,10 @@ class Full:
     def flush(self, *_: Any) -> None: ...
 
 
-async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full(
+async def test_each_record_has_its_own_timeout_while_the_clients_queue_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(producing, "connect", lambda *_, **__: Full())
+    monkeypatch.setattr(producing, "connect", lambda *_, **__: FullClient())
     settings = KafkaSettings(servers=("h:1",), send_timeout_ms=300)
     producer = KafkaProducer(settings, Metrics(), batch_bytes=1000)
     loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full
 
 
 class Failing:
-    """A consumer that meets one error in the stream, and then nothing for ever."""
+    """A consumer that returns one error, and nothing after it."""
 
     def __init__(self, code: int) -> None:
         self._left = [code]

@@ -1,4 +1,4 @@
-"""Closing the log on Kafka while something is in flight, by a caller that is cancelled too."""
+"""Closing the log on Kafka while requests are in flight, also by a caller that is cancelled."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_la
     producer = KafkaProducer(SETTINGS, Metrics(), batch_bytes=1000)
     closing = asyncio.create_task(producer.close())
     await asyncio.sleep(0)
-    await asyncio.sleep(0)  # nothing is in flight, so that it joins the thread now
+    await asyncio.sleep(0)  # nothing is in flight, so closing joins the thread now
     closing.cancel()
     await asyncio.wait([closing])
     assert producer._stopped is not None
@@ -88,7 +88,7 @@ async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_la
     assert not producer._thread.is_alive()
 
 
-async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_waits_no_longer_for_metadata_than_for_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producing, "connect", lambda *_, **__: Silent())
     settings = KafkaSettings(servers=("h:1",), request_timeout_ms=50, send_timeout_ms=30_000)
     producer = KafkaProducer(settings, Metrics(), batch_bytes=1000)
@@ -100,7 +100,7 @@ async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(m
 
 
 class Gate:
-    """Topics, found when the gate is opened."""
+    """A lookup of topics that returns only after the gate has been opened."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -127,11 +127,11 @@ async def test_a_topic_that_is_found_after_closing_opens_no_producer(
     log = KafkaLog(SETTINGS, metrics=Metrics())
     monkeypatch.setattr(log, "_topics", Gate())
     before = threading.enumerate()
-    asked = asyncio.create_task(log.create_topic("t", 1) if call == "create_topic" else log.topic("t"))
+    requested = asyncio.create_task(log.create_topic("t", 1) if call == "create_topic" else log.topic("t"))
     await asyncio.sleep(0)
     await log.close()
     with pytest.raises(Unavailable, match="closed"):
-        await asked
+        await requested
     assert "tidebook-kafka-producer" not in [each.name for each in threading.enumerate() if each not in before]
 
 
@@ -151,7 +151,7 @@ async def test_a_close_that_is_cancelled_while_a_topic_is_looked_up_fails_its_re
             await appending
 
 
-async def test_one_part_that_fails_to_close_does_not_keep_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_part_that_fails_to_close_does_not_keep_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> None:
         raise SystemError("from within the client")
 
@@ -184,10 +184,10 @@ async def test_a_request_in_flight_fails_at_once_when_the_client_is_closed(monke
 async def test_a_cancelled_close_of_the_pool_closes_a_consumer_when_its_read_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on, closed = threading.Event(), threading.Event()
+    proceed, closed = threading.Event(), threading.Event()
 
     def read(_: SliceReader, wanted: LogSlice) -> RecordPage:
-        go_on.wait(10)
+        proceed.wait(10)
         return RecordPage((), wanted.start)
 
     monkeypatch.setattr(SliceReader, "read", read)
@@ -198,13 +198,13 @@ async def test_a_cancelled_close_of_the_pool_closes_a_consumer_when_its_read_end
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await pool.close()
-    go_on.set()
+    proceed.set()
     await reading
     assert await asyncio.to_thread(closed.wait, 10)
 
 
 class SlowConsumer:
-    """Answers after a moment."""
+    """A consumer that answers after a moment."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()

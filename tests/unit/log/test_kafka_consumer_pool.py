@@ -18,7 +18,7 @@ from tidebook.runtime.metrics import Metrics
 
 
 class ScriptedMessage:
-    """A record, or with `code` an event of the consumer."""
+    """A record or, with `code`, an event of the consumer."""
 
     def __init__(self, offset: int, code: int | None = None, *, partition: int = 0) -> None:
         self._offset, self._code, self._partition = offset, code, partition
@@ -49,13 +49,13 @@ class ScriptedMessage:
 
 
 class ScriptedConsumer:
-    """A consumer of a log from `low` to `high`; what was scripted comes before the records of its position."""
+    """A consumer of a log from `low` to `high`; scripted messages come before the records at its position."""
 
     def __init__(self, low: int, high: int) -> None:
         self.low, self.high = low, high
         self.scripted: deque[ScriptedMessage] = deque()
         self.assigned: list[int] = []
-        #: The position that it fetches from; None: it does not fetch.
+        #: The position from which it fetches; None if it does not fetch.
         self.position: int | None = None
         #: Whether every assignment is answered with an out-of-range event, as by a broker that contradicts itself.
         self.contradicts = False
@@ -110,7 +110,7 @@ def slice_of(start: int, stop: int) -> LogSlice:
 
 @pytest.mark.parametrize("code", sorted(OUT_OF_RANGE))
 @pytest.mark.parametrize("start", [3899, 3936, 3940], ids=["the log's start", "within", "near the end"])
-def test_an_event_of_a_former_position_is_no_loss(
+def test_an_out_of_range_event_of_a_former_position_is_no_loss(
     open_reader: Callable[[ScriptedConsumer], SliceReader], code: int, start: int
 ) -> None:
     consumer = ScriptedConsumer(3899, 3950)
@@ -122,7 +122,7 @@ def test_an_event_of_a_former_position_is_no_loss(
     assert consumer.assigned == [start, start]
 
 
-def test_a_page_goes_on_where_the_event_met_it_and_gives_each_record_once(
+def test_a_page_continues_after_an_out_of_range_event_and_returns_each_record_once(
     open_reader: Callable[[ScriptedConsumer], SliceReader],
 ) -> None:
     consumer = ScriptedConsumer(0, 20)
@@ -138,7 +138,7 @@ def test_a_page_goes_on_where_the_event_met_it_and_gives_each_record_once(
 
 
 @pytest.mark.parametrize(("start", "lost"), [(5, (5, 9)), (31, (30, 30))], ids=["below the start", "after the end"])
-def test_a_position_that_is_really_outside_is_a_loss(
+def test_a_position_outside_the_watermarks_is_a_loss(
     open_reader: Callable[[ScriptedConsumer], SliceReader], start: int, lost: tuple[int, int]
 ) -> None:
     consumer = ScriptedConsumer(10, 30)
@@ -157,7 +157,7 @@ def test_a_broker_that_contradicts_itself_is_unavailable_within_the_timeout(
         open_reader(consumer).read(slice_of(5, 20))
 
 
-def test_the_end_of_another_partition_is_not_taken_for_this_ones(
+def test_the_end_of_another_partition_does_not_end_the_page(
     open_reader: Callable[[ScriptedConsumer], SliceReader],
 ) -> None:
     consumer = ScriptedConsumer(0, 20)

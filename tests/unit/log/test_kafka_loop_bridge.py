@@ -1,4 +1,4 @@
-"""Calls from threads arrive in the loop, in order, and one that fails harms no other."""
+"""Calls from threads run in the loop, in order, and one that fails does not affect others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_calls_of_a_thread_run_in_the_loop_in_their_order() -> None:
     assert found == [(number, threading.get_ident()) for number in range(10_000)]
 
 
-async def test_a_failing_call_is_reported_to_the_loop_and_others_run() -> None:
+async def test_a_failing_call_is_reported_to_the_loop_and_the_others_run() -> None:
     reported: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
     crossing = LoopBridge()

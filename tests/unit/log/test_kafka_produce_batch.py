@@ -1,4 +1,4 @@
-"""Produce batches: whatever the client reports, in whatever order, each sender gets its own result."""
+"""Produce batches: each sender gets its own result, whatever the client reports and in whatever order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidebook.log.port import Acknowledged, Outgoing, RecordColumns
 
 
 class Report(Message):
-    """What the client gives back with its news."""
+    """The delivered message, as the client passes it to a callback."""
 
     def __init__(self, value: bytes, offset: int, error: KafkaError | None = None, key: bytes = b"k") -> None:
         super().__init__("t", 3, offset, key, value, error=error, timestamp=(1, 1000 + offset))
@@ -73,7 +73,7 @@ FAILED = KafkaError(KafkaError._MSG_TIMED_OUT)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tuple[int, ...]) -> None:
+def test_offsets_grow_in_the_order_of_sending_whatever_the_order_of_reports(order: tuple[int, ...]) -> None:
     values = [b"a", b"b", b"c"]
     reported = Reported(values).report(*(Report(values[n], 7 + 2 * n) for n in order))
     assert reported == {n: Acknowledged(3, 7 + 2 * n, 1007 + 2 * n) for n in range(3)}
@@ -81,7 +81,7 @@ def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tu
 
 @pytest.mark.parametrize("failed", [{0}, {1}, {2}, {0, 2}, {0, 1, 2}])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_errors_go_to_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
+def test_errors_are_reported_for_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
     values = [b"a", b"b", b"c"]
     reports = [Report(values[n], -1, FAILED) if n in failed else Report(values[n], 7 + n) for n in order]
     reported = Reported(values).report(*reports)
@@ -99,7 +99,7 @@ def test_a_record_without_an_offset_has_an_unknown_outcome() -> None:
     assert reported[1] == Acknowledged(3, 9, 1009)
 
 
-def test_of_equal_records_one_failed() -> None:
+def test_one_of_several_equal_records_fails() -> None:
     reported = Reported([b"a", b"a", b"b"]).report(Report(b"b", 5), Report(b"a", 4), Report(b"a", -1, FAILED))
     assert reported[2] == Acknowledged(3, 5, 1005)
     assert [type(reported[0]), type(reported[1])] == [Acknowledged, Unavailable]
@@ -126,7 +126,7 @@ def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_o
     reported.batch.produced = 1
     reported.batch.report(None, Report(b"a", 4))
     reported.batch.reject(Unavailable("full"))
-    reported.sender.done.append(reported.batch)  # as a report would in the thread, between the rejection and its count
+    reported.sender.done.append(reported.batch)  # as another thread's report would at this moment
     reported.sender.in_flight = 1
     reported.sender.resolve_done()
     assert reported.sender.in_flight == 0
@@ -134,41 +134,41 @@ def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_o
 
 
 def test_a_resolved_batch_is_freed_at_once() -> None:
-    """Not by the garbage collector: it holds what thousands of appends brought."""
+    """Reference counting frees the batch, not the garbage collector, because a batch may hold thousands of results."""
 
-    class Heard:
+    class Receiver:
         def take(self, _: Sequence[int], __: Sequence[Acknowledged | TidebookError]) -> None: ...
 
-    heard = Heard()
-    gone = weakref.ref(heard)
-    each = batch(sender := Sender(), [b"a"], heard.take)
+    received = Receiver()
+    gone = weakref.ref(received)
+    each = batch(sender := Sender(), [b"a"], received.take)
     gc.disable()
     try:
         each.report(None, Report(b"a", 4))
         sender.resolve_done()
-        del each, heard
+        del each, received
         assert gone() is None
     finally:
         gc.enable()
 
 
-def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
-    heard: list[int] = []
+def test_a_failing_callback_does_not_affect_the_results_of_other_senders() -> None:
+    received: list[int] = []
 
     def take(indexes: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:
         if 0 in indexes:
             raise RuntimeError("mine")
-        heard.extend(indexes)
+        received.extend(indexes)
 
     each = batch(sender := Sender(), [b"a", b"b"], take)
     each.report(FAILED, Report(b"a", -1, FAILED))
     each.report(None, Report(b"b", 4))
     sender.resolve_done()
-    assert heard == [1]
+    assert received == [1]
     assert [str(error) for error in sender.failures] == ["mine"]
 
 
-def test_a_batch_is_of_one_partition_in_order_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_records_of_one_partition_in_order_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producing, "BATCH_BYTES", 25)
     many = RecordColumns("t", [0, 1, 0, 0, 1, 0], [b"k"] * 6, [b"x" * 10] * 6)
     assert list(split_columns(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
@@ -178,7 +178,7 @@ def test_a_batch_is_of_one_partition_in_order_and_bounded(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("count", [31, 32, 33, 64, 100])
 @pytest.mark.parametrize("odd", [None, 0, 30, 31, 32, 63])
-def test_reports_are_read_in_groups_and_an_irregular_one_is_matched(count: int, odd: int | None) -> None:
+def test_reports_are_read_in_groups_and_a_failed_one_is_matched_to_its_record(count: int, odd: int | None) -> None:
     values = [b"%d" % n for n in range(count)]
     reports = [Report(value, -1, FAILED) if n == odd else Report(value, 7 + n) for n, value in enumerate(values)]
     reported = Reported(values).report(*reports)
@@ -188,7 +188,7 @@ def test_reports_are_read_in_groups_and_an_irregular_one_is_matched(count: int, 
     assert all(result == Acknowledged(3, 7 + n, 1007 + n) for n, result in reported.items() if n != odd)
 
 
-def test_a_client_that_stops_in_the_midst_is_given_the_rest_later() -> None:
+def test_the_rest_of_a_batch_is_produced_after_the_clients_queue_was_full() -> None:
     reported, given = Reported([b"a", b"b", b"c"]), list[bytes]()
 
     def produce(_: str, value: bytes, *__: object) -> None:

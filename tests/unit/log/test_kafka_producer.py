@@ -1,4 +1,4 @@
-"""Batches through the producer, with a client that rejects what a real one rarely does."""
+"""Batches of the producer, with a client that rejects records which a real one rarely rejects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Client:
 
 
 class Outcomes:
-    """The results of a producer with these clients."""
+    """The results that a producer with these clients reports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *clients: Client, **settings: Any) -> None:
         left = deque(clients)
@@ -72,20 +72,20 @@ class Outcomes:
 
     async def send(self, *values: bytes) -> list[Acknowledged | TidebookError]:
         reported: dict[int, Acknowledged | TidebookError] = {}
-        all_told = asyncio.Event()
+        all_reported = asyncio.Event()
 
         def on_sent(places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
             reported.update(zip(places, results, strict=True))
             if len(reported) == len(values):
-                all_told.set()
+                all_reported.set()
 
         self.producer.send_many(RecordColumns("t", [0] * len(values), [b"k"] * len(values), list(values)), on_sent)
         async with asyncio.timeout(10):
-            await all_told.wait()
+            await all_reported.wait()
         return [reported[place] for place in range(len(values))]
 
     async def close(self) -> None:
-        """Every record has a result, and none is counted as in flight."""
+        """Close the producer; check that every record has a result and that none counts as in flight."""
         assert self.producer.in_flight == 0
         await self.producer.close()
 
@@ -115,7 +115,7 @@ async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeyp
     await outcomes.close()
 
 
-async def test_a_client_with_a_fatal_error_is_replaced_and_the_next_gets_the_batch(
+async def test_a_client_with_a_fatal_error_is_replaced_and_the_next_one_gets_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outcomes = Outcomes(monkeypatch, Client(KafkaError(KafkaError._FATAL)), Client())
@@ -178,7 +178,7 @@ async def test_of_a_partly_accepted_batch_only_the_rest_expires(
 
 
 class Bounded(Client):
-    """Takes four records, and no more until it is polled."""
+    """A client that takes four records, and no more until it is polled."""
 
     def produce(self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any) -> None:
         if len(self._taken) == 4:
@@ -186,7 +186,7 @@ class Bounded(Client):
         super().produce(topic, value, key, partition, on_delivery)
 
 
-async def test_batches_keep_their_order_through_a_client_that_has_no_room_for_all_of_them(
+async def test_batches_keep_their_order_if_the_client_has_no_room_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = Bounded()

@@ -1,4 +1,4 @@
-"""The embedded log's index by key finds what a plain list would, truncation included."""
+"""The embedded log's index by key finds the same records as a plain list, also after truncation."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: 
     await log.close()
 
 
-async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_truncated_or_deleted_records_leave_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writes, "SWEEP_MAX", 5)
     seeded = random.Random(3)
     log = SqliteLog(tmp_path)
@@ -70,7 +68,7 @@ async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
     await log.close()
 
 
-async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
+async def test_records_that_another_instance_appends_are_found(tmp_path: Path) -> None:
     log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     for i in range(20):
@@ -106,7 +104,7 @@ async def test_a_reader_keeps_up_with_a_writer(tmp_path: Path) -> None:
     await other.close()
 
 
-async def test_a_reader_that_truncation_overtakes_sees_a_whole_page_or_the_loss(
+async def test_a_reader_overtaken_by_truncation_gets_a_whole_page_or_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "SWEEP_MAX", 7)

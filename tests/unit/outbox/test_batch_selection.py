@@ -63,7 +63,7 @@ def test_a_condition_names_exactly_its_ids(given_ids: list[int]) -> None:
 
 
 @given(rows, held_keys, settings_)
-def test_no_message_passes_an_earlier_one_of_its_key(
+def test_no_message_overtakes_an_earlier_one_with_its_key(
     waiting: list[WaitingMessage], held: frozenset[bytes], settings: OutboxSettings
 ) -> None:
     chosen = plan.select_batch(waiting, held, TOPIC, settings)

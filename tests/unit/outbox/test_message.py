@@ -1,4 +1,4 @@
-"""Which messages `publish` accepts and refuses, and through which backend it publishes."""
+"""Which messages `publish` accepts, and through which backend it publishes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_test_backend_collects_in_its_block_only() -> None:
         outbox.publish(None, topic="orders", payload=b"x")
 
 
-def test_sending_past_the_database_needs_a_book() -> None:
+def test_publishing_without_the_database_needs_a_book() -> None:
     with pytest.raises(InvalidInput, match="book"), outbox.use("kafka"):
         pass
 

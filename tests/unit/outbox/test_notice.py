@@ -1,4 +1,4 @@
-"""A topic's notice carries its cause as a field: what happens to it never depends on its text."""
+"""A topic's notice has its cause as a field, so its handling never depends on its text."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_notice_of_a_missing_fence_is_cleared_whatever_its_text(
     assert stored(store) is None
 
 
-def test_a_notice_of_a_lost_session_stays_whatever_its_text(
+def test_a_notice_of_a_lost_session_is_kept_whatever_its_text(
     store: SqliteOutboxStore, relay: Callable[[str | None], None]
 ) -> None:
     relay(None)

@@ -1,4 +1,4 @@
-"""The relay's loop over a scripted database."""
+"""The relay's loop on a scripted database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.outbox.settings import OutboxSettings
 
 
 class Store:
-    """Returns the topics of `topics`, and raises `locking` when one is locked."""
+    """A store that returns the topics of `topics`, and raises `locking` when one is locked."""
 
     def __init__(self, topics: Callable[[], list[str]], locking: TidebookError | None = None) -> None:
         self.topics_waiting = topics
@@ -61,17 +61,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_once_polls_again_if_a_worker_ended_during_the_last_poll() -> None:
-    """The rows that it left were not visible when that poll began."""
-    looks: list[None] = []
+def test_run_once_polls_again_if_a_worker_ended_during_the_last_poll() -> None:
+    """The rows that the worker left were not visible when that poll began."""
+    polls: list[None] = []
     second = threading.Event()
 
     def topics() -> list[str]:
-        looks.append(None)
-        if len(looks) == 2:
+        polls.append(None)
+        if len(polls) == 2:
             second.set()
             until(lambda: not relay._busy)
-        return ["orders"] if len(looks) in {1, 3} else []
+        return ["orders"] if len(polls) in {1, 3} else []
 
     class Slow(Store):
         def try_lock(self, topic: str, **options: Any) -> TopicLock | None:
@@ -91,14 +91,14 @@ def test_a_topic_that_cannot_be_locked_is_not_tried_without_pause(error: Tideboo
     running = threading.Thread(target=relay.run, daemon=True)
     running.start()
     until(lambda: store.locks)
-    time.sleep(0.3)  # the time in which it would be tried hundreds of times
+    time.sleep(0.3)  # long enough for hundreds of attempts without a pause
     relay.stop()
     running.join(10)
     assert not running.is_alive()
     assert len(store.locks) == 1
 
 
-def test_a_lock_with_an_unknown_outcome_is_retaken_by_the_same_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_with_an_unknown_outcome_is_taken_again_by_the_same_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebook.outbox.relay.RETRY_S", 0.01)
     store = Store(lambda: ["orders"], Unavailable("the connection broke"))
     relay = relay_of(store)

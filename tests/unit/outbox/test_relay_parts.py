@@ -1,4 +1,4 @@
-"""The relay's small parts: partitioner, wake-ups, shutdown, journal messages, producers."""
+"""Small parts of the relay: partitioner, wake-ups, shutdown, journal messages and producers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_append_without_events_is_refused(events: object) -> None:
     [{"expected": -1}, {"expected": 2**53}, {"expected": True}, {"expire_after": 5}, {"expire_after": timedelta(0)}],
     ids=repr,
 )
-def test_an_append_that_its_journal_would_refuse_is_refused(how: dict[str, Any]) -> None:
+def test_an_append_with_arguments_that_its_journal_would_refuse_is_refused(how: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         journal_message("orders", "o-1", [Event(1)], **how)
 
@@ -146,7 +146,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_producer_is_closed_with_its_last_reference_in_a_separate_thread() -> None:
-    """It does not wait for a garbage collection, which could run in any thread."""
+    """Closing does not depend on garbage collection, which could run in any thread."""
     ended_in: list[int] = []
     producer = RelayProducer({})
     gone = weakref.ref(producer, lambda _: ended_in.append(threading.get_ident()))
@@ -174,7 +174,7 @@ def test_a_call_that_does_not_return_is_counted_until_it_does() -> None:
     assert closing_count() == 0
 
 
-def test_a_call_raises_what_it_raised() -> None:
+def test_an_error_of_the_call_is_raised() -> None:
     call = ClientCall(lambda: 1 // 0)
     assert call.wait(5)
     with pytest.raises(ZeroDivisionError):

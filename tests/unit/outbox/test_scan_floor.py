@@ -1,4 +1,4 @@
-"""The scan floor under every interleaving of a few transactions with a relay's selects; planted mistakes are found."""
+"""The scan floor under every interleaving of a few transactions with a relay's selects; planted bugs are found."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SELECTS = 3
 
 
 class Table(NamedTuple):
-    """A model of PostgreSQL: a transaction has its number before it draws ids, and its rows appear at its commit."""
+    """A model of PostgreSQL: a transaction has a number before it draws ids; its rows appear when it commits."""
 
     next_xid: int = 100
-    #: The highest transaction that has ended: snapshots know of none above it, though some may be running.
+    #: The highest transaction that has ended; snapshots know of none above it, although some may be running.
     ended: int = 99
     next_id: int = 1
     running: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -29,7 +29,7 @@ class Table(NamedTuple):
         return self.ended + 1
 
     def xmin(self) -> int:
-        """Return the lowest transaction that still runs, as a snapshot sees it."""
+        """Return the lowest transaction that is still running, as a snapshot sees it."""
         return min((xid for xid, _ in self.running if xid <= self.ended), default=self.xmax())
 
     def begin(self) -> Table:
@@ -56,8 +56,8 @@ class Table(NamedTuple):
         return {*self.visible, *(id for _, rows in self.running for id in rows)}
 
 
-class Looked(NamedTuple):
-    """A relay between two statements: each has its own snapshot, and other transactions run in between."""
+class RelaySelect(NamedTuple):
+    """The relay's state between the statements of a select; each has its own snapshot, and others run in between."""
 
     xmin: int
     xid: int | None = None
@@ -65,17 +65,17 @@ class Looked(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole state, including the floor's, so that states can be compared."""
+    """The whole state, including that of the floor, as a value that can be compared."""
 
     table: Table
     writers: int = 0
     floor: tuple[Any, ...] = (0, (), None, 0)
     selects: int = 0
-    looked: Looked | None = None
+    select: RelaySelect | None = None
 
 
 MakeFloor = Callable[[], Any]
-#: How a relay may tell a floor of transactions: as it does, and in ways that are wrong.
+#: Which transaction numbers a relay passes to a floor: the correct ones, and wrong ones.
 Reported = Literal[
     "as it is", "xmin from after the select", "the xid of the select itself", "the xmax after the select"
 ]
@@ -83,8 +83,8 @@ Reported = Literal[
 
 def steps(state: State, make: MakeFloor, reported: Reported, writers: int) -> Iterator[tuple[str, State]]:
     """Yield every possible next step."""
-    table, looked = state.table, state.looked
-    relay = looked.xid if looked is not None else None
+    table, select = state.table, state.select
+    relay = select.xid if select is not None else None
     if state.writers < writers:
         yield "begin", state._replace(table=table.begin(), writers=state.writers + 1)
     for which, (xid, _) in enumerate(table.running):
@@ -94,37 +94,37 @@ def steps(state: State, make: MakeFloor, reported: Reported, writers: int) -> It
             yield f"insert {xid}", state._replace(table=table.insert(which))
         yield f"commit {xid}", state._replace(table=table.end(which, commit=True))
         yield f"roll back {xid}", state._replace(table=table.end(which, commit=False))
-    if looked is None:
+    if select is None:
         if state.selects < SELECTS:
-            yield "guard", state._replace(looked=Looked(table.xmin()), selects=state.selects + 1)
-    elif looked.xid is None:
-        yield f"xid {table.next_xid}", state._replace(table=table.begin(), looked=looked._replace(xid=table.next_xid))
-    elif looked.rows is None:
+            yield "guard", state._replace(select=RelaySelect(table.xmin()), selects=state.selects + 1)
+    elif select.xid is None:
+        yield f"xid {table.next_xid}", state._replace(table=table.begin(), select=select._replace(xid=table.next_xid))
+    elif select.rows is None:
         rows = tuple(sorted(id for id in table.visible if id > state.floor[0])[:LIMIT])
-        yield "select", state._replace(looked=looked._replace(rows=rows))
+        yield "select", state._replace(select=select._replace(rows=rows))
     else:
-        saw = _saw(state, make, looked.rows, reported)
+        saw = _saw(state, make, select.rows, reported)
         yield "open, and fail", saw
-        if looked.rows:
-            yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(looked.rows)))
+        if select.rows:
+            yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(select.rows)))
 
 
 def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], reported: Reported) -> State:
-    looked, table = state.looked, state.table
-    assert looked is not None
-    assert looked.xid is not None
+    select, table = state.select, state.table
+    assert select is not None
+    assert select.xid is not None
     floor = make()
     floor.at, seen, floor._newest, floor._xid = state.floor
     floor._seen.extend(seen)
-    xmin, full = looked.xmin, len(rows) == LIMIT
+    xmin, full = select.xmin, len(rows) == LIMIT
     if reported == "xmin from after the select":
-        xmin = table.end_xid(looked.xid).xmin()
-    floor.advance(rows, full=full, xmin=xmin, xid=looked.xid)
+        xmin = table.end_xid(select.xid).xmin()
+    floor.advance(rows, full=full, xmin=xmin, xid=select.xid)
     if floor._newest is not None and reported in _BOUND_AT_ONCE:
-        floor._seen.append((floor._newest, looked.xid if reported == "the xid of the select itself" else table.xmax()))
+        floor._seen.append((floor._newest, select.xid if reported == "the xid of the select itself" else table.xmax()))
         floor._newest = None
     after = (floor.at, tuple(floor._seen), floor._newest, floor._xid)
-    return state._replace(floor=after, looked=None, table=table.end_xid(looked.xid))
+    return state._replace(floor=after, select=None, table=table.end_xid(select.xid))
 
 
 _BOUND_AT_ONCE = {"the xid of the select itself", "the xmax after the select"}
@@ -138,7 +138,7 @@ def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int
     while ways:
         state, way = ways.pop()
         if any(id <= state.floor[0] for id in state.table.to_come()):
-            return _told(way)
+            return _message_of(way)
         for name, following in steps(state, make, reported, writers):
             if following not in known:
                 known.add(following)
@@ -146,7 +146,7 @@ def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int
     return None
 
 
-def _told(way: tuple[Any, ...]) -> list[str]:
+def _message_of(way: tuple[Any, ...]) -> list[str]:
     names = []
     while way:
         name, way = way
@@ -155,7 +155,7 @@ def _told(way: tuple[Any, ...]) -> list[str]:
 
 
 class WrongFloor:
-    """A scan floor with one planted mistake."""
+    """A scan floor with one planted bug."""
 
     def __init__(self, mistake: str) -> None:
         self.mistake = mistake
@@ -199,7 +199,7 @@ MISTAKES = [
 
 
 def test_no_row_exists_or_can_appear_at_or_below_the_floor_in_any_small_history(long_form: bool) -> None:
-    """Two writers are enough to find every planted mistake; the long form has three."""
+    """Two writers are enough to find every planted bug; the long form has three."""
     assert find_fault(lambda: ScanFloor(0), writers=3 if long_form else 2) is None
 
 
@@ -210,11 +210,11 @@ def test_a_floor_with_a_planted_mistake_is_found(mistake: str) -> None:
 
 @pytest.mark.parametrize("reported", [each for each in get_args(Reported) if each != "as it is"])
 def test_a_floor_that_gets_the_wrong_transaction_numbers_is_found(reported: Reported) -> None:
-    """Above all a snapshot's xmax: transactions above it may be running and have drawn ids."""
+    """A snapshot's xmax is the likeliest mistake: transactions above it may be running and have drawn ids."""
     assert find_fault(lambda: ScanFloor(0), reported) is not None
 
 
-def test_the_floor_follows_when_no_transaction_is_left() -> None:
+def test_the_floor_advances_when_no_transaction_is_running() -> None:
     floor = ScanFloor(0)
     for start in range(1, 100, 10):
         floor.advance(list(range(start, start + 10)), full=True, xmin=start, xid=start)
@@ -222,7 +222,7 @@ def test_the_floor_follows_when_no_transaction_is_left() -> None:
 
 
 def test_a_select_that_is_reported_late_is_ignored() -> None:
-    """A thread that lost its lock reports its select after the thread that took over has."""
+    """A thread that lost its lock reports its select after the thread that took over the topic."""
     floor = ScanFloor(0)
     floor.advance([5], full=False, xmin=10, xid=10)
     floor.advance([1, 2, 3], full=False, xmin=9, xid=9)
@@ -230,7 +230,7 @@ def test_a_select_that_is_reported_late_is_ignored() -> None:
     assert floor.at == 5
 
 
-def test_rows_that_are_moved_back_reset_the_floor() -> None:
+def test_rows_that_are_returned_to_the_queue_reset_the_floor() -> None:
     floors = ScanFloors()
     floors.of("orders", 0).at = 90
     assert floors.of("orders").at == 90

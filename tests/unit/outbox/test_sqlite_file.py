@@ -96,13 +96,13 @@ def test_a_fork_waits_for_a_transaction_of_the_relay(database: SqliteOutboxDatab
     relaying = threading.Thread(target=relay)
     relaying.start()
     assert begun.wait(SECONDS_MAX)
-    threading.Timer(0.05, finish.set).start()  # the fork waits for it, however late it comes
+    threading.Timer(0.05, finish.set).start()  # the fork waits for this commit, however late it is
 
     def child() -> str:
         with pytest.raises(InvalidInput, match="fork"):
             store.topics_waiting()
         own = database.connect()
-        own.publish([a_message()], ordered=False)  # a phantom of the parent's write lock would keep it out
+        own.publish([a_message()], ordered=False)  # an inherited copy of the parent's write lock would block it
         return f"{waiting(own)} waiting"
 
     assert in_child(child) == "1 waiting"

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: which one belongs to a Java and a class path, and who reads and writes it."""
+"""The archive of Spark's classes: its key of Java and class path, and when it is read and written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidebook.pipeline.session import CLUSTER, PipelineSettings
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder, and a Java, of this test alone."""
+    """Use a cache folder and a Java of this test only."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _install_java(tmp_path / "java", "17.0.1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
@@ -45,7 +45,7 @@ def _spark_settings(settings: PipelineSettings, more: dict[str, str] | None = No
     return session._spark_settings(settings, more)
 
 
-def test_an_archive_belongs_to_one_java_and_one_class_path(cache: Path) -> None:
+def test_an_archive_is_of_one_java_and_one_class_path(cache: Path) -> None:
     first = archive_file("")
     assert first is not None
     assert first == archive_file("") != archive_file("a.jar")
@@ -53,7 +53,7 @@ def test_an_archive_belongs_to_one_java_and_one_class_path(cache: Path) -> None:
     assert archive_file("") != first
 
 
-def test_a_local_spark_reads_the_archive_of_its_class_path_once_there_is_one(cache: Path) -> None:
+def test_a_local_spark_reads_the_archive_of_its_class_path_if_it_exists(cache: Path) -> None:
     assert _spark_settings(PipelineSettings())[JAVA_OPTIONS] == LOCAL_JAVA_OPTIONS
     archive = archive_file("a.jar")
     assert archive is not None
@@ -65,7 +65,7 @@ def test_a_local_spark_reads_the_archive_of_its_class_path_once_there_is_one(cac
     assert _spark_settings(PipelineSettings())[JAVA_OPTIONS] == LOCAL_JAVA_OPTIONS
 
 
-def test_a_cluster_and_options_of_the_user_are_left_alone() -> None:
+def test_a_cluster_and_options_of_the_user_are_not_changed() -> None:
     archive = archive_file("")
     assert archive is not None
     archive.parent.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_cluster_and_options_of_the_user_are_left_alone() -> None:
     assert not own.keys() & CLUSTER.keys()
 
 
-def test_nothing_is_written_where_there_is_an_archive_or_another_process_writes_it(
+def test_no_archive_is_written_if_it_exists_or_another_process_is_writing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import fcntl
@@ -96,7 +96,7 @@ def test_nothing_is_written_where_there_is_an_archive_or_another_process_writes_
     write_later("")
 
 
-def test_an_archive_is_in_its_place_only_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_visible_only_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = archive_file("")
     assert archive is not None
     archive.parent.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_an_archive_is_in_its_place_only_when_it_is_complete(monkeypatch: pytest
         Path(written).write_text("classes")
 
     monkeypatch.setattr(class_archive, "_run_spark", lambda class_path, options: None)
-    assert not write_archive("")  # Java has written none
+    assert not write_archive("")  # Java has written no archive
     assert not archive.exists()
     monkeypatch.setattr(class_archive, "_run_spark", run_spark)
     assert write_archive("")
@@ -117,7 +117,7 @@ def test_an_archive_is_in_its_place_only_when_it_is_complete(monkeypatch: pytest
 
 
 def test_a_writer_ends_with_the_process_that_started_it(cache: Path) -> None:
-    """Its Java waits for its own input, which is open as long as the writer runs."""
+    """Its Java waits for its standard input, which stays open while the writer runs."""
     (cache / "java" / "bin" / "java").write_text(f"#!/bin/sh\ntouch {cache / 'started'}\nexec cat\n")
     command = [sys.executable, "-m", "tidebook.pipeline.class_archive", ""]
     with subprocess.Popen(

@@ -20,7 +20,7 @@ CONFIG = {"t": TopicConfig(topic_id="t", partitions=4, segment_size=10, segments
 
 
 class Stage:
-    """Creates fake partition tasks, and records their slices and how many run concurrently."""
+    """A factory of fake partition tasks that records their slices and how many run concurrently."""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []
@@ -48,7 +48,7 @@ class Partition:
         await asyncio.to_thread(stage.held.wait, 30)
         stage.running -= 1
         if stage.fails == self.partition:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is down")
         stage.done.append((self.partition, records[0].offset))
 
 

@@ -18,7 +18,7 @@ STAGE = (
 
 
 def spark_text(error: TidebookError) -> str:
-    """Return the message of Spark for an error that a worker raised."""
+    """Return the message that Spark has for an error raised by a worker."""
 
     async def fail() -> None:
         raise error
@@ -33,7 +33,7 @@ def spark_text(error: TidebookError) -> str:
     raise AssertionError
 
 
-def test_records_that_the_log_has_lost_are_named_though_spark_wraps_the_error() -> None:
+def test_records_that_the_log_has_lost_are_named_although_spark_wraps_the_error() -> None:
     lost = LogLost(topic="orders", partition=3, first=7, last=9, remedy="restore the log")
     found = failure_of(RuntimeError(spark_text(lost)))
     assert isinstance(found, LogLost)
@@ -43,7 +43,7 @@ def test_records_that_the_log_has_lost_are_named_though_spark_wraps_the_error() 
 
 
 def test_the_fields_of_lost_records_are_not_read_from_a_sentence() -> None:
-    """A topic, a remedy or a time that looks like another message does not change the fields."""
+    """A topic, a remedy or a time with the text of another message does not change the fields."""
     lost = LogLost(topic="a", partition=0, first=1, last=2, remedy="b/9: the log lost offsets 5 to 6", when="\nlater")
     found = failure_of(RuntimeError(spark_text(lost)))
     assert isinstance(found, LogLost)

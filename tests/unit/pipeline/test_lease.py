@@ -1,18 +1,25 @@
-"""Leases on paper: how partitions are shared, and how a run ends its own leases and nobody else's."""
+"""Leases without Spark: lanes, hand-overs, and how a run ends only its own leases."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 import tidebook
+from tests.pipeline.workloads import newer_record, write_garbage
 from tidebook.core.errors import InvalidInput
-from tidebook.pipeline.lease import REVOKED_SETTING, RUNS_MAX, Lease, is_revoked, revoke_leases
+from tidebook.core.event import Event
+from tidebook.pipeline import lease as lease_module
+from tidebook.pipeline.lease import REVOKED_SETTING, RUNS_MAX, Lease, is_revoked, revoke_leases, serve
 from tidebook.pipeline.lease_scheduler import share_partitions
 from tidebook.pipeline.session import PipelineSettings
+from tidebook.pipeline.task_result import TaskResult
+from tidebook.replication.partition import LogAndStore
 from tidebook.wiring.book import Book
 
 
@@ -27,7 +34,102 @@ def lease(run: str, generation: int) -> Lease:
     return Lease(run, generation, (), {}, 1.0)
 
 
-def test_every_partition_has_one_lane_and_lanes_are_even() -> None:
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await holds():  # noqa: ASYNC110 - the store reports no change
+            await asyncio.sleep(0.005)
+
+
+class Worker:
+    """A worker process; each call of `task` is the task of one lease."""
+
+    def __init__(self, book: Book, handover_s: float = 3600.0) -> None:
+        self.book, self.handover_s = book, handover_s
+        self.parts = LogAndStore(book.log, book.store)
+
+    async def task(self, generation: int = 1, seconds: float = 0.05) -> list[TaskResult]:
+        config = await self.book.journal("orders").topic_config()
+        partitions = tuple(("orders", number) for number in range(config.partitions))
+        lease = Lease("run", generation, partitions, {"orders": config}, seconds, self.handover_s)
+        return await serve(self.parts, lease)
+
+    def outliving(self) -> int:
+        return sum(each.runs for each in lease_module._outliving[self.parts])
+
+    async def append(self, n: int, start: int = 0) -> None:
+        """Append to as many journals, and wait until they are in the store."""
+        names = [f"o-{start + number}" for number in range(n)]
+        for name in names:
+            await self.book.journal("orders").append(name, [Event(1)])
+        for name in names:
+            await until(partial(self.is_stored, name))
+
+    async def is_stored(self, name: str) -> bool:
+        return bool(await self.book.store.heads("orders", [name]))
+
+    async def leave(self, number: int) -> None:
+        """Wait until this many tails are running."""
+
+        async def holds() -> bool:
+            return self.outliving() == number
+
+        await until(holds)
+
+
+async def test_partitions_are_served_between_two_tasks_and_the_second_reports_it(book: Book) -> None:
+    worker = Worker(book)
+    results = await worker.task()
+    await worker.append(8)  # no task is running
+    assert worker.outliving() == 1
+    results += await worker.task()
+    await worker.leave(1)  # the tail of the first lease ends when its slices have ended
+    await worker.append(8, start=8)
+    results += await worker.task()
+    assert sum(each.records for each in results) >= 16  # a slice of both tails counts twice
+    await revoke_leases(book.store, "run", 2)
+    await worker.leave(0)
+
+
+async def test_a_revoked_lease_leaves_no_tail(book: Book) -> None:
+    worker = Worker(book)
+    await worker.task()
+    await revoke_leases(book.store, "run", 2)
+    await worker.leave(0)
+    await worker.task()
+    assert not worker.outliving()
+    await worker.task(generation=2)
+    assert worker.outliving() == 1
+    await revoke_leases(book.store, "run", 3)
+    await worker.leave(0)
+
+
+async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(book: Book) -> None:
+    worker, other = Worker(book), Worker(book)
+    await worker.task()
+    serving = asyncio.create_task(other.task(seconds=3600))
+    number = 0
+    while worker.outliving():  # until it is the slower of the two for a record
+        await worker.append(8, start=number)
+        number += 8
+    await worker.append(8, start=number)
+    await revoke_leases(book.store, "run", 2)
+    assert sum(each.records for each in await serving) >= 8
+
+
+async def test_a_tail_without_a_successor_ends_after_a_while(book: Book) -> None:
+    worker = Worker(book, handover_s=0.01)
+    await worker.task()
+    await worker.leave(0)
+
+
+async def test_a_lease_with_a_stopped_partition_leaves_no_tail_so_that_the_next_one_retries_it(book: Book) -> None:
+    await write_garbage(book, "orders", value=newer_record())
+    worker = Worker(book)
+    assert any(each.stopped for each in await worker.task())
+    assert not worker.outliving()
+
+
+def test_every_partition_has_one_lane_and_lanes_have_about_the_same_size() -> None:
     partitions = [("a", number) for number in range(7)]
     shares = share_partitions([], partitions, 3)
     assert sorted(at for share in shares for at in share) == partitions
@@ -44,7 +146,7 @@ def test_partitions_stay_in_their_lane_when_others_join() -> None:
     assert all(set(old) < set(new) for old, new in zip(before, after, strict=True))
 
 
-def test_partitions_of_a_topic_that_is_gone_leave_their_lane() -> None:
+def test_partitions_of_a_deleted_topic_leave_their_lane() -> None:
     before = share_partitions([], [("a", 0), ("b", 0), ("b", 1)], 2)
     assert sorted(at for share in share_partitions(before, [("b", 0), ("b", 1)], 2) for at in share) == [
         ("b", 0),
@@ -52,7 +154,7 @@ def test_partitions_of_a_topic_that_is_gone_leave_their_lane() -> None:
     ]
 
 
-async def test_a_run_revokes_its_earlier_generations_alone(book: Book) -> None:
+async def test_a_run_revokes_only_its_own_earlier_generations(book: Book) -> None:
     assert not await is_revoked(book.store, lease("one", 1))
     await revoke_leases(book.store, "one", 2)
     assert await is_revoked(book.store, lease("one", 1))
@@ -69,6 +171,6 @@ async def test_only_recent_runs_are_remembered(book: Book) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lease_s": 1.0}, {"lease_s": -1.0}, {"catch_up_records": -1}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         PipelineSettings(**wrong)  # type: ignore[arg-type]

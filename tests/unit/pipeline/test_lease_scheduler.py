@@ -1,4 +1,4 @@
-"""The driver's side of leases on paper: when the next one is submitted, and what becomes of those that do not end."""
+"""Lease scheduling without Spark: when the next lease is submitted, and how overdue ones are handled."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ pytest.importorskip("pyspark")
 from tidebook.core.errors import Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline import lease_scheduler
-from tidebook.pipeline.lease_scheduler import OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
+from tidebook.pipeline.lease_scheduler import HANDOVER_S, OVERDUE_S, OVERLAP_S, LeaseScheduler, _LeaseEnd, _LeaseJob
 from tidebook.pipeline.task_result import TaskResult
 
 LEASE_S = 20.0
 ORDERS = {"orders": TopicConfig(topic_id="a", partitions=4)}
 
 
-class PaperScheduler(LeaseScheduler):
-    """Submits leases to a list instead of Spark; a test ends them, and moves the clock."""
+class RecordingScheduler(LeaseScheduler):
+    """A scheduler that submits leases to a list instead of Spark; a test ends them and moves the clock."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -62,7 +62,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The scheduler's clock; its threads run at once, in the caller's."""
+    """Replace the scheduler's clock, and run its threads synchronously."""
     clock = Clock()
 
     def thread(target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> SimpleNamespace:
@@ -78,7 +78,7 @@ def served(*jobs: _LeaseJob) -> list[tuple[str, int]]:
 
 
 def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=1)
+    scheduler = RecordingScheduler(slots=1)
     scheduler.assign(ORDERS)
     clock.now_s += LEASE_S - OVERLAP_S - 0.01
     scheduler.step(0)
@@ -91,7 +91,7 @@ def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock)
     clock.now_s += OVERLAP_S
     scheduler.end(first)
     scheduler.step(0)
-    clock.now_s += LEASE_S - OVERLAP_S - 0.01  # the time of the second began when it got the slot
+    clock.now_s += LEASE_S - OVERLAP_S - 0.01  # the time of the second lease began when it got the slot
     scheduler.step(0)
     assert len(scheduler.jobs) == 2
     clock.now_s += 0.02
@@ -99,8 +99,18 @@ def test_the_next_lease_is_submitted_before_one_ends_and_only_once(clock: Clock)
     assert len(scheduler.jobs) == 3
 
 
+@pytest.mark.parametrize(("lease_s", "handover_s"), [(2.0, 2.0), (20.0, HANDOVER_S)])
+def test_a_tail_ends_before_the_task_of_its_successor_does(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, lease_s: float, handover_s: float
+) -> None:
+    scheduler = RecordingScheduler(slots=1)
+    monkeypatch.setattr(scheduler, "_lease_s", lease_s)
+    scheduler.assign(ORDERS)
+    assert scheduler.jobs[0].lease.handover_s == handover_s <= scheduler.jobs[0].lease.seconds
+
+
 def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partitions(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=2)
+    scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)
     hung, other = scheduler.jobs
     clock.now_s += LEASE_S
@@ -114,12 +124,12 @@ def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partit
     assert scheduler.cancelled == [hung]
     assert served(*scheduler.jobs[2:4]) == served(hung, other)
     scheduler.end(hung, records=3, error=Unavailable("its task was killed"))
-    scheduler.step(0)  # its end, or its error, is no event for the lane any more
+    scheduler.step(0)  # the lane ignores its later end or error
     assert scheduler.records == 3
 
 
 def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=2)
+    scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.assign(ORDERS)
     assert (len(scheduler.jobs), scheduler.revoked) == (2, [])
@@ -132,15 +142,15 @@ def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked
     assert scheduler.records == 5
 
 
-def test_a_topic_that_was_adopted_with_more_partitions_is_leased_anew(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=2)
+def test_a_topic_adopted_with_more_partitions_is_leased_again(clock: Clock) -> None:
+    scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.assign({"orders": TopicConfig(topic_id="c", partitions=6, epoch=2)})
     assert served(*scheduler.jobs[2:]) == [("orders", number) for number in range(6)]
 
 
-def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=2)
+def test_the_partitions_of_a_lost_slot_are_leased_on_the_remaining_ones(clock: Clock) -> None:
+    scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.slots = 1
     scheduler.assign(ORDERS)
@@ -150,17 +160,17 @@ def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: 
 
 
 def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=1)
+    scheduler = RecordingScheduler(slots=1)
     scheduler.assign(ORDERS)
-    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is away"))
-    with pytest.raises(Unavailable, match="away"):
+    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is down"))
+    with pytest.raises(Unavailable, match="the store is down"):
         scheduler.step(0)
 
 
-def test_a_close_revokes_all_leases_and_kills_those_that_go_on(clock: Clock) -> None:
-    scheduler = PaperScheduler(slots=2)
+def test_a_close_revokes_all_leases_and_kills_those_that_continue(clock: Clock) -> None:
+    scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)
-    ends, goes_on = scheduler.jobs
+    ends, continuing = scheduler.jobs
     scheduler.end(ends, records=7)
     scheduler.close(0.01)
-    assert (scheduler.revoked, scheduler.records, scheduler.cancelled) == ([2], 7, [goes_on])
+    assert (scheduler.revoked, scheduler.records, scheduler.cancelled) == ([2], 7, [continuing])

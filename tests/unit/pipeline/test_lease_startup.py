@@ -19,13 +19,13 @@ from tidebook.pipeline.lease_scheduler import LeaseScheduler
 from tidebook.pipeline.task_result import TaskResult
 
 LEASE_S = 0.2
-#: A worker starts in more than a lease and what it may be overdue.
+#: The start of a worker takes longer than a lease and the time by which it may be overdue.
 START_S = 0.9
 BOUND_S = 20.0
 
 
 class OneSlot:
-    """A Spark context with one slot, whose first task, and each after a cancelled one, starts a worker."""
+    """A Spark context with one slot; its first task, and each one after a cancelled task, starts a worker."""
 
     def __init__(self) -> None:
         self._slot = threading.Lock()
@@ -86,7 +86,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> OneSlot:
     return OneSlot()
 
 
-def test_a_worker_that_starts_longer_than_a_lease_is_given_the_time(context: OneSlot) -> None:
+def test_a_worker_may_take_longer_to_start_than_a_lease(context: OneSlot) -> None:
     results: list[TaskResult] = []
     scheduler = LeaseScheduler(
         context,  # type: ignore[arg-type]

@@ -14,14 +14,14 @@ from tidebook.pipeline.errors import run_with_retries
 from tidebook.runtime.blocking_portal import BlockingPortal
 
 
-class ShyBook:
+class UnavailableBook:
     """A book whose servers answer only after these errors."""
 
     def __init__(self, *errors: TidebookError) -> None:
         self.errors = list(errors)
         self.opened = False
 
-    async def __aenter__(self) -> ShyBook:
+    async def __aenter__(self) -> UnavailableBook:
         if self.errors:
             raise self.errors.pop(0)
         self.opened = True
@@ -37,7 +37,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingPortal]:
 
 
 def test_a_job_waits_for_a_server_that_is_down_when_it_starts(portal: BlockingPortal) -> None:
-    book: Any = ShyBook(Unavailable("Cassandra does not answer"), OutcomeUnknown("no answer"))
+    book: Any = UnavailableBook(Unavailable("Cassandra does not answer"), OutcomeUnknown("no answer"))
     reported: list[str] = []
     run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda reason, _: reported.append(reason))
     assert book.opened
@@ -45,17 +45,17 @@ def test_a_job_waits_for_a_server_that_is_down_when_it_starts(portal: BlockingPo
 
 
 def test_a_job_that_is_stopped_while_it_waits_ends(portal: BlockingPortal) -> None:
-    book: Any = ShyBook(*[Unavailable("away") for _ in range(100)])
+    book: Any = UnavailableBook(*[Unavailable("it is down") for _ in range(100)])
     stop = threading.Event()
     with pytest.raises(Unavailable):
         run_with_retries(portal, book.__aenter__, stop=stop, report=lambda *_: stop.set())
     assert len(book.errors) == 98
 
 
-def test_a_job_waits_no_longer_than_it_may_and_not_at_all_for_what_does_not_pass(portal: BlockingPortal) -> None:
-    book: Any = ShyBook(Unavailable("away"))
+def test_a_job_waits_up_to_its_limit_and_not_at_all_for_a_permanent_error(portal: BlockingPortal) -> None:
+    book: Any = UnavailableBook(Unavailable("it is down"))
     with pytest.raises(Unavailable):
         run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda *_: None, within_s=0.0)
-    book = ShyBook(InvalidInput("a wrong password"))
+    book = UnavailableBook(InvalidInput("a wrong password"))
     with pytest.raises(InvalidInput):
         run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda *_: None)

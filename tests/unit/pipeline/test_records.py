@@ -1,4 +1,4 @@
-"""Slices merged from Arrow batches that Spark cuts anywhere."""
+"""Slices are merged from Arrow batches, which Spark may split anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def records(first: int, stop: int, value: bytes = b"v") -> list[Record]:
 
 
 def batch(*runs: tuple[int, int, int]) -> pa.RecordBatch:
-    """One batch of runs: partition, first offset, stop."""
+    """Return a batch of runs, each with partition, first offset and stop."""
     return pa.concat_batches([to_arrow("t", partition, records(first, stop)) for partition, first, stop in runs])
 
 
@@ -23,7 +23,7 @@ def spans(batches: list[pa.RecordBatch]) -> list[tuple[int, int, int]]:
     return [(partition, some[0].offset, some[-1].offset + 1) for _, partition, some in merge_slices(batches)]
 
 
-def test_a_run_that_a_batch_boundary_cuts_is_one_slice() -> None:
+def test_a_run_that_a_batch_boundary_splits_is_one_slice() -> None:
     cut = [batch((0, 0, 3), (1, 5, 7)), batch((1, 7, 9), (2, 0, 1)), batch((2, 1, 2)), batch((2, 2, 4), (3, 0, 1))]
     assert spans(cut) == [(0, 0, 3), (1, 5, 9), (2, 0, 4), (3, 0, 1)]
 

@@ -57,7 +57,7 @@ def topic() -> str:
     return f"t{uuid.uuid4().hex[:12]}"
 
 
-# The two sides
+# Table rows and plain reads
 
 
 def reader(book: Book, topic: str, **options: str) -> JournalsReader:
@@ -79,7 +79,7 @@ def table(book: Book, topic: str, **options: str) -> list[Row]:
 
 
 async def plain_reads(book: Book, topic: str) -> list[Row]:
-    """All events as journals return them."""
+    """Return all events as journals return them."""
     found: list[Row] = []
     for id in IDS:
         async for event in book.journal(topic).read(id):
@@ -88,7 +88,7 @@ async def plain_reads(book: Book, topic: str) -> list[Row]:
     return sorted(found)
 
 
-# Histories
+# Histories to compare
 
 KINDS = st.sampled_from(["append", "append", "append", "three", "at", "expected", "delete", "purge", "garbage", "mark"])
 STEPS = st.lists(st.tuples(st.sampled_from(IDS), KINDS, st.integers(1, 25)), max_size=25)
@@ -160,7 +160,7 @@ def test_a_planned_table_does_not_change_while_replication_moves(
     third: float,
     deletes: bool,
 ) -> None:
-    """It is as of its planning; only what is deleted while it is read may be missing from it."""
+    """The table is as of its planning; only events that are deleted during the read may be missing."""
     topic = f"t{uuid.uuid4().hex[:12]}"
     portal.run(book.journal(topic).create())
     portal.run(run_steps(book, topic, before))
@@ -202,7 +202,7 @@ def test_more_appends_than_a_head_remembers_are_replicated_while_a_table_is_read
     assert [row[1] for row in rows_of(planned, parts)] == list(range(1, 61))
 
 
-def test_the_tail_is_read_in_two_passes_where_it_does_not_fit_in_memory(
+def test_the_tail_is_read_in_two_passes_if_it_does_not_fit_in_memory(
     book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail_module, "KEPT_BYTES_MAX", 100)
@@ -237,7 +237,9 @@ def test_a_tag_selects_from_the_tail_too(book: Book, portal: BlockingPortal, top
     assert [row[:2] for row in table(book, topic, tag="paid")] == [("a", 3)]
 
 
-def test_a_table_reads_over_an_adopt_with_an_unreplicated_tail(book: Book, portal: BlockingPortal, topic: str) -> None:
+def test_a_table_is_read_across_an_adopt_with_an_unreplicated_tail(
+    book: Book, portal: BlockingPortal, topic: str
+) -> None:
     append(book, portal, topic, "a", 1, 2)
     portal.run(replicate_here(book, book.store, topic))
     portal.run(lose_log(book, topic))
@@ -255,7 +257,7 @@ def test_a_table_reads_over_an_adopt_with_an_unreplicated_tail(book: Book, porta
         table(book, topic, asOfOffsets=json.dumps({topic: {"epoch": 3, "0": 0, "1": 0}}))
 
 
-# It is as of its positions, or it raises
+# A table is as of its positions, or it raises
 
 
 def test_a_log_that_lost_unreplicated_records_is_an_error(book: Book, portal: BlockingPortal, topic: str) -> None:
@@ -356,7 +358,10 @@ def test_as_of_a_time_is_as_of_the_logs_time(book: Book, portal: BlockingPortal,
 
     first, second = portal.run(times())
     assert [row[1] for row in table(book, topic, asOfTimestamp=second)] == [1, 2]
-    assert [row[1] for row in table(book, topic, asOfTimestamp=first)] in ([1], [1, 2])  # both within a millisecond
+    assert [row[1] for row in table(book, topic, asOfTimestamp=first)] in (
+        [1],
+        [1, 2],
+    )  # both events within a millisecond
     assert table(book, topic, asOfTimestamp="2001-01-01T00:00:00Z") == []
     with pytest.raises(InvalidInput, match="the option asOfTimestamp is in the future: 2999"):
         table(book, topic, asOfTimestamp="2999-01-01T00:00:00Z")
@@ -366,7 +371,7 @@ def test_as_of_a_time_is_as_of_the_logs_time(book: Book, portal: BlockingPortal,
 
 
 @pytest.mark.parametrize("replicated", [True, False])
-def test_payloads_come_as_bytes_or_as_json_text(
+def test_payloads_are_returned_as_bytes_or_as_json_text(
     book: Book, portal: BlockingPortal, topic: str, replicated: bool
 ) -> None:
     append(book, portal, topic, "a", {"total": 3}, 'say "hi"', b"\xff\x00", None)

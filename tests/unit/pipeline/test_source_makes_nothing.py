@@ -1,4 +1,4 @@
-"""Spark's data source over a book that does not exist is an error, and makes nothing."""
+"""Spark's data source on a missing book raises an error and creates nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 
 @pytest.mark.parametrize("topic", [{}, {"topic": "orders"}])
-def test_a_missing_book_is_not_found_and_is_not_made(tmp_path: Path, topic: dict[str, str]) -> None:
+def test_a_missing_book_is_not_found_and_is_not_created(tmp_path: Path, topic: dict[str, str]) -> None:
     from tidebook.pipeline.source.format import TidebookSource
 
     with pytest.raises(NotFound, match="there is no book"):

@@ -115,7 +115,7 @@ def test_a_wrong_value_of_a_table_is_refused(book: Book, options: dict[str, str]
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "asOfOffsets"])
 def test_offsets_of_a_topic_or_a_partition_that_is_not_read_are_refused(book: Book, name: str) -> None:
-    """They would be ignored, and the table would have other rows than the caller expects."""
+    """They would be ignored, and the table would not have the rows that the caller expects."""
     everywhere = {str(number): 0 for number in range(4)}
     others = {"asOfOffsets": {"orders": dict.fromkeys(everywhere, -1)}}.get(name, {})
     with pytest.raises(InvalidInput, match=f"the option {name} names the topic oders, which is not read"):
@@ -141,7 +141,7 @@ def test_reading_a_topic_that_is_deleted_meanwhile_fails_instead_of_returning_a_
         list(chain.from_iterable(reader.read(part) for part in others))
 
 
-def test_a_table_as_of_a_position_has_nothing_that_was_deleted_or_purged_since(
+def test_a_table_as_of_a_position_has_no_events_that_were_deleted_or_purged_later(
     book: Book, portal: BlockingPortal
 ) -> None:
     config = portal.run(book.journal("orders").create())
@@ -188,7 +188,7 @@ def stream(book: Book, **options: str) -> JournalStream:
 
 @pytest.mark.parametrize("starts", ['{"orders": {"0": 0}}', '{"orders": {}}', '{"others": {"0": 0}}'])
 def test_starting_offsets_of_a_stream_name_every_partition(book: Book, starts: str) -> None:
-    """A partition that they leave out would never be read."""
+    """A partition without a starting offset would never be read."""
     with pytest.raises(InvalidInput, match="startingOffsets"):
         stream(book, startingOffsets=starts).initialOffset()
 
@@ -219,7 +219,7 @@ def test_a_running_stream_warns_while_nothing_replicates(
     at = reader.initialOffset()
 
     def triggered(after_s: float) -> int:
-        """Let the time pass and a trigger look for new offsets; return the number of warnings until now."""
+        """Advance the time, let a trigger look for new offsets, and return the number of warnings so far."""
         now_s[0] += after_s
         reader.latestOffset(at, reader.getDefaultReadLimit())
         return len(caplog.messages)
@@ -235,7 +235,7 @@ def test_a_running_stream_warns_while_nothing_replicates(
         assert [triggered(10) for _ in range(9)] == [2] * 9
 
 
-def test_marks_and_records_that_were_not_selected_are_not_lag(
+def test_marks_and_unselected_records_are_not_lag(
     book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def read() -> None:

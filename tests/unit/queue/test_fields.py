@@ -40,7 +40,7 @@ retries = "integer?"
 
 @pytest.fixture(params=["dataclass", "struct", "toml", "xml", "mapping"])
 def declared(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """The same declaration in each of its forms."""
+    """Return the same declaration in one of its forms."""
     match request.param:
         case "dataclass":
             return Mail
@@ -60,7 +60,7 @@ def test_data_that_is_as_declared_is_accepted(declared: Any) -> None:
     assert fields_of(declared).check({"to": "x", "retries": 3}) == {"to": "x", "retries": 3}
 
 
-def test_a_field_may_be_left_out_where_the_declaration_says_so(declared: Any) -> None:
+def test_a_field_that_is_declared_optional_may_be_left_out(declared: Any) -> None:
     assert fields_of(declared).check({"to": "x"})["to"] == "x"
 
 
@@ -71,7 +71,7 @@ def test_data_that_is_not_as_declared_is_refused(declared: Any, data: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [Mail, Letter])
-def test_an_instance_goes_in_and_comes_back(kind: Any) -> None:
+def test_an_instance_is_encoded_and_decoded(kind: Any) -> None:
     fields = fields_of(kind)
     assert fields.read(fields.check(kind("x", 2))) == kind("x", 2)
 
@@ -83,11 +83,11 @@ def test_data_that_contains_itself_is_refused() -> None:
         fields_of({"more": "any"}).check(endless)
 
 
-def test_what_an_older_declaration_let_in_stays_as_it_is() -> None:
+def test_data_of_an_older_declaration_is_returned_unchanged() -> None:
     assert fields_of(Mail).read({"address": "x"}) == {"address": "x"}
 
 
-def test_a_date_is_a_date() -> None:
+def test_a_date_field_accepts_only_dates() -> None:
     fields = fields_of({"at": "date"})
     assert fields.check({"at": "2030-01-31T12:00:00Z"}) == {"at": "2030-01-31T12:00:00Z"}
     for wrong in ("tomorrow", "2030-13-01T00:00:00Z", 3):
@@ -104,7 +104,7 @@ def test_equal_declarations_have_equal_schemas_and_others_do_not() -> None:
     "declared",
     [{}, {"to": "txt"}, {"1x": "text"}, {"to": {"type": "text", "size": 3}}, int, 7, "mail.json", "missing.toml"],
 )
-def test_what_declares_no_fields_is_refused(declared: Any) -> None:
+def test_an_invalid_declaration_is_refused(declared: Any) -> None:
     with pytest.raises(InvalidInput):
         fields_of(declared)
 
@@ -128,7 +128,7 @@ def test_what_declares_no_fields_is_refused(declared: Any) -> None:
         b'<table><column name="x"><column name="y"/></column></table>',
     ],
 )
-def test_xml_that_is_no_plain_declaration_is_refused(text: bytes) -> None:
+def test_xml_with_anything_but_a_declaration_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
         read_xml(text, "mail.xml")
 
@@ -140,7 +140,7 @@ def test_a_field_that_was_not_declared_is_refused_in_every_form(declared: Any) -
     assert fields.check({"to": "x", "retries": 3}) == {"to": "x", "retries": 3}
 
 
-def test_fields_have_the_names_that_a_struct_gives_them() -> None:
+def test_fields_have_the_names_by_which_a_struct_is_encoded() -> None:
     class Parcel(msgspec.Struct, rename="camel", tag_field="kind", tag="parcel"):
         sent_to: str
 
@@ -170,7 +170,7 @@ def test_an_instance_with_more_fields_than_declared_is_refused(declared: Any, da
         fields_of(declared).check(data)
 
 
-def test_a_class_whose_annotations_name_nothing_is_refused() -> None:
+def test_a_class_with_unresolvable_annotations_is_refused() -> None:
     with pytest.raises(InvalidInput, match="NoSuchType"):
         fields_of(Unknown)
 

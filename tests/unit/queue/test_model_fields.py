@@ -1,4 +1,4 @@
-"""Fields that a pydantic model declares."""
+"""Fields that are declared by a pydantic model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mail(pydantic.BaseModel):
 MAIL = Mail(to="ada", price=Decimal("1.10"), at=datetime(2026, 1, 2, tzinfo=UTC))
 
 
-async def test_a_model_goes_into_a_queue_and_comes_back(tmp_path: Path) -> None:
+async def test_a_model_is_put_into_a_queue_and_claimed(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         queue: Queue[Any] = book.queue("mail", fields=Mail)
         await queue.put(MAIL)

@@ -1,4 +1,4 @@
-"""An unreachable PostgreSQL is reported soon, in one line."""
+"""An unreachable PostgreSQL is reported quickly and in one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_limits_add_up_to_less_than_five_seconds() -> None:
     assert connect.CONNECT_S_MAX < WITHIN_S
 
 
-async def test_a_queue_says_so_in_one_line_and_logs_nothing(
+async def test_a_queue_reports_an_unreachable_server_in_one_line_and_logs_nothing(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connect, "OPEN_S_MAX", 0.5)
@@ -64,7 +64,7 @@ async def test_a_queue_says_so_in_one_line_and_logs_nothing(
     assert not caplog.records
 
 
-def test_an_outbox_says_so_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outbox_reports_an_unreachable_server_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "OPEN_S_MAX", 0.5)
     began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
@@ -75,7 +75,9 @@ def test_an_outbox_says_so_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("command", ["outbox status", "queue status"])
-def test_the_command_line_says_so_in_one_line(tmp_path: Path, silent_port: int, command: str) -> None:
+def test_the_command_line_reports_an_unreachable_server_in_one_line(
+    tmp_path: Path, silent_port: int, command: str
+) -> None:
     file = tmp_path / "tidebook.toml"
     hosts = f"localhost:{silent_port},127.0.0.1:{silent_port}"
     file.write_text(f'folder = "data"\n[sql]\nurl = "postgresql://nobody@{hosts}/none"\n')

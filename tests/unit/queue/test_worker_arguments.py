@@ -52,13 +52,13 @@ async def test_a_worker_is_given_a_handler_and_times(
             Worker(book.queue("mail"), handler, **options)
 
 
-async def test_settings_are_settings(tmp_path: Path) -> None:
+async def test_settings_of_another_type_are_refused(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(InvalidInput, match="QueueSettings, not dict"):
             book.queue("mail", settings={"lease_ms": 1})  # type: ignore[call-overload]
 
 
-async def test_an_async_transaction_is_refused_where_nobody_awaits(
+async def test_an_async_transaction_is_refused_by_a_call_that_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def put_within() -> None:
@@ -70,4 +70,6 @@ async def test_an_async_transaction_is_refused_where_nobody_awaits(
         monkeypatch.setattr(SqliteQueues, "put_within", lambda *_, **__: begun)
         with pytest.raises(InvalidInput, match="is async"):
             mail.put_in(object(), 1)
-    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED  # it was closed, and nobody is warned of it
+    assert (
+        inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
+    )  # it was closed, so Python does not warn that it was never awaited

@@ -1,4 +1,4 @@
-"""Virtual time for the tests of replication."""
+"""A fixture that runs tests of replication in virtual time."""
 
 from __future__ import annotations
 

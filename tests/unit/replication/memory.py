@@ -32,9 +32,9 @@ class Memory:
     def __init__(self) -> None:
         self.records: dict[int, list[Record]] = {0: [], 1: []}
         self.replicated: dict[int, Pointer] = {}
-        #: The time of each slice, its partition and its last offset.
+        #: The time, partition and last offset of each applied slice.
         self.applied: list[tuple[float, int, int]] = []
-        #: The time of each read, and where it began.
+        #: The time and start offset of each read.
         self.reads: list[tuple[float, int]] = []
         self.configs = {TOPIC: CONFIG}
         self.settings: dict[str, str] = {}

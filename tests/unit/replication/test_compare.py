@@ -1,4 +1,4 @@
-"""Journals of an embedded store, compared with the log and repaired from it, one by one and without an engine."""
+"""Journals of an embedded store are compared with the log and repaired from it, one by one and without Spark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def book(tmp_path: Path) -> AsyncIterator[Book]:
 
 
 async def state_of(book: Book, key: Key = KEY) -> JournalState:
-    """What a scan of the store finds of a journal."""
+    """Return what a scan of the store finds of a journal."""
     state, damaged = JournalState(), list[Damage]()
     for split in await book.store.splits(TOPIC, count=1):
         async for page in book.store.inspect(TOPIC, split):
@@ -73,7 +73,7 @@ async def state_of(book: Book, key: Key = KEY) -> JournalState:
 
 
 class Comparing:
-    """A comparison of one journal, bounded by what is replicated when it begins."""
+    """A comparison of one journal, bounded by what is replicated at its start."""
 
     def __init__(self, book: Book, pointer: Pointer, records: list[TimedRecord], comparer: JournalComparer) -> None:
         self._book = book
@@ -114,7 +114,7 @@ def whats(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
 
 
 def change(book: Book, sql: str, *values: object) -> None:
-    """Change a row behind the store's back."""
+    """Change a row directly in the database file."""
     store = book.store
     assert isinstance(store, LazyStore)
     connection = connect(store.path)
@@ -135,7 +135,7 @@ async def test_a_journal_that_equals_its_log_has_no_difference(book: Book) -> No
     assert await comparing.reported() == []
 
 
-async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book: Book) -> None:
+async def test_one_read_does_not_decide_on_damage_or_a_head_past_the_bounds(book: Book) -> None:
     comparing = await Comparing.of(book)
     found = await state_of(book)
     found.damaged = (Damage("event", *KEY, "unreadable", 1),)
@@ -143,7 +143,7 @@ async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book
     await book.journal(TOPIC).append("a", [Event(9)])
     await replicate(book.log, book.store, TOPIC)
     assert not comparing.comparer.is_equal(KEY, 0, await state_of(book), comparing.records)
-    assert await comparing.reported() == []  # which reads what came later
+    assert await comparing.reported() == []  # `reported` also reads the later records
 
 
 async def test_one_read_that_finds_no_head_or_an_old_one_is_not_equal(book: Book) -> None:
@@ -159,7 +159,7 @@ async def test_one_read_that_finds_no_head_or_an_old_one_is_not_equal(book: Book
     assert comparing.comparer.is_equal(KEY, 0, found, comparing.records)
 
 
-async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compared_as_it_is_now(book: Book) -> None:
+async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compared_in_its_new_state(book: Book) -> None:
     comparing, before = await Comparing.of(book), await state_of(book)
     await book.journal(TOPIC).append("a", [Event(n, tags={"x"}) for n in range(2)])
     await book.journal(TOPIC).append("c", [Event(n, tags={"x"}) for n in range(2)])
@@ -173,7 +173,7 @@ async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compare
     assert whats(found) == [("event missing", 1, False)]
 
 
-class BehindStore:
+class OldPointerStore:
     """A store whose pointer is older than its heads, as after a crash between the two."""
 
     def __init__(self, store: Any, pointer: Pointer) -> None:
@@ -186,21 +186,21 @@ class BehindStore:
         return self._pointer
 
 
-async def test_a_head_that_is_ahead_of_the_pointer_is_compared_with_the_log_up_to_it(book: Book) -> None:
+async def test_a_head_past_the_pointer_is_compared_with_the_log_up_to_the_head(book: Book) -> None:
     comparing = await Comparing.of(book)
     await book.journal(TOPIC).append("a", [Event(7)])
     await replicate(book.log, book.store, TOPIC)
-    behind = LogAndStore(book.log, cast(Any, BehindStore(book.store, comparing.pointer)))
-    assert await (await Comparing.of(book, parts=behind)).reported() == []
-    assert await (await Comparing.of(book, parts=behind, bound=comparing.pointer)).reported() == []
+    old_pointer = LogAndStore(book.log, cast(Any, OldPointerStore(book.store, comparing.pointer)))
+    assert await (await Comparing.of(book, parts=old_pointer)).reported() == []
+    assert await (await Comparing.of(book, parts=old_pointer, bound=comparing.pointer)).reported() == []
 
 
-async def test_the_log_times_of_rows_are_told_where_the_whole_log_is_there(book: Book) -> None:
+async def test_wrong_log_times_of_rows_are_reported_if_the_log_is_complete(book: Book) -> None:
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr = 4")
     assert whats(await (await Comparing.of(book)).reported()) == [("event differs", 4, False)]
 
 
-async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(book: Book) -> None:
+async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found(book: Book) -> None:
     journal = book.journal(TOPIC)
     await journal.append("a", [Event("far")], at=1_000_000)
     await replicate(book.log, book.store, TOPIC)
@@ -226,7 +226,7 @@ class SegmentedStore:
         return [row for row in rows if event_segment(row.seq_nr, head.segment_size) in segments]
 
 
-async def test_rows_of_segments_that_are_no_longer_listed_are_found_by_the_numbers_of_the_scan(book: Book) -> None:
+async def test_rows_of_unlisted_segments_are_found_by_the_numbers_of_the_scan(book: Book) -> None:
     await book.journal(TOPIC).append("a", [Event("far")], at=1_000_000)
     await replicate(book.log, book.store, TOPIC)
     segmented = LogAndStore(book.log, cast(Any, SegmentedStore(book.store)))
@@ -234,7 +234,7 @@ async def test_rows_of_segments_that_are_no_longer_listed_are_found_by_the_numbe
 
 
 @pytest.mark.parametrize("rev", [0, 1])
-async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev: int) -> None:
+async def test_rows_that_differ_are_reported_and_repaired_on_request(book: Book, rev: int) -> None:
     intact = await state_of(book)
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 3")
     change(book, "UPDATE journal SET time_ms = 7 WHERE id = 'a' AND seq_nr = 5")
@@ -249,7 +249,7 @@ async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev:
 
 
 @pytest.mark.parametrize("spoiled", ["head", "event", "tag"])
-async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: str) -> None:
+async def test_data_that_cannot_be_decoded_is_reported_and_repaired(book: Book, spoiled: str) -> None:
     intact, spoiler = await state_of(book), Spoiler(book)
     match spoiled:
         case "head":
@@ -265,7 +265,7 @@ async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: 
     assert await state_of(book) == intact
 
 
-async def test_rows_past_the_head_that_a_scan_found_are_read_again(book: Book) -> None:
+async def test_rows_past_the_head_that_a_scan_finds_are_reported_and_removed(book: Book) -> None:
     change(book, "UPDATE journal SET seq_nr = seq_nr + 895 WHERE id = 'a' AND seq_nr > 4")
     reported = await (await Comparing.of(book, rev=1)).reported()
     assert whats(reported) == [
@@ -275,7 +275,7 @@ async def test_rows_past_the_head_that_a_scan_found_are_read_again(book: Book) -
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6]
 
 
-async def test_a_journal_that_the_log_knows_nothing_of_is_removed(book: Book) -> None:
+async def test_a_journal_without_records_in_the_log_is_removed(book: Book) -> None:
     comparing = await Comparing.of(book, rev=1)
     comparing.records.clear()
     reported = await comparing.reported()
@@ -286,7 +286,7 @@ async def test_a_journal_that_the_log_knows_nothing_of_is_removed(book: Book) ->
     assert (head.live, head.position) == (False, comparing.pointer.position)
 
 
-async def test_what_comes_while_journals_are_compared_is_read_from_the_log_once(
+async def test_records_appended_during_a_comparison_are_read_from_the_log(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "PAGE", 2)
@@ -300,10 +300,10 @@ async def test_what_comes_while_journals_are_compared_is_read_from_the_log_once(
     assert whats(await comparing.reported()) == [("event missing", 11, False)]
 
 
-async def test_more_tag_rows_of_one_time_than_a_page_holds_are_all_compared(
+async def test_tag_rows_of_one_time_that_exceed_a_page_are_all_compared(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An append may have 10,000 events of one tag, and all its rows have one time."""
+    """An append may have 10,000 events with one tag, and all their rows have the same time."""
     monkeypatch.setattr(compare, "PAGE", 3)
     await book.journal(TOPIC).append("a", [Event(n, tags={"x"}) for n in range(7)])
     await replicate(book.log, book.store, TOPIC)
@@ -312,7 +312,7 @@ async def test_more_tag_rows_of_one_time_than_a_page_holds_are_all_compared(
     assert whats(await (await Comparing.of(book)).reported()) == [("tag missing", 12, False)]
 
 
-async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -> None:
+async def test_a_truncated_log_decides_only_on_the_records_it_has(book: Book) -> None:
     await book.log.truncate(TOPIC, 0, before=2)
     assert await (await Comparing.of(book, start=2)).reported() == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr IN (3, 5)")
@@ -321,17 +321,15 @@ async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -
 
 
 @pytest.mark.parametrize("start", [1, 2])
-async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_tells_them(
-    book: Book, start: int
-) -> None:
-    """The log's time is that of the greatest record until then, and those may be gone."""
+async def test_times_of_rows_are_taken_from_the_store_if_the_log_is_truncated(book: Book, start: int) -> None:
+    """The log time is the greatest of all records so far, and the log may no longer have them."""
     await book.log.truncate(TOPIC, 0, before=start)
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr > 3")
     change(book, "UPDATE tag_views SET log_ms = log_ms + 5 WHERE id = 'a' AND tag = 'y'")
     assert await (await Comparing.of(book, start=start)).reported() == []
 
 
-async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journal_that_never_rests_is_named(
+async def test_a_fenced_repair_is_retried_and_a_journal_that_always_changes_is_reported(
     book: Book,
 ) -> None:
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 3")
@@ -345,7 +343,7 @@ async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journ
     assert await events(book) == [2, 3, 4, 5, 6]
 
 
-async def test_a_tag_row_of_another_journal_at_the_same_time_is_not_this_ones_even_if_it_is_damaged(
+async def test_a_tag_row_of_another_journal_at_the_same_time_is_ignored_even_if_it_is_damaged(
     tmp_path: Path,
 ) -> None:
     settings = Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})
@@ -361,7 +359,7 @@ async def test_a_tag_row_of_another_journal_at_the_same_time_is_not_this_ones_ev
         assert await (await Comparing.of(book)).reported(first) == []
 
 
-async def test_tag_rows_of_other_journals_are_left_alone(book: Book) -> None:
+async def test_tag_rows_of_other_journals_are_not_changed(book: Book) -> None:
     of_b = [row async for row in book.tags.read("x")]
     rows = await book.store.inspect_tag("x", after=None, from_ms=0, until_ms=2**62, limit=100)
     assert {row.id for row in rows if isinstance(row, TagRow)} == {"a", "b"}

@@ -34,7 +34,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["a", "b"]), ACTIONS), min_size=1, ma
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS, st.integers(1, 20))
-async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
+async def test_every_existing_event_is_numbered_once_in_the_order_of_the_log(
     steps: list[tuple[str, Action]], size: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ async def test_appends_that_the_head_no_longer_lists_are_looked_up(appends: int,
 
 
 async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbered(tmp_path: object) -> None:
-    """They are void. Their offsets may be those of good appends in the journal's own partition."""
+    """Such records are void. Their offsets may equal those of valid appends in the journal's own partition."""
     config = topic_config(partitions=4)
     store = SqliteStore(str(tmp_path))
     await store.set_topic_config(TOPIC, config, expected=None)
@@ -84,7 +84,7 @@ async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbere
 
 
 @pytest.mark.parametrize("appends", [RECENT_MAX, RECENT_MAX + 1, RECENT_MAX + 2])
-async def test_the_first_append_of_a_journal_is_numbered_though_the_head_has_just_evicted_it(
+async def test_the_first_append_of_a_journal_is_numbered_although_the_head_has_just_evicted_it(
     appends: int, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_numbers, "PAGE_ROWS", 2)
@@ -129,7 +129,7 @@ async def test_older_appends_are_looked_up_a_page_at_a_time_and_each_row_once(
     await replicate_slice(store, TOPIC, 0, records, CONFIG)
     found = await number_events(store, TOPIC, 0, records[1:3], CONFIG)
     assert [row.seq_nr for _, row in found] == [2, 3]
-    assert faults.calls["events"] <= 5 + 3  # the binary search among 20 rows, then the two rows and the one after them
+    assert faults.calls["events"] <= 5 + 3  # the binary search among 20 rows, then the two rows and the next one
     await opened.close()
 
 

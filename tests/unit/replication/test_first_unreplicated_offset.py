@@ -1,4 +1,4 @@
-"""The one definition of the first offset that is not replicated, and what uses it where the epochs differ."""
+"""The first unreplicated offset, and how its callers behave if the epochs differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWER = Pointer(Position(3, 41), 0)
 @pytest.mark.parametrize(
     ("pointer", "first"), [(None, 0), (Pointer(Position(1, 41), 0), 0), (Pointer(Position(2, 41), 0), 42)]
 )
-def test_it_follows_the_pointer_of_the_same_epoch_and_is_0_before(pointer: Pointer | None, first: int) -> None:
+def test_it_follows_the_pointer_of_the_same_epoch_and_is_0_in_a_new_one(pointer: Pointer | None, first: int) -> None:
     assert first_unreplicated_offset(pointer, TOPIC, 0, CONFIG) == first
 
 
@@ -35,7 +35,7 @@ def test_a_pointer_of_a_newer_epoch_fences_a_process_with_an_outdated_configurat
 
 
 class OneTopic:
-    """A log of 100 records and a store that is one epoch ahead of the caller."""
+    """A log of 100 records and a store whose epoch is one above the caller's."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer:
         return NEWER
@@ -57,7 +57,7 @@ class OneTopic:
 
 
 async def test_status_export_lag_and_horizon_report_no_offset_of_another_epoch() -> None:
-    """They once took the newer epoch's offset for one of their own."""
+    """They once took an offset of the newer epoch for one of their own."""
     both: Any = OneTopic()
     book: Any = SimpleNamespace(log=both, store=both)
     with pytest.raises(Fenced):

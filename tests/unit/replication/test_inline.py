@@ -1,4 +1,4 @@
-"""The replication of an embedded book in its own process: what is appended becomes visible, whatever fails."""
+"""The replication of an embedded book in its own process: appended events become visible despite failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHIN_S = 20.0
 
 
 async def eventually(reached: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something that has no wake-up of its own is true."""
+    """Wait until a condition without a wake-up of its own is true."""
     async with asyncio.timeout(WITHIN_S):
         while not await reached():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ def test_the_blocking_book_replicates_too(tmp_path: Path) -> None:
             assert next(iter(member)).payload == 1
 
 
-async def test_topics_that_are_created_later_join_and_deleted_ones_leave(tmp_path: Path) -> None:
+async def test_topics_created_later_are_replicated_and_deleted_ones_are_not(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book", replicate=True) as book:
         events = book.tags.read("paid", follow=True)
         await book.journal("orders").append("o-1", [Event("order", tags={"paid"})])
@@ -91,7 +91,7 @@ async def _is(book: Book, state: str) -> bool:
     return book.replication.status().state == state
 
 
-async def test_a_book_that_only_reads_is_not_created(tmp_path: Path) -> None:
+async def test_a_book_that_is_only_read_is_not_created(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book", replicate=True) as book:
         assert await tagged(book) == []
         await eventually(lambda: _is(book, "waiting"))
@@ -104,7 +104,7 @@ async def test_a_book_without_topics_is_not_polled_in_a_loop(tmp_path: Path) -> 
         store = faults.around(book.store)
         replication = InlineReplication(book.log, store, clock=book.clock, metrics=book.metrics)
         replication.start()
-        await asyncio.sleep(0.3)  # nothing happens that could be awaited
+        await asyncio.sleep(0.3)  # there is no event to wait for
         assert faults.calls["topics"] <= 5
         await replication.close()
 
@@ -135,7 +135,7 @@ async def _settled_ends(book: Book) -> list[int]:
     ends: list[int] = []
     while (now := [await book.log.end("orders", number) for number in range(4)]) != ends:
         ends = now
-        await asyncio.sleep(0.3)  # nothing wakes a test that waits for nothing to happen
+        await asyncio.sleep(0.3)  # there is no event to wait for
     return ends
 
 
@@ -196,7 +196,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[tuple[Book, Faults, InlineRepl
 
 
 @pytest.mark.parametrize("call", ["apply", "topic", "topics", "topic_config", "pointer", "read", "end", "wait"])
-async def test_replication_goes_on_after_a_failure(tmp_path: Path, call: str) -> None:
+async def test_replication_continues_after_a_failure(tmp_path: Path, call: str) -> None:
     async with faulty(tmp_path) as (book, faults, replication):
         faults.fail(call, Unavailable("it is down"), times=3)
         replication.start()
@@ -238,7 +238,7 @@ async def test_a_record_of_a_newer_version_stops_its_partition_only(
         await replication.close()
 
 
-async def test_it_stops_within_two_seconds_although_the_store_hangs(tmp_path: Path) -> None:
+async def test_replication_stops_within_two_seconds_although_the_store_hangs(tmp_path: Path) -> None:
     async with faulty(tmp_path) as (_, faults, replication):
         held = faults.hold("apply")
         replication.start()
@@ -266,7 +266,7 @@ def test_a_lock_in_a_missing_folder_is_not_taken_and_creates_nothing(tmp_path: P
 def test_a_lock_excludes_others_until_it_is_released(tmp_path: Path) -> None:
     first, second = ProcessLock(tmp_path / "lock"), ProcessLock(tmp_path / "lock")
     assert first.take()
-    assert first.take(), "it keeps the lock"
+    assert first.take(), "the holder keeps the lock"
     assert not second.take()
     first.release()
     assert second.take()
@@ -289,7 +289,7 @@ def test_a_seized_lock_is_lost_by_its_former_holder_and_by_all_but_the_last(tmp_
     first.release()
 
 
-async def test_deleting_a_topic_ends_its_tasks(tmp_path: Path) -> None:
+async def test_deleting_a_topic_ends_the_tasks_of_its_partitions(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book", replicate=True) as book:
         await book.journal("orders").append("o-1", [Event(1)])
         await book.delete_topic("orders")

@@ -1,4 +1,4 @@
-"""What the replication of a process reports, counts and waits for."""
+"""The status of the replication of a process, its counters, and the end of its waits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_status_is_one_line_of_text_and_a_row(status: InlineStatus, text: str)
     assert (row["state"], row["stopped"], row["failures"]) == (status.state, status.stopped, 0)
 
 
-async def test_records_are_counted_once_and_parked_ones_beside(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_are_counted_once_and_parked_ones_separately(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "STATUS_EVERY_S", 0.0)
     journal = book.journal(TOPIC)
     done = await journal.append("a", [Event(1), Event(2)])
@@ -102,7 +102,7 @@ async def _reported(book: Book, records: int) -> bool:
     return status is not None and status.records == records
 
 
-async def test_what_is_appended_right_before_closing_is_replicated_with_its_ticks(book: Book) -> None:
+async def test_events_appended_right_before_closing_are_replicated_with_their_ticks(book: Book) -> None:
     replication = replication_of(book)
     journal = book.journal(TOPIC)
     await journal.append("a", [Event(1, tags={"x"})])
@@ -115,7 +115,7 @@ async def test_what_is_appended_right_before_closing_is_replicated_with_its_tick
     assert len([event async for event in book.tags.read("x")]) == 4
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("tidebook-replication")]
     again = replication_of(book)
-    await again.close()  # it was never started
+    await again.close()  # this replication was never started
     assert again.status().state == "closed"
 
 
@@ -138,13 +138,13 @@ async def test_tags_that_are_not_cleared_keep_deleted_events(book: Book) -> None
 
 
 @pytest.mark.parametrize("call", ["topics", "pointer", "end"])
-async def test_what_fails_is_not_retried_in_a_loop(book: Book, call: str) -> None:
+async def test_a_failure_is_not_retried_without_a_pause(book: Book, call: str) -> None:
     await book.journal(TOPIC).append("a", [Event(1)])
     faults = Faults()
     faults.fail(call, Unavailable("it is down"), times=None)
     replication = replication_of(book, faults)
     replication.start()
-    await asyncio.sleep(0.4)  # nothing happens that could be awaited
+    await asyncio.sleep(0.4)  # there is no event to wait for
     assert 1 <= faults.calls[call] <= 30
     status = replication.status()
     assert status.failures >= 1
@@ -157,9 +157,9 @@ async def test_what_fails_is_not_retried_in_a_loop(book: Book, call: str) -> Non
 @pytest.mark.parametrize(
     ("error", "is_stopped"),
     [(Unavailable("it is down"), False), (Corrupt("it is damaged"), True), (ZeroDivisionError("a payload"), True)],
-    ids=["it may pass", "one of ours", "unexpected"],
+    ids=["transient", "permanent", "unexpected"],
 )
-async def test_a_partition_is_stopped_only_by_an_error_that_does_not_pass_by_itself(
+async def test_a_partition_is_stopped_only_by_an_error_that_is_not_transient(
     book: Book, caplog: pytest.LogCaptureFixture, error: Any, is_stopped: bool
 ) -> None:
     done = await book.journal(TOPIC).append("a", [Event(1)])
@@ -182,7 +182,7 @@ async def test_a_partition_is_stopped_only_by_an_error_that_does_not_pass_by_its
     assert caplog.text.count("failed, and is retried") == 1, "the same failure is logged once"
 
 
-async def test_a_topic_that_the_log_has_lost_is_stopped_with_the_reason_until_it_is_back(
+async def test_a_topic_that_the_log_has_lost_is_stopped_with_the_reason_until_it_exists_again(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "RETRY_MAX_S", 0.1)
@@ -206,7 +206,7 @@ async def test_a_topic_that_the_log_has_lost_is_stopped_with_the_reason_until_it
     await replication.close()
 
 
-async def test_a_partition_that_another_replicator_brings_past_its_record_is_no_longer_stopped(
+async def test_a_stopped_partition_continues_once_another_replicator_has_passed_its_record(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "RETRY_MAX_S", 0.05)
@@ -219,7 +219,7 @@ async def test_a_partition_that_another_replicator_brings_past_its_record_is_no_
     async def is_stopped() -> bool:
         return at in replication.status().stopped
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         return not await is_stopped()
 
     await eventually(is_stopped)
@@ -228,7 +228,7 @@ async def test_a_partition_that_another_replicator_brings_past_its_record_is_no_
     assert pointer.position.offset == offset - 1
     moved = Pointer(Position(pointer.position.epoch, offset), pointer.time_ms)
     await book.store.apply(SliceWrites(TOPIC, done.partition, pointer, moved, ()))
-    await eventually(goes_on)
+    await eventually(continues)
     await replication.close()
 
 
@@ -241,7 +241,7 @@ async def ticks(book: Book) -> int:
     return found
 
 
-async def test_replicating_to_the_end_counts_records_and_ticks_only_where_they_are_of_use(book: Book) -> None:
+async def test_replicating_to_the_end_counts_records_and_ticks_only_if_needed(book: Book) -> None:
     journal = book.journal(TOPIC)
     done = await journal.append("a", [Event(1)])
     await book.log.append(Outgoing(TOPIC, done.partition, b"a", b"damaged"))

@@ -1,6 +1,6 @@
 """How long the replication of a process waits after failures and for its lock, in virtual time.
 
-Its log and store are in memory. Fractions are exact, so that times are.
+Its log and store are in memory. All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Times:
         return len(self.at_s) <= self._until
 
 
-AWAY = Unavailable("it is away")
+IS_DOWN = Unavailable("it is down")
 
 
 def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succeeds(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(0, until=3)
-        memory.faults.fail("wait", AWAY, times=None, where=tries)
+        memory.faults.fail("wait", IS_DOWN, times=None, where=tries)
         async with replicating(memory) as replication:
             await memory.put()
             await asyncio.sleep(10.0)
-            assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "it waits for the next record"
+            assert tries.at_s == [0.0, 0.125, 0.375, 0.875, 0.875], "the partition waits for the next record"
             assert memory.applied == [(0.875, 0, 0)]
             assert (replication.status().failures, replication.status().stopped) == (3, {})
             tries.at_s.clear()
@@ -73,7 +73,7 @@ def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succee
 
 
 @pytest.mark.parametrize(
-    ("error", "stopped"), [(AWAY, {}), (Corrupt("lost"), {f"{TOPIC}/0": "lost", f"{TOPIC}/1": "lost"})]
+    ("error", "stopped"), [(IS_DOWN, {}), (Corrupt("lost"), {f"{TOPIC}/0": "lost", f"{TOPIC}/1": "lost"})]
 )
 def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     run: Run, error: TidebookError, stopped: dict[str, str]
@@ -94,13 +94,16 @@ def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     run(program())
 
 
-def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_begin_anew_after_a_success(run: Run) -> None:
+def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_restart_after_a_success(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
-        memory.faults.fail("topics", AWAY, times=None, where=tries)
+        memory.faults.fail("topics", IS_DOWN, times=None, where=tries)
         async with replicating(memory) as replication:
             await asyncio.sleep(0.5)
-            assert (replication.status().state, replication.status().last_error) == ("waiting", f"replication: {AWAY}")
+            assert (replication.status().state, replication.status().last_error) == (
+                "waiting",
+                f"replication: {IS_DOWN}",
+            )
             await asyncio.sleep(0.5)
             assert tries.at_s[:4] == [0.0, 0.125, 0.375, 0.875]
             assert replication.status().state == "active"
@@ -119,7 +122,8 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
         async with replicating(memory) as replication:
             await asyncio.sleep(12.0)
             assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-            retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}  # others are of the status
+            # The reads at other times are made for the status.
+            retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}
             assert retried_s == {0.0, 5.0, 10.0}
             memory.records[0] = [Record(0, 0, None, MARK)]
             await asyncio.sleep(4.0)
@@ -128,13 +132,13 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
     run(program())
 
 
-def test_topics_are_looked_for_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
+def test_topics_are_listed_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
     async def program() -> None:
-        memory, looks = Memory(), Times(until=0)
-        memory.faults.fail("topics", AWAY, times=None, where=looks)
+        memory, listings = Memory(), Times(until=0)
+        memory.faults.fail("topics", IS_DOWN, times=None, where=listings)
         async with replicating(memory):
             await asyncio.sleep(10.0)
-            assert len(looks.at_s) <= 30  # ten of the loop, and some of the ticker and of the status
+            assert len(listings.at_s) <= 30  # ten calls of the loop, and some of the ticker and the status
 
     run(program())
 
@@ -142,7 +146,7 @@ def test_topics_are_looked_for_again_after_a_pause_and_a_wait_for_a_change(run: 
 def test_the_status_is_stored_at_the_start_and_every_five_seconds(run: Run) -> None:
     async def program() -> None:
         memory, writes = Memory(), Times(until=0)
-        memory.faults.fail("set_setting", AWAY, times=None, where=writes)
+        memory.faults.fail("set_setting", IS_DOWN, times=None, where=writes)
         async with replicating(memory):
             await asyncio.sleep(16.5)
             assert writes.at_s[0] == 0.0
@@ -179,7 +183,7 @@ def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run)
         async with replicating(memory):
             await asyncio.sleep(10.0)
             assert memory.replicated == {0: Pointer(Position(2, 3), 50), 1: Pointer(Position(2, 0), 50)}
-            assert [offset for *_, offset in memory.applied] == [3, 0], "what comes before the marks is void"
+            assert [offset for *_, offset in memory.applied] == [3, 0], "records before the marks are void"
 
     run(program())
 
@@ -187,7 +191,7 @@ def test_an_adopted_topic_is_replicated_from_the_marks_of_its_epoch_on(run: Run)
 def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
-        memory.faults.fail("set_setting", AWAY, times=None)
+        memory.faults.fail("set_setting", IS_DOWN, times=None)
         async with replicating(memory) as replication:
             await asyncio.sleep(20.0)
             await memory.put()
@@ -198,7 +202,7 @@ def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: R
     run(program())
 
 
-def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: Run) -> None:
+def test_a_deleted_topic_is_no_longer_followed_and_a_new_one_is(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         await memory.put(value=newer_version())
@@ -219,8 +223,8 @@ def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: R
     run(program())
 
 
-def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run: Run) -> None:
-    """The last topic was deleted, and the replication has noticed it by an error first."""
+def test_the_partitions_of_a_deleted_last_topic_are_no_longer_reported_as_stopped(run: Run) -> None:
+    """The last topic was deleted, and the replication first noticed it by an error."""
 
     async def program() -> None:
         memory = Memory()
@@ -229,7 +233,7 @@ def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run
             await asyncio.sleep(0.5)
             assert list(replication.status().stopped) == [f"{TOPIC}/0"]
             memory.configs.clear()
-            memory.faults.fail("topics", AWAY)
+            memory.faults.fail("topics", IS_DOWN)
             await asyncio.sleep(5.0)
             assert (replication.status().state, replication.status().stopped) == ("waiting", {})
 
@@ -237,13 +241,13 @@ def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run
 
 
 class LostLock(NoLock):
-    """A lock that another process has for a while."""
+    """A lock that another process holds for a while."""
 
     def take(self) -> bool:
         return not 3.0 <= now_s() < 8.0
 
 
-def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_again(run: Run) -> None:
+def test_a_process_that_has_lost_its_lock_does_not_replicate_until_it_holds_it_again(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         async with replicating(memory, lock=LostLock()) as replication:
@@ -265,7 +269,7 @@ def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_aga
 
 
 class HeldLock:
-    """A lock that another process holds: it responds until some second, and then no longer."""
+    """A lock that another process holds, which responds until a given time and not after it."""
 
     def __init__(self, responds_until_s: float | None) -> None:
         self.until_s = responds_until_s
@@ -285,7 +289,7 @@ class HeldLock:
         self.released += 1
 
 
-def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
+def test_a_holder_that_does_not_respond_is_reported_after_a_while_and_its_lock_is_seized_later(run: Run) -> None:
     async def program() -> None:
         lock = HeldLock(responds_until_s=5.0)
         async with replicating(Memory(), lock=lock) as replication:
@@ -307,7 +311,7 @@ def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seize
 
 
 @pytest.mark.parametrize("until_s", [None, 10_000.0], ids=["unknown", "it responds"])
-def test_a_holder_that_responds_or_of_which_nothing_is_known_keeps_its_lock(run: Run, until_s: float | None) -> None:
+def test_a_holder_that_responds_or_whose_state_is_unknown_keeps_its_lock(run: Run, until_s: float | None) -> None:
     async def program() -> None:
         lock = HeldLock(until_s)
         async with replicating(Memory(), lock=lock) as replication:

@@ -57,16 +57,14 @@ def store_of(actions: list[Action]) -> JournalState:
 
 
 @given(st.lists(ACTIONS, max_size=12))
-def test_a_store_that_holds_what_the_fold_says_does_not_differ(actions: list[Action]) -> None:
+def test_a_store_that_equals_the_fold_has_no_difference(actions: list[Action]) -> None:
     found = store_of(actions)
     folded = fold_journal(KEY, 0, found, placed(actions), CONFIG, Position(CONFIG.epoch, 0))
     assert differences(folded, found) == []
 
 
 @given(st.lists(ACTIONS, min_size=1, max_size=12), st.data())
-def test_without_the_first_records_what_the_store_says_of_them_is_taken(
-    actions: list[Action], data: st.DataObject
-) -> None:
+def test_the_effects_of_lost_first_records_are_taken_from_the_store(actions: list[Action], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(actions)))
     found = store_of(actions)
     folded = fold_journal(KEY, 0, found, placed(actions)[start:], CONFIG, Position(CONFIG.epoch, start))
@@ -75,7 +73,7 @@ def test_without_the_first_records_what_the_store_says_of_them_is_taken(
 
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=1, max_size=10), st.data())
-def test_a_mend_puts_right_whatever_was_damaged(actions: list[Action], data: st.DataObject) -> None:
+def test_a_repair_restores_everything_that_was_damaged(actions: list[Action], data: st.DataObject) -> None:
     truth = store_of(actions)
     rows = dict(truth.rows)
     for seq_nr in data.draw(st.lists(st.integers(1, 15), max_size=4)):
@@ -99,7 +97,7 @@ def test_a_mend_puts_right_whatever_was_damaged(actions: list[Action], data: st.
 
 
 @pytest.mark.parametrize("what", ["head extra", "event extra"])
-def test_a_journal_that_the_log_knows_nothing_of_is_extra(what: str) -> None:
+def test_a_journal_without_records_in_the_log_is_extra(what: str) -> None:
     found = store_of([append(2)])
     folded = fold_journal(KEY, 0, found, [], CONFIG, Position(CONFIG.epoch, 0))
     assert what in {each.what for each in differences(folded, found)}
@@ -120,7 +118,7 @@ def folded_from(actions: list[Action], found: JournalState | None = None, start:
 
 
 def stored(actions: list[Action]) -> JournalState:
-    """What a store holds of a journal, tag rows included."""
+    """Return the state of a journal in a store, including tag rows."""
     return folded_from(actions).state
 
 
@@ -157,7 +155,7 @@ TAGGED_ACTIONS = st.one_of(ACTIONS, st.builds(tagged, st.integers(1, 3), st.just
 @given(st.lists(TAGGED_ACTIONS, max_size=10), st.integers(0, 10), st.booleans())
 @example([tagged(3, "x", "y"), delete(2)], 1, True)
 @example([tagged(3, "x", "y"), purge()], 1, True)
-def test_a_journal_is_the_same_whether_it_comes_in_one_slice_or_in_two(
+def test_a_journal_is_the_same_whether_it_is_folded_in_one_slice_or_in_two(
     actions: list[Action], cut: int, clear_tags: bool
 ) -> None:
     records = placed(actions)
@@ -168,14 +166,14 @@ def test_a_journal_is_the_same_whether_it_comes_in_one_slice_or_in_two(
     assert parts == whole
 
 
-def test_rows_and_tag_rows_past_a_position_are_left_out() -> None:
+def test_rows_and_tag_rows_past_a_position_are_omitted() -> None:
     found = stored(TAGGED).up_to(Position(CONFIG.epoch, 1))
     assert sorted(found.rows) == [1, 2, 3, 4]
     assert {row.seq_nr for row in found.tags.values()} == {1, 2, 3}
     assert stored(TAGGED).up_to(Position(CONFIG.epoch, 2)) == stored(TAGGED)
 
 
-def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() -> None:
+def test_tag_rows_that_are_missing_extra_or_different_are_reported_and_repaired() -> None:
     found = stored(TAGGED)
     missing, differing = sorted(found.tags)[0], sorted(found.tags)[1]
     row = found.tags.pop(missing)
@@ -191,7 +189,7 @@ def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() ->
     assert (repaired.rows, repaired.extra_rows, repaired.damaged_rows) == ((), (), frozenset())
 
 
-def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is_there() -> None:
+def test_undecodable_data_is_reported_once_and_repaired_if_the_log_is_complete() -> None:
     found = stored(TAGGED)
     lost_tag = sorted(found.tags)[0]
     found.rows.pop(2)
@@ -225,18 +223,18 @@ def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is
     assert (repaired.extra_rows, repaired.extra_tags, repaired.damaged_rows) == ((9,), (beyond,), frozenset({2, 9}))
 
 
-def test_a_state_without_damage_says_so() -> None:
+def test_a_state_without_damage_reports_none() -> None:
     found = stored(TAGGED)
     assert not found.head_damaged
     assert not found.damaged_rows
     assert not found.damaged_tags
 
 
-#: Two appends of two events each are gone from the log, and two are left.
+#: Four appends of two events each; the tests lose the first two from the log.
 LATER: list[Action] = [append(2), append(2), append(2), append(2)]
 
 
-def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
+def test_a_damaged_head_is_certain_only_if_the_log_is_complete() -> None:
     found = stored(LATER)
     found.head, found.damaged = None, (damage("head"),)
     assert is_certain(folded_from(LATER, found), found)
@@ -263,10 +261,10 @@ def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
         ((8,), False, True),
     ],
 )
-def test_damage_beside_the_beginning_of_the_log_leaves_the_numbers_uncertain(
+def test_damage_next_to_the_start_of_the_log_makes_the_numbers_uncertain(
     damaged: tuple[int, ...], remembered: bool, certain: bool
 ) -> None:
-    """Unless the head remembers the appends from before the log's beginning."""
+    """They are certain if the head remembers the appends before the start of the log."""
     found = stored(LATER)
     assert found.head is not None
     if not remembered:
@@ -281,21 +279,21 @@ def test_damage_beside_the_beginning_of_the_log_leaves_the_numbers_uncertain(
     assert is_certain(folded, found) is certain
 
 
-def test_the_head_remembers_the_first_append_of_a_journal_beside_the_beginning_of_the_log() -> None:
+def test_damage_next_to_the_start_of_the_log_is_certain_if_the_head_remembers_the_first_append() -> None:
     found = stored(LATER)
     del found.rows[2]
     found.damaged = (damage("event", 2),)
     assert is_certain(folded_from(LATER, found, start=1), found)
 
 
-def test_damage_is_certain_where_the_log_has_the_whole_journal() -> None:
+def test_damage_is_certain_if_the_log_has_the_whole_journal() -> None:
     found = stored(LATER)
     del found.rows[1]
     found.damaged = (damage("event", 1),)
     assert is_certain(folded_from(LATER, found), found)
 
 
-def test_a_damaged_row_that_was_deleted_leaves_nothing_uncertain() -> None:
+def test_a_damaged_row_that_was_deleted_makes_nothing_uncertain() -> None:
     actions: list[Action] = [*LATER, delete(4)]
     found = stored(actions)
     assert found.head is not None
@@ -304,7 +302,7 @@ def test_a_damaged_row_that_was_deleted_leaves_nothing_uncertain() -> None:
     assert is_certain(folded_from(actions, found, start=2), found)
 
 
-def test_the_last_row_of_a_journal_from_before_the_log_cannot_be_restored() -> None:
+def test_the_last_row_of_a_journal_older_than_the_log_cannot_be_restored() -> None:
     found = stored(LATER)
     del found.rows[8]
     found.damaged = (damage("event", 8),)
@@ -317,8 +315,8 @@ def test_the_last_row_of_a_journal_from_before_the_log_cannot_be_restored() -> N
 @pytest.mark.parametrize(
     ("number", "repairable"), [(1, True), (2, True), (3, False), (4, False), (5, True), (8, True), (9, True)]
 )
-def test_a_row_from_before_the_log_can_be_restored_from_nothing(number: int, repairable: bool) -> None:
-    """What was deleted, what the log has, and what is past the end can be put right."""
+def test_a_live_row_older_than_the_log_cannot_be_restored(number: int, repairable: bool) -> None:
+    """A row can be repaired if it was deleted, is in the log, or is past the end."""
     actions: list[Action] = [*LATER, delete(2)]
     found = stored(actions)
     found.rows.pop(number, None)
@@ -330,7 +328,7 @@ def test_a_row_from_before_the_log_can_be_restored_from_nothing(number: int, rep
     assert is_repairable(msgspec.structs.replace(reported, what="event missing"), folded, found) is True
 
 
-def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None:
+def test_a_partial_fold_reports_and_repairs_only_what_the_log_determines() -> None:
     actions: list[Action] = [*LATER, delete(2)]
     found = stored(actions)
     head = found.head
@@ -354,10 +352,10 @@ def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None
         (),
         (),
     )
-    assert repaired.head == msgspec.structs.replace(found.head, seq_nr=8)  # all else is what the store knows
+    assert repaired.head == msgspec.structs.replace(found.head, seq_nr=8)  # everything else is taken from the store
 
 
-def test_the_first_record_of_the_log_decides_on_its_rows() -> None:
+def test_the_first_record_of_the_log_determines_its_rows() -> None:
     found = stored(LATER)
     found.rows[5] = msgspec.structs.replace(found.rows[5], encoded=b"other")
     found.rows[9] = msgspec.structs.replace(found.rows[6], seq_nr=9)
@@ -365,8 +363,8 @@ def test_the_first_record_of_the_log_decides_on_its_rows() -> None:
     assert whats(folded, found) == [("event differs", 5), ("event extra", 9)]
 
 
-def test_what_the_head_of_a_partial_journal_says_was_deleted_is_neither_missing_nor_restored() -> None:
-    """Deletes from before the log are known from the head alone."""
+def test_rows_below_delete_to_of_a_partial_journal_are_neither_missing_nor_restored() -> None:
+    """Deletes older than the log are known only from the head."""
     found = stored(LATER)
     assert found.head is not None
     found.head = msgspec.structs.replace(found.head, delete_to=6)
@@ -377,8 +375,8 @@ def test_what_the_head_of_a_partial_journal_says_was_deleted_is_neither_missing_
     assert [row.seq_nr for row in repair(folded, found).rows] == [7]
 
 
-def test_an_earlier_incarnation_whose_beginning_the_log_has_lost_is_not_folded() -> None:
-    """Its numbers would be wrong: the purge here would find another position than that of the append before it."""
+def test_an_earlier_incarnation_whose_start_the_log_has_lost_is_not_folded() -> None:
+    """Its numbers would be wrong: the purge here would not find the position of the append that it names."""
     last_of_first = Position(CONFIG.epoch, 2)
     actions: list[Action] = [
         *(append(2), append(1), append(1, expected=3), Purge(CONFIG.epoch, last_of_first), append(2)),
@@ -389,7 +387,7 @@ def test_an_earlier_incarnation_whose_beginning_the_log_has_lost_is_not_folded()
         assert differences(folded_from(actions, found, start=start), found) == []
 
 
-def test_a_late_retry_stays_void_though_the_log_has_lost_the_appends_that_make_it_late() -> None:
+def test_a_late_retry_stays_void_although_the_log_has_lost_the_appends_that_make_it_late() -> None:
     appended: list[Action] = [append(1) for _ in range(RECENT_MAX + 2)]
     retry = msgspec.structs.replace(append(1), append_id=b"r" * 16, floor=0)
     found = stored([*appended, retry])
@@ -397,7 +395,7 @@ def test_a_late_retry_stays_void_though_the_log_has_lost_the_appends_that_make_i
     assert differences(folded_from([*appended, retry], found, start=RECENT_MAX + 1), found) == []
 
 
-def test_a_retry_is_judged_by_the_appends_that_were_evicted_before_it_and_not_since() -> None:
+def test_a_retry_is_judged_by_the_appends_that_were_evicted_before_it_and_not_later() -> None:
     retry = msgspec.structs.replace(append(1), append_id=b"r" * 16, floor=1)
     actions: list[Action] = [append(1), append(1), retry, *(append(1) for _ in range(RECENT_MAX - 1))]
     found = stored(actions)
@@ -406,7 +404,7 @@ def test_a_retry_is_judged_by_the_appends_that_were_evicted_before_it_and_not_si
     assert differences(folded_from(actions, found, start=1), found) == []
 
 
-def test_rows_that_a_purge_at_the_beginning_of_the_log_has_left_are_extra() -> None:
+def test_rows_left_by_a_purge_at_the_start_of_the_log_are_extra() -> None:
     actions: list[Action] = [append(2), purge()]
     found = stored(actions)
     found.rows = dict(stored(actions[:1]).rows)
@@ -418,7 +416,7 @@ def test_a_grave_where_the_log_has_a_journal_is_a_missing_head() -> None:
     assert whats(folded_from(LATER), found)[0] == ("head missing", None)
 
 
-def test_a_wrong_memory_of_an_append_that_the_log_has_is_a_difference() -> None:
+def test_a_recent_append_of_the_head_that_contradicts_the_log_is_a_difference() -> None:
     actions: list[Action] = [append(1), purge(), append(2), append(1)]
     found = stored(actions)
     assert found.head is not None
@@ -428,7 +426,7 @@ def test_a_wrong_memory_of_an_append_that_the_log_has_is_a_difference() -> None:
     assert whats(folded_from(actions, found, start=1), found) == [("head differs", None)]
 
 
-def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_pointer() -> None:
+def test_a_journal_that_was_never_in_the_log_is_replaced_by_a_grave_at_the_pointer() -> None:
     found = stored(LATER)
     repaired = repair(folded_from([], found), found, at=42)
     at = Position(CONFIG.epoch, 42)
@@ -437,7 +435,7 @@ def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_poin
     assert (repaired.rev, repaired.partition, repaired.pointer) == (3, 0, Pointer(at, 5))
 
 
-def test_a_missing_head_is_told_and_a_missing_grave_is_not() -> None:
+def test_a_missing_head_is_reported_and_a_missing_grave_is_not() -> None:
     assert whats(folded_from(LATER), JournalState(rows=stored(LATER).rows)) == [("head missing", None)]
     grave = stored([*LATER, purge()])
     assert whats(folded_from([*LATER, purge()]), JournalState()) == []
@@ -466,7 +464,7 @@ def test_segments_are_listed_for_a_head_whose_last_run_began_after_a_jump() -> N
     assert set(listed) == {0, (1_000 - 1) // CONFIG.segment_size}
 
 
-def test_rows_that_the_log_has_are_missing_whatever_a_wrong_head_says_was_deleted() -> None:
+def test_rows_in_the_log_are_missing_whatever_a_wrong_head_says_was_deleted() -> None:
     found = stored(LATER)
     assert found.head is not None
     found.head = msgspec.structs.replace(found.head, delete_to=3)
@@ -476,7 +474,7 @@ def test_rows_that_the_log_has_are_missing_whatever_a_wrong_head_says_was_delete
     assert [row.seq_nr for row in repair(folded, found).rows] == [1, 3]
 
 
-def test_a_damaged_row_whose_number_is_unknown_is_expected_to_be_nothing() -> None:
+def test_a_damaged_row_of_unknown_number_has_no_expected_row() -> None:
     found = stored(LATER)
     found.damaged = (damage("event", None),)
     [reported] = differences(folded_from(LATER, found), found)
@@ -488,10 +486,10 @@ def test_a_damaged_row_whose_number_is_unknown_is_expected_to_be_nothing() -> No
     [(None, 2, 4), (None, 4, 8), (1, 2, 4), (2, 3, None), (3, 4, None)],
     ids=["the log has all later ones", "no later append", "evicted before", "evicted since", "evicted later"],
 )
-def test_the_last_number_before_the_log_is_known_from_the_appends_after_it(
+def test_the_last_number_before_the_log_is_known_from_the_recent_appends(
     evicted: int | None, recent_from: int, last: int | None
 ) -> None:
-    """Where no row from before the log is left, and the head has not evicted an append since."""
+    """This matters if no row older than the log is left; the head must not have evicted a later append."""
     found = stored([*LATER, delete(8)])
     assert found.head is not None
     since = Position(CONFIG.epoch, 2)
@@ -504,13 +502,13 @@ def test_the_last_number_before_the_log_is_known_from_the_appends_after_it(
     folded = fold_journal(KEY, 0, found, [], CONFIG, since)
     assert folded.partial
     assert folded.state.head is not None
-    if last is None:  # the fold can only repeat what the store says
+    if last is None:  # the fold can only repeat the state of the store
         assert folded.state == found
     else:
         assert (folded.state.head.seq_nr, folded.state.head.delete_to) == (last, 0)
 
 
-def test_a_grave_from_before_the_log_stays_one() -> None:
+def test_a_grave_older_than_the_log_stays_a_grave() -> None:
     found = stored([append(2), purge()])
     folded = fold_journal(KEY, 0, found, [], CONFIG, Position(CONFIG.epoch, 5))
     assert folded.state == found
@@ -518,7 +516,7 @@ def test_a_grave_from_before_the_log_stays_one() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_appends_from_before_the_log_that_the_head_remembers_are_no_difference(start: int) -> None:
+def test_appends_older_than_the_log_that_the_head_remembers_are_no_difference(start: int) -> None:
     """The journal began after the log's start, and its head remembers appends of an earlier incarnation."""
     actions: list[Action] = [append(1), purge(), append(2), append(1)]
     found = stored(actions)

@@ -1,4 +1,4 @@
-"""One log partition: gaps, retries, and what stops it alone."""
+"""One log partition: gaps, retries, and errors that stop only this partition."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def appends(n: int, start: int = 0) -> list[Record]:
 async def test_a_gap_between_two_batches_of_a_task_is_a_hole_that_the_pointer_passes(
     bench: Bench, config: TopicConfig
 ) -> None:
-    """Offsets are sparse. The log is not asked: Spark has read it in one go."""
+    """Offsets are sparse. The log is not read again: Spark has read the whole range."""
     task = replicator(bench, config)
     await task.replicate(appends(2))
     await task.replicate(appends(2, start=7))
@@ -117,7 +117,7 @@ async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, c
     task = replicator(bench, config)
     await task.replicate(records[3:])
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
-    assert task.records == 2  # those that it was given
+    assert task.records == 2  # the records that it was given
 
 
 async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
@@ -138,7 +138,7 @@ async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
 async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
     bench: Bench, config: TopicConfig, there: int
 ) -> None:
-    """It is another log by now: the run ends, and its next start checks the topic."""
+    """It is another log now, so the run ends, and its next start checks the topic."""
     await bench.opened_log.create_topic(TOPIC, 1)
     for record in appends(there):
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
@@ -152,7 +152,7 @@ async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
 async def test_a_partition_catches_up_with_the_log_page_by_page(
     bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without records that an engine has read; another replicator's writes in between are passed over."""
+    """The partition reads the log itself, and skips what another replicator has written in between."""
     monkeypatch.setattr(partitions, "PAGE_RECORDS", 2)
     await bench.opened_log.create_topic(TOPIC, 1)
     for record in appends(5):
@@ -161,18 +161,20 @@ async def test_a_partition_catches_up_with_the_log_page_by_page(
     task = replicator(bench, config)
     await task.catch_up(4)
     assert (await task.next_offset(), task.stopped) == (4, None)
-    assert task.records == 2  # the first page was written by the other one
+    assert task.records == 2  # the other replicator wrote the first page
     await task.catch_up(5)
     assert task.records == 3
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
 
-@pytest.mark.parametrize("error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("away")])
+@pytest.mark.parametrize(
+    "error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("it is down")]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
     bench: Bench, config: TopicConfig, error: TidebookError, when: str
 ) -> None:
-    """Whether or not the write took effect that failed, each event is there once."""
+    """Each event exists once, whether or not the failed write took effect."""
     getattr(bench, when).extend([error, error])
     task = replicator(bench, config)
     await task.replicate(appends(3))
@@ -181,7 +183,7 @@ async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
     assert (bench.before, bench.after, offset(task)) == ([], [], 3)
 
 
-async def test_a_task_gives_up_when_a_faster_replicator_or_a_silent_store_does_not_end(
+async def test_a_task_gives_up_if_it_is_always_fenced_or_the_store_never_responds(
     bench: Bench, config: TopicConfig
 ) -> None:
     bench.before = [Fenced("another was faster") for _ in range(partitions.FENCED_MAX + 1)]

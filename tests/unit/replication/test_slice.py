@@ -1,4 +1,4 @@
-"""What `replicate_slice` refuses, parks, trims and stops at, on the embedded store."""
+"""Slices that `replicate_slice` refuses or trims, and records that it parks or stops at, on the embedded store."""
 
 from __future__ import annotations
 
@@ -45,34 +45,32 @@ async def parked(store: StoreWriter) -> list[tuple[int, str | None]]:
     return [(each.position.offset, each.id) async for each in store.parked(TOPIC)]
 
 
-async def test_a_slice_of_nothing_writes_nothing(store: StoreWriter, config: TopicConfig) -> None:
+async def test_an_empty_slice_writes_nothing(store: StoreWriter, config: TopicConfig) -> None:
     assert await replicate_slice(store, TOPIC, 0, [], config) is None
     assert await store.pointer(TOPIC, 0) is None
 
 
-async def test_a_range_without_records_moves_the_pointer_over_a_hole(store: StoreWriter, config: TopicConfig) -> None:
+async def test_a_range_without_records_moves_the_pointer_over_a_gap(store: StoreWriter, config: TopicConfig) -> None:
     pointer = await replicate_slice(store, TOPIC, 0, [], config, start=0, stop=7)
     assert pointer == Pointer(Position(FIRST_EPOCH, 6), 0)
 
 
-async def test_a_range_without_a_start_and_without_records_begins_at_the_beginning(
-    store: StoreWriter, config: TopicConfig
-) -> None:
+async def test_a_range_without_a_start_and_records_begins_at_offset_0(store: StoreWriter, config: TopicConfig) -> None:
     assert await replicate_slice(store, TOPIC, 0, [], config, stop=3) == Pointer(Position(FIRST_EPOCH, 2), 0)
 
 
-async def test_holes_within_a_known_range_are_no_loss(store: StoreWriter, config: TopicConfig) -> None:
+async def test_gaps_within_a_known_range_are_no_loss(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append()), ("a", append())], start=3)
     await replicate_slice(store, TOPIC, 0, records, config, start=0, stop=9)
     assert (await store.pointer(TOPIC, 0)) == Pointer(Position(FIRST_EPOCH, 8), FIRST_MS + 4000)
 
 
-async def test_a_first_slice_that_does_not_begin_at_the_beginning_is_refused(
+async def test_a_first_slice_that_does_not_begin_at_offset_0_is_refused(
     store: StoreWriter, config: TopicConfig
 ) -> None:
-    with pytest.raises(LogLost) as told:
+    with pytest.raises(LogLost) as reported:
         await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=4), config)
-    assert (told.value.first, told.value.last) == (0, 3)
+    assert (reported.value.first, reported.value.last) == (0, 3)
 
 
 async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
@@ -80,15 +78,15 @@ async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
 ) -> None:
     records = records_of([("a", append()) for _ in range(3)])
     await replicate_slice(store, TOPIC, 0, records[:1], config)
-    with pytest.raises(LogLost) as told:
+    with pytest.raises(LogLost) as reported:
         await replicate_slice(store, TOPIC, 0, records[2:], config)
-    assert (told.value.first, told.value.last) == (1, 1)
+    assert (reported.value.first, reported.value.last) == (1, 1)
     await replicate_slice(store, TOPIC, 0, records[1:], config)
     assert await numbers(store) == [(1, 0), (2, 1), (3, 2)]
 
 
 class Overtaken:
-    """A store in which another replicator has done its slice right after the first question of a plan."""
+    """A store in which another replicator applies its slice right after the first read of a plan."""
 
     def __init__(self, store: StoreWriter, records: list[Record], config: TopicConfig) -> None:
         self._store = store
@@ -113,7 +111,7 @@ class Overtaken:
 
 
 async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, config: TopicConfig) -> None:
-    """A head of before and a pointer of after would fold the rest onto nothing: event 3 would become event 1."""
+    """With an old head and a new pointer, the rest would be folded onto no head, and event 3 would become event 1."""
     records = records_of([("a", append()) for _ in range(3)])
     overtaken: Any = Overtaken(store, records[:2], config)
     plan = await plan_slice(overtaken, TOPIC, 0, records, config)
@@ -122,7 +120,7 @@ async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, config: 
         row.seq_nr for of_key in plan.writes.keys for put in of_key if isinstance(put, PutEvents) for row in put.rows
     ]
     assert rows == [3]
-    with pytest.raises(Fenced):  # and the embedded store sees that the pointer has moved since
+    with pytest.raises(Fenced):  # and the embedded store rejects the slice, because the pointer has moved
         await store.apply(plan.writes)
 
 
@@ -134,7 +132,7 @@ async def numbers(store: StoreWriter) -> list[tuple[int, int]]:
     return [(row.seq_nr, row.position.offset) for row in rows]
 
 
-async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter, config: TopicConfig) -> None:
+async def test_records_up_to_the_pointer_are_skipped(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append()), ("a", append()), ("a", append())])
     await replicate_slice(store, TOPIC, 0, records[:2], config)
     assert (await plan_slice(store, TOPIC, 0, records[:2], config)).writes is None
@@ -145,7 +143,9 @@ async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter,
 
 
 @pytest.mark.parametrize("at", [0, 5])
-async def test_an_empty_range_changes_nothing_wherever_it_is(store: StoreWriter, config: TopicConfig, at: int) -> None:
+async def test_an_empty_range_changes_nothing_wherever_it_begins(
+    store: StoreWriter, config: TopicConfig, at: int
+) -> None:
     plan = await plan_slice(store, TOPIC, 0, [], config, start=at, stop=at)
     assert (plan.pointer, plan.writes, plan.stopped_by) == (None, None, None)
 
@@ -156,7 +156,7 @@ async def test_a_range_that_ends_at_the_pointer_changes_nothing(store: StoreWrit
     assert (plan.pointer, plan.writes) == (pointer, None)
 
 
-async def test_a_record_of_a_newer_version_stops_after_what_comes_before_it(
+async def test_a_record_of_a_newer_version_stops_the_slice_after_the_records_before_it(
     store: StoreWriter, config: TopicConfig
 ) -> None:
     records = [*records_of([("a", append()), ("a", append())]), Record(2, FIRST_MS, b"a", newer_version())]
@@ -199,7 +199,7 @@ async def test_a_record_whose_key_names_no_journal_is_parked(
     assert await parked(store) == [(0, None)]
 
 
-async def test_a_record_in_a_partition_that_its_journal_does_not_live_in_is_parked(store: StoreWriter) -> None:
+async def test_a_record_outside_its_journals_partition_is_parked(store: StoreWriter) -> None:
     config = await store.set_topic_config(TOPIC, topic_config(TOPIC, partitions=4), expected=None)
     home = partition_of("a", 4)
     records = records_of([("a", append())])
@@ -211,7 +211,7 @@ async def test_a_record_in_a_partition_that_its_journal_does_not_live_in_is_park
     assert head.seq_nr == 1
 
 
-async def test_a_mark_needs_no_key_and_moves_the_time(store: StoreWriter, config: TopicConfig) -> None:
+async def test_a_mark_needs_no_key_and_advances_the_time(store: StoreWriter, config: TopicConfig) -> None:
     [record] = records_of([("a", Mark(FIRST_EPOCH, time_ms=FIRST_MS + 99_000))])
     pointer = await replicate_slice(store, TOPIC, 0, [msgspec.structs.replace(record, key=None)], config)
     assert pointer == Pointer(Position(FIRST_EPOCH, 0), FIRST_MS + 99_000)
@@ -236,13 +236,13 @@ async def test_a_record_over_the_topics_limit_is_parked(store: StoreWriter, conf
 async def test_an_unknown_version_at_the_very_next_record_stops_without_a_write(
     store: StoreWriter, config: TopicConfig
 ) -> None:
-    with pytest.raises(UnknownVersion) as told:
+    with pytest.raises(UnknownVersion) as reported:
         await replicate_slice(store, TOPIC, 0, [Record(0, FIRST_MS, b"a", newer_version())], config)
-    assert told.value.__notes__ == ["at orders/0, offset 0"]
+    assert reported.value.__notes__ == ["at orders/0, offset 0"]
     assert await store.pointer(TOPIC, 0) is None
 
 
-async def test_a_new_epoch_starts_over(store: StoreWriter, config: TopicConfig) -> None:
+async def test_a_new_epoch_starts_at_offset_0(store: StoreWriter, config: TopicConfig) -> None:
     await replicate_slice(store, TOPIC, 0, records_of([("a", append()), ("a", append())]), config)
     later = msgspec.structs.replace(config, epoch=FIRST_EPOCH + 1)
     await replicate_slice(store, TOPIC, 0, records_of([("a", append(epoch=later.epoch, append_id=b"n" * 16))]), later)
@@ -251,7 +251,7 @@ async def test_a_new_epoch_starts_over(store: StoreWriter, config: TopicConfig) 
     assert (head.seq_nr, head.position) == (3, Position(later.epoch, 0))
 
 
-async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
+async def test_a_replicator_with_the_config_of_an_older_epoch_is_fenced(
     store: StoreWriter, config: TopicConfig
 ) -> None:
     ahead = Pointer(Position(FIRST_EPOCH + 1, 0), FIRST_MS)
@@ -260,10 +260,10 @@ async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
         await replicate_slice(store, TOPIC, 0, records_of([("a", append())]), config)
 
 
-async def test_while_a_long_slice_is_planned_others_have_their_turns(
+async def test_other_tasks_run_while_a_long_slice_is_planned(
     config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another slice has under way is sent and answered meanwhile."""
+    """The requests of another slice are sent and answered meanwhile."""
     monkeypatch.setattr(slices, "RECORDS_PER_YIELD", 10)
     turns = 0
 
@@ -279,12 +279,12 @@ async def test_while_a_long_slice_is_planned_others_have_their_turns(
     records = records_of([(f"j-{n % 20}", append()) for n in range(40)])
     await plan_slice(cast(Any, EmptyStore()), TOPIC, 0, records, config)
     task.cancel()
-    # While they are read, and while their journals are planned; but not after every record.
+    # Other tasks run while records are read and journals are planned, but not after every record.
     assert 4 + 3 <= turns - began <= 4 + 5
 
 
 class EmptyStore:
-    """A store that answers at once, and holds nothing."""
+    """An empty store that answers at once."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         return None

@@ -1,4 +1,4 @@
-"""The log's time moves with every record, damaged ones too: else a tag's horizon would stop at them."""
+"""Every record advances the log time, even a damaged one; otherwise the horizon would stop there."""
 
 from __future__ import annotations
 

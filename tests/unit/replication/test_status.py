@@ -1,4 +1,4 @@
-"""How far a topic is replicated: lag, its age, offsets that the log lost, and the last report of a run."""
+"""The replication progress of a topic: lag, its age, offsets that the log lost, and the last report of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def book(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Book]:
 
 
 async def append(book: Book, clock: ManualClock, count: int = 1) -> None:
-    """Append, each event a second after the one before."""
+    """Append events, each a second after the previous one."""
     for n in range(count):
         await book.journal(TOPIC).append("a", [Event(n)])
         clock.advance(1_000)
@@ -57,7 +57,7 @@ async def one_status(book: Book, now_ms: int) -> statuses.PartitionStatus:
     return found
 
 
-async def test_topics_that_were_never_written_have_no_configuration(book: Book, clock: ManualClock) -> None:
+async def test_a_topic_that_was_never_written_has_no_config(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     config = await book.journal(TOPIC).topic_config()
     assert await topic_configs(book.store) == {TOPIC: config}
@@ -76,10 +76,10 @@ async def test_the_lag_is_counted_from_the_first_record_that_is_not_replicated(b
     await append(book, clock, 2)
     more = await one_status(book, BEGAN_MS + 10_000)
     assert (more.replicated, more.end, more.lag, more.lag_s) == (3, 5, 2, 7.0)
-    assert (await one_status(book, 0)).lag_s == 0.0  # a clock that is behind the log's
+    assert (await one_status(book, 0)).lag_s == 0.0  # a clock that is earlier than the log's
 
 
-async def test_without_the_log_the_age_is_that_of_the_pointer(book: Book, clock: ManualClock) -> None:
+async def test_the_age_is_that_of_the_pointer_if_the_log_is_unavailable(book: Book, clock: ManualClock) -> None:
     await append(book, clock, 2)
     await replicate(book.log, book.store, TOPIC)
     await append(book, clock, 2)
@@ -118,7 +118,7 @@ async def test_offsets_that_the_log_lost_are_named_refused_and_skipped_when_acce
     assert await accept_losses(book.log, book.store) == []
 
 
-async def test_losses_before_anything_was_replicated_are_accepted_too(book: Book, clock: ManualClock) -> None:
+async def test_losses_before_the_first_replication_are_accepted_too(book: Book, clock: ManualClock) -> None:
     await append(book, clock, 3)
     await book.log.truncate(TOPIC, 0, before=2)
     assert await accept_losses(book.log, book.store) == [LostOffsets(TOPIC, 0, 0, 1)]
@@ -134,7 +134,7 @@ async def lag_of(book: Book, config: TopicConfig, *, stops: dict[int, int] | Non
     )
 
 
-async def test_a_warning_counts_the_records_and_tells_the_age_of_the_oldest(
+async def test_a_warning_counts_the_records_and_reports_the_age_of_the_oldest(
     book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await append(book, clock, 2)
@@ -171,9 +171,7 @@ async def test_marks_that_are_not_replicated_are_no_lag_and_do_not_count_as_the_
     )
 
 
-async def test_a_topic_that_was_made_again_is_refused_and_a_new_epoch_begins_where_it_was_adopted(
-    book: Book, clock: ManualClock
-) -> None:
+async def test_a_recreated_topic_is_refused_and_a_new_epoch_begins_after_adopt(book: Book, clock: ManualClock) -> None:
     await append(book, clock, 2)
     await replicate(book.log, book.store, TOPIC)
     configs = await topic_configs(book.store)

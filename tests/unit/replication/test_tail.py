@@ -1,4 +1,4 @@
-"""A tail replicates what the log gets, as it gets it, from the pointers on, until it is told to stop."""
+"""A tail replicates new records of the log from the pointers on, until it is stopped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def running(*tails: ReplicationTail) -> AsyncIterator[None]:
 
 
 async def replicated(book: Book, numbers: range | None = None) -> None:
-    """Wait until the store has all that the log has now."""
+    """Wait until the store has everything that is in the log now."""
     config = await book.journal(TOPIC).create()
     for number in range(config.partitions) if numbers is None else numbers:
         end = await book.log.end(TOPIC, number)
@@ -66,7 +66,7 @@ async def replicated(book: Book, numbers: range | None = None) -> None:
                 await book.store.wait(TOPIC, number, beyond=None if at is None else at.position, timeout_s=1)
 
 
-async def test_records_are_replicated_while_they_come(book: Book, fresh: Book) -> None:
+async def test_records_are_replicated_as_they_come(book: Book, fresh: Book) -> None:
     tail = await tail_of(book)
     await write_history(book, TOPIC, steps=50)
     async with running(tail):
@@ -86,7 +86,7 @@ async def test_two_tails_of_the_same_partitions_write_the_same(book: Book, fresh
 
 
 class PausedStore:
-    """A store whose first slice waits between plan and writes, as in a worker that was stopped past its lease."""
+    """A store whose first slice waits between plan and write, as in a worker that is paused past its lease."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -102,9 +102,7 @@ class PausedStore:
         await self._store.apply(writes)
 
 
-async def test_a_slice_that_is_written_after_its_partition_went_on_elsewhere_changes_nothing(
-    book: Book, fresh: Book
-) -> None:
+async def test_a_slice_written_after_another_replicator_took_over_changes_nothing(book: Book, fresh: Book) -> None:
     await write_history(book, TOPIC, steps=40)
     store = PausedStore(book.store)
     async with running(await tail_of(book, store)):
@@ -119,7 +117,7 @@ async def test_a_slice_that_is_written_after_its_partition_went_on_elsewhere_cha
     assert await rows_of(book.store, TOPIC) == await expected_rows(book, fresh, TOPIC) != before
 
 
-async def test_with_stops_it_ends_by_itself(book: Book) -> None:
+async def test_a_tail_with_stops_ends_by_itself(book: Book) -> None:
     await write_history(book, TOPIC, steps=60)
     tail = await tail_of(book)
     stops = {at: await book.log.end(*at) for at in tail.replicators}
@@ -143,7 +141,7 @@ async def test_a_stopped_partition_leaves_the_others_running(book: Book) -> None
     assert [each.stopped for at, each in tail.replicators.items() if at[1] != stuck] == [None] * 3
 
 
-async def test_records_that_the_log_lost_end_it(book: Book) -> None:
+async def test_records_that_the_log_lost_end_the_tail(book: Book) -> None:
     await write_history(book, TOPIC, steps=60)
     end = await book.log.end(TOPIC, 0)
     await book.log.truncate(TOPIC, 0, before=end - 1)
@@ -152,8 +150,8 @@ async def test_records_that_the_log_lost_end_it(book: Book) -> None:
     assert (caught.value.partition, caught.value.last) == (0, end - 2)
 
 
-class AwayStore:
-    """A store that does not answer `times` times."""
+class UnavailableStore:
+    """A store whose first `times` calls fail."""
 
     def __init__(self, store: Any, times: int) -> None:
         self._store, self.times = store, times
@@ -164,19 +162,19 @@ class AwayStore:
     async def pointer(self, topic: str, partition: int) -> Any:
         self.times -= 1
         if self.times >= 0:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is down")
         return await self._store.pointer(topic, partition)
 
 
-async def test_a_store_that_is_away_for_a_while_is_waited_for(book: Book) -> None:
+async def test_a_store_that_is_down_for_a_while_is_waited_for(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
-    away = AwayStore(book.store, 6)
-    async with running(await tail_of(book, away, wait_s=30.0)):
+    unavailable = UnavailableStore(book.store, 6)
+    async with running(await tail_of(book, unavailable, wait_s=30.0)):
         await replicated(book)
-    assert away.times < 0
+    assert unavailable.times < 0
 
 
-async def test_a_store_that_stays_away_ends_it(book: Book) -> None:
+async def test_a_store_that_stays_unavailable_ends_the_tail(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
     with pytest.raises(Unavailable):
-        await (await tail_of(book, AwayStore(book.store, 10**6), wait_s=0.2)).run()
+        await (await tail_of(book, UnavailableStore(book.store, 10**6), wait_s=0.2)).run()

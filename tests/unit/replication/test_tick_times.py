@@ -1,4 +1,4 @@
-"""When a ticker ticks, how long it rests, and what it shares with the tickers of other topics."""
+"""When a ticker ticks, how long it pauses, and what tickers of several topics share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tidebook.wiring.settings import Section, Settings
 
 TOPIC = "orders"
 BEGAN_MS = 1_700_000_000_000
-#: Of exact fractions, so that sums of them are exact.
+#: Binary fractions, so that their sums are exact.
 INTERVALS = TickIntervals(followed_s=0.5, idle_s=4.0, pause_s=0.125, look_s=2.0)
 
 
@@ -75,7 +75,7 @@ async def marks(book: Book, topic: str = TOPIC) -> list[int | None]:
     return found
 
 
-async def test_every_partition_gets_a_tick_with_the_time_after_the_greatest(book: Book, clock: ManualClock) -> None:
+async def test_every_partition_gets_a_tick_just_after_the_greatest_time(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     sent = await tick(book.log, book.store)
     assert set(sent) == {(TOPIC, 0), (TOPIC, 1)}
@@ -101,27 +101,27 @@ async def test_a_book_without_tags_gets_no_ticks_and_one_with_followers_needs_so
     assert len(await send_ticks(book.log, book.store)) == 2
 
 
-async def test_a_ticker_asked_for_ticks_gives_none_to_a_book_without_tags(book: Book, clock: ManualClock) -> None:
+async def test_a_ticker_sends_no_ticks_on_request_to_a_book_without_tags(book: Book, clock: ManualClock) -> None:
     await book.journal(TOPIC).append("a", [Event(1)])
     await replicate(book.log, book.store, TOPIC)
     ticker = Ticker(book.log, book.store, monotonic_s=Seconds())
     assert await ticker.tick() == {}
     await renew_followed(book.store, clock)
-    assert await ticker.tick() == {}, "followers are looked for by its steps"
+    assert await ticker.tick() == {}, "only the steps of a ticker look for followers"
     await append(book, clock)
     assert len(await ticker.tick()) == 2
 
 
-async def test_the_ticks_of_one_topic_pass_the_times_of_the_others(book: Book, clock: ManualClock) -> None:
+async def test_the_ticks_of_one_topic_are_above_the_times_of_the_others(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     await append(book, clock, topic="users")
     await send_ticks(book.log, book.store, [TOPIC])
     assert await marks(book) == [BEGAN_MS + 2_001] * 2
-    assert await marks(book, "users") == [BEGAN_MS + 1_000] * 2, "only those with which the topic began"
+    assert await marks(book, "users") == [BEGAN_MS + 1_000] * 2, "the topic has only its first marks"
     assert await book.store.setting(SHOWN_SETTING) == str(BEGAN_MS + 2_000)
 
 
-async def test_a_ticker_that_nobody_follows_ticks_when_its_interval_is_nearly_over(
+async def test_a_ticker_without_followers_ticks_when_its_interval_is_nearly_over(
     book: Book, clock: ManualClock
 ) -> None:
     await append(book, clock)
@@ -172,7 +172,7 @@ async def test_a_ticker_looks_for_followers_in_intervals_and_only_a_change_count
     assert await ticker.step() == LOOK_EVERY_S
     await renew_followed(book.store, clock)
     seconds.now_s = 101.75
-    assert await ticker.step() == LOOK_EVERY_S, "it has not looked again"
+    assert await ticker.step() == LOOK_EVERY_S, "the ticker has not looked for followers again"
     seconds.now_s = 102.0
     assert await ticker.step() == 0.5
     seconds.now_s = 102.0 + FOLLOWED_FOR_S - 0.125
@@ -200,9 +200,7 @@ class Waits:
         return since + 5
 
 
-async def test_a_rest_ends_with_a_change_of_the_store_only_if_a_tick_would_be_allowed(
-    book: Book, clock: ManualClock
-) -> None:
+async def test_a_rest_ends_at_a_change_of_the_store_only_if_a_tick_is_allowed(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     await renew_followed(book.store, clock)
     seconds, store = Seconds(), Waits(book.store)
@@ -210,7 +208,7 @@ async def test_a_rest_ends_with_a_change_of_the_store_only_if_a_tick_would_be_al
     ticker = Ticker(book.log, store, intervals=intervals, monotonic_s=seconds)  # type: ignore[arg-type]
     await ticker.step()
     await ticker.rest(0.03125)  # right after a tick
-    await ticker.rest(0.0625)  # nobody follows
+    await ticker.rest(0.0625)  # there are no followers
     assert store.waits == []
     seconds.now_s += 0.015625
     await ticker.rest(0.03125)
@@ -225,7 +223,7 @@ async def test_a_rest_ends_with_a_change_of_the_store_only_if_a_tick_would_be_al
 
 
 @pytest.mark.parametrize("left_out", [0, 1])
-async def test_more_ticks_than_a_process_replicates_are_left_to_the_job(
+async def test_more_ticks_than_the_maximum_are_left_to_the_job(
     book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, left_out: int
 ) -> None:
     await append(book, clock)
@@ -240,17 +238,17 @@ async def test_more_ticks_than_a_process_replicates_are_left_to_the_job(
     await replicate_adjacent_ticks(book.log, book.store, {})
 
 
-async def test_the_time_of_other_topics_counts_from_the_first_step_of_a_ticker(book: Book, clock: ManualClock) -> None:
+async def test_a_ticker_uses_the_time_of_other_topics_from_its_first_step(book: Book, clock: ManualClock) -> None:
     await append(book, clock)
     await append(book, clock, topic="users")
     ticker = Ticker(book.log, book.store, [TOPIC], monotonic_s=Seconds())
     assert set(await ticker.tick()) == {(TOPIC, 0), (TOPIC, 1)}
     assert await marks(book) == [BEGAN_MS + 2_001] * 2
-    assert await ticker.tick() == {}, "they are not replicated yet"
+    assert await ticker.tick() == {}, "the ticks are not replicated yet"
 
 
 class SharedTimes:
-    """A store with one setting, which another process changes before the first so many changes."""
+    """A store with one setting, which another process changes just before the first few writes."""
 
     def __init__(self, text: str | None, *, races: int = 0) -> None:
         self.text = text
@@ -277,7 +275,7 @@ class SharedTimes:
         ("90", 70, 0, 90, "90"),
         ("60", 70, 0, 70, "70"),
         ("60", 70, SHARE_TRIES_MAX - 1, 70, "70"),
-        ("60", 70, SHARE_TRIES_MAX, 70, "65"),  # the next tick shares it
+        ("60", 70, SHARE_TRIES_MAX, 70, "65"),  # the next tick stores it
         ("68", 70, 3, 70, "70"),
     ],
 )

@@ -1,6 +1,6 @@
 """How long a ticker waits, and what ends a wait: in virtual time, over a log and a store in memory.
 
-Fractions are exact, so that times are.
+All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidebook.runtime.metrics import Metrics
 
 
 class ScriptedTicker(Ticker):
-    """A ticker whose steps are recorded, and end as the script says."""
+    """A ticker whose steps are recorded, and end as scripted."""
 
     def __init__(self, store: object, *script: float | Exception, intervals: TickIntervals) -> None:
         super().__init__(cast(Any, None), cast(Any, store), intervals=intervals, monotonic_s=now_s)
@@ -37,7 +37,7 @@ class ScriptedTicker(Ticker):
 
 
 class WaitedStore:
-    """A store in which nothing changes: its waits are recorded, with their time."""
+    """A store in which nothing changes, and which records its waits with their time."""
 
     def __init__(self) -> None:
         self.waits: list[tuple[float, float, int]] = []
@@ -64,23 +64,25 @@ def test_a_woken_ticker_rests_until_the_next_tick_is_allowed_and_then_waits_for_
         ticker = ScriptedTicker(store, 0.5, 0.5, 3.0, intervals=INTERVALS)
         await for_a_while(ticker.run_woken(Metrics()), 6.25)
         assert ticker.steps_s == [0.0, 1.5, 3.0, 6.125]
-        # With live streams it looks each second; without, it waits as long as the step says.
+        # With live streams it looks each second; without them, it waits as long as the step returns.
         assert store.waits == [(0.5, LOOK_EVERY_S, -1), (2.0, LOOK_EVERY_S, 1), (3.125, 3.0, 2)]
 
     run(program())
 
 
-def test_a_woken_ticker_goes_on_a_second_after_an_error(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_woken_ticker_continues_a_second_after_an_error(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def program() -> None:
         metrics = Metrics()
-        ticker = ScriptedTicker(WaitedStore(), Unavailable("away"), ZeroDivisionError("a bug"), intervals=INTERVALS)
+        ticker = ScriptedTicker(
+            WaitedStore(), Unavailable("it is down"), ZeroDivisionError("a bug"), intervals=INTERVALS
+        )
         await for_a_while(ticker.run_woken(metrics), 2.0625)
         assert ticker.steps_s == [0.0, 1.0, 2.0]
         assert metrics.counted("tags_tick_failures") == 2
 
     run(program())
     assert "ZeroDivisionError" in caplog.text
-    assert "Unavailable" not in caplog.text, "the replication reports it"
+    assert "Unavailable" not in caplog.text, "the replication reports the error"
 
 
 def test_a_ticker_replicates_its_ticks_and_rests_while_a_stream_is_followed(
@@ -95,7 +97,7 @@ def test_a_ticker_replicates_its_ticks_and_rests_while_a_stream_is_followed(
 
     async def program() -> None:
         store, metrics = WaitedStore(), Metrics()
-        ticker = ScriptedTicker(store, 2.0, 0.5, 0.5, Unavailable("away"), intervals=INTERVALS)
+        ticker = ScriptedTicker(store, 2.0, 0.5, 0.5, Unavailable("it is down"), intervals=INTERVALS)
         ticker.alone = {(TOPIC, 0): 7}
         await for_a_while(ticker.run(metrics), 5.5)
         assert ticker.steps_s == [1.0, 3.0, 3.5, 4.0, 5.0]

@@ -1,4 +1,4 @@
-"""Ticks bring what is replicated below the horizon, and come only where they are of use."""
+"""Ticks advance the horizon past what is replicated, and are only sent where they are useful."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def payloads(book: Book) -> list[object]:
     return [event.payload async for event in book.tags.read("paid")]
 
 
-async def test_after_settling_all_that_was_replicated_is_in_the_stream(book: Book) -> None:
+async def test_after_replicated_ticks_all_replicated_events_are_in_the_stream(book: Book) -> None:
     for n in range(5):
         await book.journal("orders").append(f"o-{n}", [Event(n, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
@@ -75,7 +75,7 @@ async def test_a_book_without_tags_is_not_ticked(book: Book) -> None:
     assert await records(book) == before
 
 
-async def test_a_ticker_brings_events_below_the_horizon_and_rests_when_nothing_comes(book: Book) -> None:
+async def test_a_ticker_brings_events_below_the_horizon_and_stops_when_nothing_is_appended(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -84,12 +84,12 @@ async def test_a_ticker_brings_events_below_the_horizon_and_rests_when_nothing_c
     clock.now_s += 10
     ticked = await records(book)
     await ticker.step()
-    assert await records(book) == ticked, "the ticks before are not replicated yet"
+    assert await records(book) == ticked, "the previous ticks are not replicated yet"
     await replicate(book.log, book.store, "orders")
     assert await payloads(book) == [1]
     clock.now_s += 10
     await ticker.step()
-    assert await records(book) == ticked, "nothing came behind the ticks"
+    assert await records(book) == ticked, "no record came after the ticks"
     await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     clock.now_s += 10
@@ -110,7 +110,7 @@ async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Bo
     assert await ticker.step() == LOOK_EVERY_S
 
 
-async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_more_often_than_ten_times_a_second(
+async def test_a_followed_ticker_ticks_right_after_replication_and_at_most_ten_times_a_second(
     book: Book,
 ) -> None:
     clock = Seconds()
@@ -130,7 +130,7 @@ async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_
         await ticker.rest(10.0 * 0.01)
     await ticker.step()
     await replicate(book.log, book.store, "orders")
-    assert await payloads(book) == [0, 1], "it had looked just before, and had found nothing"
+    assert await payloads(book) == [0, 1], "although a step just before found nothing to tick"
     await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     before = await records(book)
@@ -144,7 +144,7 @@ async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_
     assert await payloads(book) == [0, 1, 2]
 
 
-async def test_ticks_right_behind_what_was_replicated_wait_for_no_micro_batch(book: Book) -> None:
+async def test_ticks_right_after_replicated_records_wait_for_no_micro_batch(book: Book) -> None:
     ticker = Ticker(book.log, book.store)
     await book.journal("orders").create()
     await renew_followed(book.store, book.clock)
@@ -156,7 +156,7 @@ async def test_ticks_right_behind_what_was_replicated_wait_for_no_micro_batch(bo
     await asyncio.gather(*(replicate_adjacent_ticks(book.log, book.store, ticks) for _ in range(3)))
     assert await payloads(book) == [0]
     pointers = await book.store.pointers("orders")
-    await replicate(book.log, book.store, "orders")  # the job brings the same records
+    await replicate(book.log, book.store, "orders")  # the job reads the same records
     assert await book.store.pointers("orders") == pointers
 
 
@@ -203,7 +203,7 @@ async def test_a_tick_whose_preceding_records_were_replicated_since_waits_for_no
     assert await payloads(book) == [0]
 
 
-async def test_where_nobody_follows_ticks_are_left_to_the_job(book: Book) -> None:
+async def test_without_followers_ticks_are_left_to_the_job(book: Book) -> None:
     ticker = Ticker(book.log, book.store)
     await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
@@ -213,7 +213,7 @@ async def test_where_nobody_follows_ticks_are_left_to_the_job(book: Book) -> Non
     assert not ticker.alone
 
 
-async def test_events_that_came_just_before_a_tick_are_brought_below_the_horizon_by_the_next(book: Book) -> None:
+async def test_the_next_tick_brings_events_just_before_a_tick_below_the_horizon(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -230,7 +230,7 @@ async def test_events_that_came_just_before_a_tick_are_brought_below_the_horizon
     assert await records(book) == before
 
 
-async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book: Book) -> None:
+async def test_a_stuck_topic_does_not_prevent_ticks_of_others(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("stuck").append("s", [Event(0)])
@@ -245,10 +245,10 @@ async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book
     config = await book.store.topic_config("stuck")
     assert config is not None
     ends = [await book.log.end("stuck", partition) for partition in range(config.partitions)]
-    assert sum(ends) <= 1 + 2 * config.partitions, "its ticks do not pile up"
+    assert sum(ends) <= 1 + 2 * config.partitions, "ticks of the stuck topic do not pile up"
 
 
-async def test_a_book_that_rests_is_old_and_not_behind(book: Book) -> None:
+async def test_an_idle_book_has_an_old_horizon_but_no_backlog(book: Book) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     await replicate_ticks(book.log, book.store)
@@ -260,10 +260,12 @@ async def test_a_book_that_rests_is_old_and_not_behind(book: Book) -> None:
     assert found["tags_horizon_behind_seconds"] < 60
     for n in range(20):
         assert [event async for event in tags.read(f"tag-{n}")] == []
-    assert len([sample for sample in metrics.samples() if "horizon" in sample.name]) == 2, "it is no fact of a tag"
+    assert len([sample for sample in metrics.samples() if "horizon" in sample.name]) == 2, (
+        "the metrics have no sample per tag"
+    )
 
 
-async def test_a_pipeline_for_each_topic_brings_the_events_of_the_others_below_the_horizon_and_rests(
+async def test_pipelines_of_one_topic_each_bring_all_events_below_the_horizon_and_then_stop_ticking(
     book: Book,
 ) -> None:
     clock = Seconds()
@@ -286,10 +288,10 @@ async def test_a_pipeline_for_each_topic_brings_the_events_of_the_others_below_t
         assert (await payloads(book))[-1] == n
     before = await records(book)
     await rounds(10)
-    assert await records(book) == before, "ticks of one do not bring forth those of the other"
+    assert await records(book) == before, "ticks of one pipeline do not cause ticks of the other"
 
 
-async def test_what_one_pipeline_settles_is_shown_though_another_topic_is_settled_by_another(book: Book) -> None:
+async def test_events_are_shown_if_each_topic_has_a_pipeline_of_its_own(book: Book) -> None:
     await book.journal("orders").append("o", [Event(1, tags={"paid"})])
     await book.journal("users").append("u", [Event(2)])
     await replicate(book.log, book.store, "users")
@@ -310,7 +312,7 @@ async def test_what_one_pipeline_settles_is_shown_though_another_topic_is_settle
     assert await payloads(book) == [1, 3]
 
 
-def test_ticks_go_on_after_an_error_that_nobody_expected(
+def test_ticks_continue_after_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = threading.Semaphore(0)

@@ -1,6 +1,6 @@
 """How long a tail and a partition wait, and what ends a wait: in virtual time, over a log and a store in memory.
 
-Fractions are exact, so that times are.
+All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_the_slices_of_a_busy_partition_begin_a_while_after_one_another(run: Run
     run(program())
 
 
-def test_a_tail_that_waits_for_records_leaves_no_tasks_behind(run: Run) -> None:
+def test_a_tail_that_waits_for_records_leaves_no_tasks(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         tail = tail_of(memory)
@@ -78,7 +78,7 @@ def test_a_tail_with_stops_does_not_pause_between_its_slices(run: Run, monkeypat
     run(program())
 
 
-def test_a_tail_reads_on_from_where_another_replicator_has_brought_its_partition(run: Run) -> None:
+def test_a_tail_continues_from_the_pointer_that_another_replicator_has_moved(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         tail_ = tail_of(memory)
@@ -95,9 +95,9 @@ def test_a_tail_reads_on_from_where_another_replicator_has_brought_its_partition
     run(program())
 
 
-@pytest.mark.parametrize("error", [Unavailable("it is away"), OutcomeUnknown("no answer")])
+@pytest.mark.parametrize("error", [Unavailable("it is down"), OutcomeUnknown("no answer")])
 @pytest.mark.parametrize("call", ["pointer", "wait", "read"])
-def test_a_tail_retries_with_growing_pauses_until_its_time_is_over(run: Run, call: str, error: TidebookError) -> None:
+def test_a_tail_retries_with_growing_pauses_until_its_deadline(run: Run, call: str, error: TidebookError) -> None:
     async def program() -> None:
         memory = Memory()
         await memory.put()
@@ -108,11 +108,11 @@ def test_a_tail_retries_with_growing_pauses_until_its_time_is_over(run: Run, cal
     run(program())
 
 
-def test_a_tail_that_is_stopped_while_the_log_is_away_ends_at_once(run: Run) -> None:
+def test_a_tail_that_is_stopped_while_the_log_is_unavailable_ends_at_once(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         await memory.put()
-        memory.faults.fail("read", Unavailable("it is away"), times=None)
+        memory.faults.fail("read", Unavailable("it is down"), times=None)
         tail = tail_of(memory, wait_s=60.0)
         running = asyncio.ensure_future(tail.run())
         await asyncio.sleep(0.25)
@@ -151,7 +151,7 @@ def test_a_tail_whose_partition_is_stopped_waits_for_its_end(run: Run) -> None:
         assert (endless.replicators[TOPIC, 0].stopped is None, running.done()) == (False, False)
         endless.stop()
         assert await ended_at(running) == 100.0
-        assert await ended_at(tail_of(memory).run({(TOPIC, 0): 2})) == 100.0, "with stops it ends"
+        assert await ended_at(tail_of(memory).run({(TOPIC, 0): 2})) == 100.0, "a tail with stops ends"
 
     run(program())
 
@@ -163,8 +163,8 @@ def replicator(memory: Memory, *, wait_s: float = 0.0) -> PartitionReplicator:
     return PartitionReplicator(memory.parts, TOPIC, 0, CONFIG, wait_s=wait_s)
 
 
-@pytest.mark.parametrize("error", [Unavailable("it is away"), OutcomeUnknown("no answer")])
-def test_a_slice_is_retried_with_growing_pauses_until_its_time_is_over(run: Run, error: TidebookError) -> None:
+@pytest.mark.parametrize("error", [Unavailable("it is down"), OutcomeUnknown("no answer")])
+def test_a_slice_is_retried_with_growing_pauses_until_its_deadline(run: Run, error: TidebookError) -> None:
     async def program() -> None:
         memory = Memory()
         await memory.put()
@@ -178,7 +178,7 @@ def test_a_slice_is_retried_with_growing_pauses_until_its_time_is_over(run: Run,
     run(program())
 
 
-def test_a_slice_that_others_fence_is_planned_again_so_many_times_with_pauses(
+def test_a_fenced_slice_is_planned_again_a_bounded_number_of_times_with_pauses(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition, "FENCED_MAX", 3)

@@ -14,7 +14,7 @@ from tidebook.runtime.autocommit import commits_each_statement, driver_of
 
 
 def of_module(name: str, **attributes: Any) -> Any:
-    """Return an object whose class belongs to a driver's package."""
+    """Return an object whose class is in a driver's package."""
     return type("Connection", (SimpleNamespace,), {"__module__": f"{name}.connection"})(**attributes)
 
 
@@ -66,7 +66,7 @@ def test_a_sqlalchemy_connection_is_judged_by_its_drivers_connection() -> None:
         assert commits_each_statement(connection)
 
 
-def test_a_dialect_is_asked_for_a_driver_that_only_sqlalchemy_knows() -> None:
+def test_a_driver_that_only_sqlalchemy_knows_is_judged_by_its_dialect() -> None:
     def connection(detect: Any) -> Any:
         raw = SimpleNamespace(driver_connection=of_module("asyncpg"), dbapi_connection=object())
         dialect = SimpleNamespace(detect_autocommit_setting=detect)
@@ -80,6 +80,6 @@ def test_a_dialect_is_asked_for_a_driver_that_only_sqlalchemy_knows() -> None:
     assert not commits_each_statement(connection(unknown))
 
 
-def test_an_object_of_no_driver_is_not_judged() -> None:
+def test_an_object_of_an_unknown_driver_is_not_judged() -> None:
     assert driver_of(object()) is None
     assert not commits_each_statement(object())

@@ -218,22 +218,22 @@ def test_a_blocking_call_from_within_the_loop_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_portal_of_the_parent_is_refused_in_a_forked_child(portal: BlockingPortal) -> None:
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def in_two_parts() -> AsyncIterator[int]:
         yield 1
-        await go_on.wait()
+        await proceed.wait()
         yield 2
 
     async def answer() -> bool:
-        go_on.set()
+        proceed.set()
         return True
 
     following = portal.iterate(in_two_parts())
     assert next(following) == 1
     pid = os.fork()
     if pid == 0:
-        signal.alarm(30)  # it used to hang
+        signal.alarm(30)  # this once hung
         refused = 0
         for use in (lambda: portal.run(answer()), lambda: portal.submit(answer()), lambda: next(following)):
             try:

@@ -58,7 +58,7 @@ def test_the_texts_of_alerts_use_labels_of_their_expression() -> None:
             assert used <= known, rule["alert"]
 
 
-def test_there_is_an_alert_for_each_state_that_needs_somebody() -> None:
+def test_every_state_that_needs_an_operator_has_an_alert() -> None:
     text = (FOLDER / "alerts.yml").read_text()
     for name in (
         "tidebook_pipeline_lag_seconds",

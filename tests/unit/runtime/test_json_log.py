@@ -53,7 +53,7 @@ def test_a_line_has_time_level_logger_message_and_fields() -> None:
         'secret: "hunter2"',
     ],
 )
-def test_what_looks_like_a_secret_is_replaced(text: str) -> None:
+def test_text_that_looks_like_a_secret_is_replaced(text: str) -> None:
     assert "hunt" not in redact(text)
     assert "***" in redact(text)
 
@@ -82,6 +82,6 @@ def test_an_error_is_written_with_its_calls_and_its_text_only_if_it_is_of_this_p
     assert all("test_json_log.py" in each["calls"][-1] for each in found)
 
 
-def test_a_long_message_is_cut_and_a_wrong_format_does_not_fail() -> None:
+def test_a_long_message_is_truncated_and_a_wrong_format_does_not_fail() -> None:
     assert len(line("x" * 10_000)["message"]) == TEXT_CHARS_MAX + 1
     assert line("%d", "x")["message"] == "%d"

@@ -31,7 +31,7 @@ def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
         for node in ast.walk(ast.parse(source)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue
-            if isinstance(node.args[0], ast.Name):  # passed on by `_count`, whose calls are checked instead
+            if isinstance(node.args[0], ast.Name):  # `_count` passes its arguments on; its calls are checked instead
                 continue
             through = node.func.attr == "_count"
             if through or (node.func.attr in KINDS and ast.unparse(node.func.value).endswith("metrics")):
@@ -158,6 +158,6 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "9401x", "127.0.0.1", "127.0.0.1:70000", ":-1"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidInput, match="HOST:PORT"), serve_metrics(Metrics(), address):
         pass

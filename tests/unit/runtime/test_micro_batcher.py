@@ -59,7 +59,7 @@ async def in_flight(items: Sequence[int], *, share_max: int) -> list[list[int]]:
     return seen
 
 
-async def test_if_many_items_wait_each_flight_takes_an_equal_share() -> None:
+async def test_if_many_items_wait_each_group_takes_an_equal_share() -> None:
     assert await in_flight([100] * 8, share_max=1_000) == [[100] * 4, [100] * 4]
 
 

@@ -1,4 +1,4 @@
-"""One supervisor runs the parts of a program: it restarts what fails, reports it, and drains."""
+"""A supervisor runs the parts of a program, restarts and reports parts that fail, and drains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Failing:
-    """Fails a number of times, then runs until it is cancelled."""
+    """A part that fails a number of times, then runs until it is cancelled."""
 
     name = "failing"
 
@@ -45,7 +45,7 @@ class Failing:
 
 
 class Finishing:
-    """Works until it is stopped, and finishes what it has begun."""
+    """A part that works until it is stopped, and finishes the work that it has begun."""
 
     def __init__(self) -> None:
         self.stops = 0
@@ -78,7 +78,7 @@ async def reached(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_what_fails_is_started_again_and_reported() -> None:
+async def test_a_part_that_fails_is_restarted_and_reported() -> None:
     part, metrics = Failing(3), Metrics()
     async with supervised(part, metrics=metrics) as running:
         async with asyncio.timeout(WITHIN_S):
@@ -90,7 +90,7 @@ async def test_what_fails_is_started_again_and_reported() -> None:
     assert metrics.counted("running_failures", part="failing") == 3
 
 
-async def test_the_state_says_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_state_has_the_time_since_when_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTART_FIRST_S", 1000.0)
     clock = ManualClock(5_000)
     part = Failing(1)
@@ -109,7 +109,7 @@ async def test_one_part_does_not_affect_another() -> None:
         assert running.status()[1].failures == 0
 
 
-async def test_a_part_that_was_cancelled_from_inside_is_started_again() -> None:
+async def test_a_part_that_cancels_itself_is_restarted() -> None:
     part = Failing(1, asyncio.CancelledError())
     async with supervised(part) as running:
         async with asyncio.timeout(WITHIN_S):
@@ -117,7 +117,7 @@ async def test_a_part_that_was_cancelled_from_inside_is_started_again() -> None:
         assert only(running).failures == 1
 
 
-async def test_a_part_that_ends_by_what_is_no_exception_has_failed_and_is_not_started_again() -> None:
+async def test_a_part_that_ends_with_a_base_exception_has_failed_and_is_not_restarted() -> None:
     part, metrics = Failing(1, Ending("no more")), Metrics()
     async with supervised(part, metrics=metrics) as running:
         await reached(lambda: only(running).state == "failed")
@@ -130,10 +130,10 @@ async def test_a_part_that_ends_by_what_is_no_exception_has_failed_and_is_not_st
 
 
 class Ending(BaseException):
-    """What `except Exception` does not catch."""
+    """An error that `except Exception` does not catch."""
 
 
-async def test_a_part_that_returns_has_ended_and_is_not_started_again() -> None:
+async def test_a_part_that_returns_has_ended_and_is_not_restarted() -> None:
     runs = 0
 
     async def once() -> None:
@@ -146,7 +146,7 @@ async def test_a_part_that_returns_has_ended_and_is_not_started_again() -> None:
     assert (runs, only(running).state) == (1, "ended")
 
 
-async def test_draining_lets_a_part_finish_what_it_has_begun() -> None:
+async def test_draining_lets_a_part_finish_the_work_that_it_has_begun() -> None:
     part = Finishing()
     async with supervised(part):
         await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_a_part_that_does_not_finish_is_cancelled_after_the_grace_period()
     assert time.monotonic() - began_s < 2
 
 
-async def test_a_part_that_waits_to_be_started_again_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_part_that_waits_for_its_restart_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTART_FIRST_S", 1000.0)
     part = Failing(1)
     async with supervised(part) as running:
@@ -182,7 +182,7 @@ async def test_an_error_of_the_block_drains_and_is_raised() -> None:
     assert only(running).state == "stopped"
 
 
-async def test_parts_settle_in_their_order() -> None:
+async def test_parts_settle_in_the_order_in_which_they_were_given() -> None:
     settled = []
 
     class Settling(Failing):
@@ -198,13 +198,13 @@ async def test_parts_settle_in_their_order() -> None:
     assert settled == [1, 2]
 
 
-async def test_equal_names_are_told_apart() -> None:
+async def test_equal_names_get_different_numbers() -> None:
     async with supervised(Failing(0), Failing(0)) as running:
         assert [each.name for each in running.status()] == ["failing", "failing 2"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_wait_and_leaves_the_former_handlers(number: signal.Signals) -> None:
+async def test_a_signal_ends_the_wait_and_the_former_handlers_are_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     async with supervised(Failing(0)) as running:
         asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), number)
@@ -228,7 +228,7 @@ async def test_signals_are_awaited_in_the_main_thread_only() -> None:
     assert isinstance(found[0], InvalidInput)
 
 
-def test_what_cannot_be_run_is_refused_with_the_remedy() -> None:
+def test_an_object_that_cannot_be_run_is_refused_with_the_remedy() -> None:
     async def part() -> None: ...
 
     class Blocking:

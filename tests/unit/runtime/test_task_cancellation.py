@@ -26,12 +26,12 @@ async def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
     assert task.cancelled()
 
 
-async def test_what_a_task_raises_while_it_ends_is_dropped() -> None:
+async def test_errors_of_a_task_while_it_ends_are_ignored() -> None:
     async def fails() -> None:
         raise ValueError
 
     await cancel_and_wait(asyncio.create_task(fails()))
 
 
-async def test_there_may_be_no_task() -> None:
+async def test_the_list_of_tasks_may_be_empty() -> None:
     await cancel_and_wait(None)

@@ -1,4 +1,4 @@
-"""The page of settings shows no secret."""
+"""The settings page shows no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console concludes from a survey: what needs a person, the horizon, lag and gaps."""
+"""The conclusions of the console from a survey: states that need a person, the horizon, lag and gaps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def region(held_bytes: int = 0, cleaner_error: str | None = None) -> RegionSurve
     return RegionSurvey(namespace="metrics", region=1, status=status)
 
 
-def test_everything_that_needs_a_person_is_found_and_the_worst_comes_first() -> None:
+def test_every_state_that_needs_a_person_is_found_and_the_worst_comes_first() -> None:
     job = JobStatus(0, 1, 1, 0, 1.0, 1.0, stopped={"orders/1": "it is damaged"})
     survey = Survey(
         at_ms=0,
@@ -65,8 +65,8 @@ def test_everything_that_needs_a_person_is_found_and_the_worst_comes_first() -> 
         ("bad", "queues cannot be read"),
         ("bad", "Partition orders/1 is stopped"),
         ("bad", "Topic broken"),
-        ("bad", "Queue mail"),
         ("bad", "Topic orders"),
+        ("bad", "Queue mail"),
         ("bad", "Outbox parked"),
         ("bad", "Outbox failing"),
         ("bad", "Region metrics/1"),

@@ -1,4 +1,4 @@
-"""The language of filters: what it accepts, what it means, and what it refuses."""
+"""The filter language: the expressions that it accepts, their meaning, and the ones it refuses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ORDER = {"total": 120.5, "lines": [{"sku": "x-1"}, {"sku": "y"}], "open": False,
         ('text contains "\\"sku\\""', True),
     ],
 )
-def test_a_filter_means_what_it_says(text: str, expected: bool) -> None:
+def test_a_filter_selects_the_matching_values(text: str, expected: bool) -> None:
     assert matches(parse(text), event(ORDER)) is expected
 
 
@@ -79,13 +79,13 @@ def test_a_filter_means_what_it_says(text: str, expected: bool) -> None:
         ("a" * (CHARS_MAX + 1), "characters"),
     ],
 )
-def test_a_mistake_is_reported_with_its_place(text: str, reason: str) -> None:
+def test_a_syntax_error_is_reported_with_its_position(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason.replace("(", r"\(").replace(")", r"\)")):
         parse(text)
 
 
 @given(st.text(max_size=80))
-def test_no_text_does_anything_else_than_parse_or_be_refused(text: str) -> None:
+def test_every_text_is_either_parsed_or_refused(text: str) -> None:
     try:
         expression = parse(text)
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""Rules that hide fields."""
+"""Masking rules hide fields of payloads."""
 
 from __future__ import annotations
 

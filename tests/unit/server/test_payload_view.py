@@ -1,4 +1,4 @@
-"""What a page shows of a payload is bounded, whatever the payload is."""
+"""A page shows a bounded part of a payload, whatever the payload is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count(node: TreeNode) -> int:
     return 1 + sum(map(count, node.children))
 
 
-def test_a_large_document_is_shown_in_part_and_says_how_much_is_missing() -> None:
+def test_a_large_document_is_shown_in_part_with_the_size_of_the_rest() -> None:
     wide = tree([{"a": n} for n in range(10_000)])
     assert count(wide) <= NODES_MAX + 1
     assert wide.left_out == 10_000 - len(wide.children)

@@ -1,4 +1,4 @@
-"""The token bucket."""
+"""The token bucket of the rate limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidebook.server import rate_limit
 from tidebook.server.rate_limit import RateLimit
 
 
-def test_a_burst_passes_and_then_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burst_is_allowed_and_then_the_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("tidebook.server.rate_limit.time.monotonic", lambda: now[0])
     limit = RateLimit(2.0, 3)

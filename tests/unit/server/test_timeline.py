@@ -1,4 +1,4 @@
-"""The timeline of a journal counts every event once, wherever the known ones are."""
+"""The timeline of a journal counts every event once, wherever the events that were read are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flipped bit is an error, wherever it is in a file: never a wrong row, never a missing one."""
+"""A flipped bit anywhere in a file is an error, and never a wrong or a missing row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fill(path: Path) -> None:
 
 
 def read(path: Path) -> list[tuple[int, bytes]]:
-    """Return all rows, found by a scan and one by one."""
+    """Return all rows, after reading them both by a scan and one by one."""
     database = Database(path, ONE)
     try:
         with database.reading() as connection:
@@ -60,7 +60,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_corrupt(path: Path) -> None:
     sound = path.read_bytes()
     assert len(sound) > 20 * PAGE_BYTES
     flips = random.Random(7).sample(range(len(sound) * 8), FLIPS)
-    for bit in [*flips, 20 * 8 + 3]:  # byte 20 says that the pages have checksums
+    for bit in [*flips, 20 * 8 + 3]:  # byte 20 marks pages as having checksums
         path.write_bytes(sound)
         flip(path, bit)
         with pytest.raises(Corrupt):
@@ -69,7 +69,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_corrupt(path: Path) -> None:
     assert read(path) == ROWS
 
 
-def test_the_damage_of_a_flipped_bit_is_listed(path: Path) -> None:
+def test_a_flipped_bit_is_listed_as_damage(path: Path) -> None:
     fill(path)
     flip(path, 8 * (10 * PAGE_BYTES + 2_000))
     database = Database(path, ONE)

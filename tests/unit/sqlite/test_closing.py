@@ -1,4 +1,4 @@
-"""Closing during reads, and opening a file that is already open: no raw error, no open descriptor, no lost lock."""
+"""Closing during reads, and opening an open file: no raw error, no leaked descriptor, no lost lock."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_connections_of_threads_that_have_ended_are_closed(tmp_path: Path) -> No
     assert still_open(tmp_path) == []
 
 
-def test_too_many_open_files_are_reported_as_that(tmp_path: Path) -> None:
+def test_too_many_open_files_are_reported_as_such(tmp_path: Path) -> None:
     database = Database(tmp_path / "n.db", ONE)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))

@@ -75,7 +75,7 @@ def test_a_reader_cannot_write(path: Path) -> None:
     database.close()
 
 
-def test_no_incomplete_file_is_left(path: Path) -> None:
+def test_a_failed_creation_leaves_no_incomplete_file(path: Path) -> None:
     broken = Schema(name="numbers", application_id=77, steps=(*ONE.steps, "CREATE TABLE number (again)"))
     with pytest.raises(Unavailable):
         Database(path, broken)
@@ -199,9 +199,9 @@ def test_a_read_of_a_damaged_page_raises_corrupt(path: Path) -> None:
         file.write(os.urandom(4096 * 10))
     database = Database(path, ONE)
     assert database.damage()
-    with pytest.raises(apsw.Error) as met, database.reading() as connection:
+    with pytest.raises(apsw.Error) as caught, database.reading() as connection:
         connection.execute("SELECT sum(length(filling)) FROM number").fetchall()
-    assert isinstance(database.failure(met.value), Corrupt)
+    assert isinstance(database.failure(caught.value), Corrupt)
     database.close()
 
 

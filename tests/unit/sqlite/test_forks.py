@@ -94,11 +94,11 @@ def test_a_fork_waits_for_a_transaction_of_another_thread(file: SharedFile) -> N
             assert finish.wait(SECONDS_MAX)
             connection.execute("COMMIT")
 
-    def go_on() -> None:
+    def finish_after_fork() -> None:
         assert forking.wait(SECONDS_MAX)
         finish.set()
 
-    threads = [threading.Thread(target=each) for each in (commit, go_on)]
+    threads = [threading.Thread(target=each) for each in (commit, finish_after_fork)]
     for thread in threads:
         thread.start()
     assert begun.wait(SECONDS_MAX)
@@ -222,7 +222,7 @@ def test_a_file_that_the_application_had_open_at_the_fork_is_refused(
     theirs.close()  # type: ignore[attr-defined]
 
 
-def test_a_child_of_a_child_opens_its_own(file: SharedFile) -> None:
+def test_a_child_of_a_child_opens_files_of_its_own(file: SharedFile) -> None:
     def grandchild() -> str:
         own = SharedFile.open(file.path.parent, file.path.name, ONE)
         insert(own.database)
@@ -236,7 +236,7 @@ def test_a_child_of_a_child_opens_its_own(file: SharedFile) -> None:
     assert in_child(child) == "2 rows"
 
 
-def test_a_child_keeps_no_relay_lock_of_its_parent(tmp_path: Path) -> None:
+def test_a_child_does_not_keep_its_parents_relay_lock(tmp_path: Path) -> None:
     locks = RelayLocks(tmp_path)
     assert locks.take("t")
     (answer, report), (until, end_child) = os.pipe(), os.pipe()
@@ -279,7 +279,7 @@ def test_a_fork_clears_the_cache_of_the_writer(tmp_path: Path) -> None:
     asyncio.run(log.close())
 
 
-def test_a_signal_handler_that_forks_during_a_fork_holds_up_nothing(
+def test_a_signal_handler_that_forks_during_a_fork_blocks_nothing(
     file: SharedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prefork server replaces its workers in the handler of SIGCHLD."""
@@ -290,7 +290,7 @@ def test_a_signal_handler_that_forks_during_a_fork_holds_up_nothing(
         taken = take(fork, lock)
         if lock is forks._registering and not nested:
             nested.append(False)
-            # The hooks alone: those of concurrent.futures are not reentrant, so a real fork here could not end.
+            # Call only the hooks: those of concurrent.futures are not reentrant, so a real fork here would never end.
             forks._before()
             nested.append(forks._forks[threading.get_ident()][-1].clean)
             forks._in_parent()

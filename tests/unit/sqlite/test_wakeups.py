@@ -66,7 +66,7 @@ async def test_a_ping_before_the_wait_is_not_missed(wakeups: Wakeups) -> None:
 
 
 @pytest.mark.usefixtures("no_polling")
-async def test_pings_in_quick_succession_are_sent_together_and_none_is_lost(wakeups: Wakeups, other: Wakeups) -> None:
+async def test_pings_in_quick_succession_are_coalesced_and_none_is_lost(wakeups: Wakeups, other: Wakeups) -> None:
     waiters = [await listening(wakeups, f"c{n}") for n in range(2000)]
     for n in range(2000):
         other.ping([f"c{n}"])

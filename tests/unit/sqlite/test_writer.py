@@ -1,4 +1,4 @@
-"""Operations share commits, report to the event loop that posted them, and fail independently."""
+"""Write operations share commits, report to the event loop that posted them, and fail independently."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_operation_that_fails_does_not_affect_the_others(file: SharedFi
     assert numbers(file) == [1, 2, 4, 5]
 
 
-async def test_a_mistake_in_an_operation_reaches_its_caller_and_the_writer_goes_on(file: SharedFile) -> None:
+async def test_a_bug_in_an_operation_is_raised_to_its_caller_and_the_writer_continues(file: SharedFile) -> None:
     def mistaken(transaction: WriteTransaction, arguments: Sequence[Any]) -> list[Any]:
         raise ZeroDivisionError
 
@@ -87,7 +87,7 @@ async def test_a_rollback_clears_the_cache(file: SharedFile) -> None:
     assert await file.writer.run(remember, 4) == 4
 
 
-async def test_the_cache_is_empty_when_a_group_is_repeated_after_a_rollback(file: SharedFile) -> None:
+async def test_the_cache_is_empty_when_a_group_is_retried_after_a_rollback(file: SharedFile) -> None:
     def remember(transaction: WriteTransaction, arguments: Sequence[int]) -> list[int]:
         sums = []
         for n in arguments:
@@ -177,7 +177,7 @@ async def test_a_cancelled_call_does_not_withdraw_the_operation(file: SharedFile
     assert numbers(file) == [1]
 
 
-async def test_a_transaction_is_bounded_in_bytes(
+async def test_the_bytes_of_a_transaction_are_bounded(
     file: SharedFile, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "TRANSACTION_BYTES_MAX", 1000)
@@ -218,7 +218,7 @@ async def test_close_executes_the_posted_operations(tmp_path: Path) -> None:
         file.writer.post(insert, 1, answers.append)
 
 
-async def test_a_lock_that_is_not_released_fails_the_writes_but_not_later_ones(
+async def test_a_lock_that_is_not_released_in_time_fails_waiting_writes_but_not_later_ones(
     file: SharedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "LOCK_S_MAX", 0.05)

@@ -1,4 +1,4 @@
-"""The bounds of batches and queries, exactly: a statement more would exceed one."""
+"""The exact bounds of batches and queries: one more statement would exceed a bound."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def head_of(seq_nr: int, size: int) -> Head:
 
 
 def put(count: int, *, segment_size: int, encoded: bytes = b"x", first: int = 1) -> PutEvents:
-    """The events of so many records of one event."""
+    """Return the rows of this many records of one event each."""
     rows = tuple(EventRow(first + n, encoded, 5, Position(1, n), 0) for n in range(count))
     return PutEvents(KEY, head_of(first + count, segment_size), rows)
 
@@ -52,13 +52,13 @@ def test_the_rows_of_a_segment_share_a_batch(first: int) -> None:
     assert [{each.values[2] for each in batch} for batch in batches] == [{(batch[0] - 1) // 5} for batch in numbers]
 
 
-def test_a_batch_has_as_many_rows_as_it_may() -> None:
+def test_a_batch_has_up_to_its_maximum_of_rows() -> None:
     sizes = [len(batch) for batch in event_batches(put(2 * BATCH_ROWS_MAX + 1, segment_size=1000))]
     assert sizes == [BATCH_ROWS_MAX, BATCH_ROWS_MAX, 1]
 
 
 @pytest.mark.parametrize("size", [900, 3_000, 13_000, *range(3_860, 3_900, 4)])
-def test_a_batch_has_as_many_bytes_as_it_may(size: int) -> None:
+def test_a_batch_has_up_to_its_maximum_of_bytes(size: int) -> None:
     batches = list(event_batches(put(40, segment_size=1000, encoded=b"x" * size)))
     [row_bytes] = {len(each.values[4]) + len(KEY.id) + 100 for batch in batches for each in batch}
     fits = min(BATCH_BYTES_MAX // row_bytes, BATCH_ROWS_MAX)
@@ -114,7 +114,7 @@ def test_small_batches_are_combined_up_to_their_partitions_bytes_and_rows() -> N
 
 
 def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
-    """Return so many ids of one segment."""
+    """Return this many ids of one segment."""
     found: list[str] = []
     n = 0
     while len(found) < count:
@@ -124,27 +124,27 @@ def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
     return found
 
 
-def test_heads_are_read_by_segment_or_over_segments_that_have_few_of_them() -> None:
+def test_heads_are_read_one_segment_at_a_time_or_over_several_with_few_heads_each() -> None:
     few = HEADS_TOGETHER_MAX // 2
 
-    def asked(*counts: int, together_max: int = 10) -> list[tuple[str, object, int]]:
+    def requested(*counts: int, together_max: int = 10) -> list[tuple[str, object, int]]:
         ids = [id for segment, count in enumerate(counts) for id in ids_of(segment, count)]
         queries = list(head_queries("t", ids, 4, together_max=together_max))
         assert sorted(id for query in queries for id in query.values[2]) == sorted(ids)
         assert all(query.values[0] == "t" for query in queries)
         return [(query.cql, query.values[1], len(query.values[2])) for query in queries]
 
-    assert asked(few) == [(cql.HEADS, 0, few)]
-    assert asked(few, few) == [(cql.HEADS_OF_SEGMENTS, [0, 1], 2 * few)]
-    assert asked(few, few, 2) == [(cql.HEADS_OF_SEGMENTS, [0, 1], 2 * few), (cql.HEADS, 2, 2)]
-    assert asked(few, few, 1) == [(cql.HEADS_OF_SEGMENTS, [0, 1, 2], 2 * few + 1)]
-    assert asked(few + 1, 1, 1) == [(cql.HEADS, 0, few + 1), (cql.HEADS_OF_SEGMENTS, [1, 2], 2)]
-    assert asked(1, 1, 1, 1, together_max=2) == [
+    assert requested(few) == [(cql.HEADS, 0, few)]
+    assert requested(few, few) == [(cql.HEADS_OF_SEGMENTS, [0, 1], 2 * few)]
+    assert requested(few, few, 2) == [(cql.HEADS_OF_SEGMENTS, [0, 1], 2 * few), (cql.HEADS, 2, 2)]
+    assert requested(few, few, 1) == [(cql.HEADS_OF_SEGMENTS, [0, 1, 2], 2 * few + 1)]
+    assert requested(few + 1, 1, 1) == [(cql.HEADS, 0, few + 1), (cql.HEADS_OF_SEGMENTS, [1, 2], 2)]
+    assert requested(1, 1, 1, 1, together_max=2) == [
         (cql.HEADS_OF_SEGMENTS, [0, 1], 2), (cql.HEADS_OF_SEGMENTS, [2, 3], 2),
     ]  # fmt: skip
-    assert asked(1, 1, together_max=1) == [(cql.HEADS, 0, 1), (cql.HEADS, 1, 1)]
+    assert requested(1, 1, together_max=1) == [(cql.HEADS, 0, 1), (cql.HEADS, 1, 1)]
     most = HEADS_PER_QUERY_MAX
-    assert asked(2 * most + 1) == [(cql.HEADS, 0, most), (cql.HEADS, 0, most), (cql.HEADS, 0, 1)]
+    assert requested(2 * most + 1) == [(cql.HEADS, 0, most), (cql.HEADS, 0, most), (cql.HEADS, 0, 1)]
 
 
 def test_heads_of_one_segment_share_batches_up_to_their_rows() -> None:

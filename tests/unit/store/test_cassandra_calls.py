@@ -1,4 +1,4 @@
-"""What the adapter sends to the driver beside prepared reads and writes, and how it ends."""
+"""The adapter's calls of the driver other than prepared reads and writes, and how it is closed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Page(list[Row]):
 
 
 class Driver:
-    """The driver's cluster, session and prepared statement in one: it answers from a list, and records its calls."""
+    """A fake of the driver's cluster, session and prepared statement: it answers from a list and records calls."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -129,7 +129,7 @@ async def test_rows_of_a_query_are_tuples_and_a_keyspace_is_chosen() -> None:
     assert driver.calls == [("query", "SELECT x", SETTINGS.read_timeout_s), ("use", "books")]
 
 
-async def test_all_pages_come_in_order_with_the_state_of_the_one_before() -> None:
+async def test_all_pages_are_returned_in_order_each_with_the_state_of_the_previous_one() -> None:
     pages = [Page([Row(1)], b"one"), Page([Row(2)], b"two"), Page([Row(3)])]
     driver = Driver(*pages)
     found = [page async for page in session_of(driver).pages("SELECT", ["v"], page_size=7)]
@@ -152,7 +152,7 @@ async def test_a_contended_serial_read_is_repeated_and_any_other_failure_is_not(
 ) -> None:
     monkeypatch.setattr(sessions, "RETRY_FIRST_S", 0.0)
     monkeypatch.setattr(sessions, "RETRY_MAX_S", 0.0)
-    # A read that has to complete the compare-and-set of another client fails like a write.
+    # A read that has to complete another client's compare-and-set fails like a write.
     kinds = [errors.CassErrorServerReadTimeout, errors.CassErrorServerWriteTimeout]
     contended = [kinds[number % 2]("contended") for number in range(SERIAL_ATTEMPTS)]
     driver = Driver(*contended[1:], Page([Row(1)]))
@@ -168,7 +168,7 @@ async def test_a_contended_serial_read_is_repeated_and_any_other_failure_is_not(
     assert driver.names().count("execute") == 1
 
 
-async def test_ddl_goes_to_the_given_node_and_to_any_if_that_one_is_not_reachable() -> None:
+async def test_ddl_is_sent_to_the_given_node_or_to_any_if_that_one_is_not_reachable() -> None:
     driver = Driver()
     await session_of(driver).define("CREATE")
     assert driver.calls == [("query", "CREATE", SCHEMA_TIMEOUT_S)]
@@ -192,10 +192,10 @@ async def test_ddl_goes_to_the_given_node_and_to_any_if_that_one_is_not_reachabl
         (errors.CassErrorServerSyntaxError("no"), Corrupt, "is the keyspace as Tidebook made it"),
         (errors.CassErrorSslInvalidPeerCert("no"), InvalidInput, "certificate"),
         (errors.CassErrorLibNoHostsAvailable("Bad credentials"), InvalidInput, "check user and password"),
-        (errors.CassErrorLibNoHostsAvailable("no"), Unavailable, "the next call tries again"),
+        (errors.CassErrorLibNoHostsAvailable("no"), Unavailable, "then retry"),
     ],
 )
-async def test_what_the_driver_raises_is_an_error_that_says_what_to_do(
+async def test_errors_of_the_driver_are_translated_into_errors_that_say_what_to_do(
     error: errors.CassException, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as caught:
@@ -204,7 +204,7 @@ async def test_what_the_driver_raises_is_an_error_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("user", [None, "me"])
-async def test_a_connection_uses_the_settings_and_is_given_up_where_it_fails(
+async def test_a_connection_uses_the_settings_and_is_closed_if_it_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: str | None
 ) -> None:
     given: dict[str, Any] = {}

@@ -81,7 +81,7 @@ def test_a_group_has_no_more_rows_than_a_batch_may_have(rows: list[int], rows_ma
 
 @given(st.sets(st.text(min_size=1, max_size=5), max_size=400), st.integers(1, 600), st.integers(1, 12))
 def test_every_head_is_queried_once_in_its_segment(ids: set[str], segments: int, together_max: int) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     for statement in head_queries("orders", sorted(ids), segments, together_max=together_max):
         query, (topic, where, wanted) = statement.cql, statement.values
         assert topic == "orders"
@@ -89,5 +89,5 @@ def test_every_head_is_queried_once_in_its_segment(ids: set[str], segments: int,
         assert {head_segment(id, segments) for id in wanted} == set(several)
         assert len(several) <= together_max
         assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else HEADS_TOGETHER_MAX)
-        asked += wanted
-    assert sorted(asked) == sorted(ids)
+        requested += wanted
+    assert sorted(requested) == sorted(ids)

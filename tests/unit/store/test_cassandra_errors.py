@@ -16,7 +16,7 @@ from tidebook.store.cassandra.settings import CassandraSettings
 
 
 @pytest.mark.parametrize("error", TRANSIENT)
-def test_a_read_that_fails_for_now_is_unavailable(error: type[errors.CassException]) -> None:
+def test_a_read_that_fails_transiently_is_unavailable(error: type[errors.CassException]) -> None:
     assert type(translate(error("reported"), "a read")) is Unavailable
 
 
@@ -29,27 +29,28 @@ def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassExcep
 @pytest.mark.parametrize(
     ("wrote", "meaning"),
     [
-        # The driver sends it to the next node when a connection breaks; perhaps none is left after one node has
-        # executed it.
+        # If a connection breaks, the driver resends it to the next node; none may be left after one has executed it.
         ("repeatedly", OutcomeUnknown),
-        # A statement that is not resent fails with a timeout when its connection breaks.
+        # A statement that is not resent fails with a timeout if its connection breaks.
         ("once", Unavailable),
     ],
 )
-def test_no_node_left_for_a_write(wrote: WriteAttempts, meaning: type[TidebookError]) -> None:
+def test_a_write_without_a_node_left_is_unknown_only_if_it_may_have_been_executed(
+    wrote: WriteAttempts, meaning: type[TidebookError]
+) -> None:
     assert type(translate(errors.CassErrorLibNoHostsAvailable("reported"), "a write", wrote=wrote)) is meaning
 
 
 @pytest.mark.parametrize("wrote", ["once", "repeatedly"])
 @pytest.mark.parametrize("error", [e for e in TRANSIENT if e not in (*NOT_SENT, errors.CassErrorLibNoHostsAvailable)])
-def test_any_other_failure_leaves_the_outcome_of_a_write_open(
+def test_any_other_failure_makes_the_outcome_of_a_write_unknown(
     error: type[errors.CassException], wrote: WriteAttempts
 ) -> None:
     assert type(translate(error("reported"), "a write", wrote=wrote)) is OutcomeUnknown
 
 
 class Driver:
-    """Raises these errors in turn, and the last one for ever."""
+    """A driver that raises these errors in turn, and then the last one for ever."""
 
     def __init__(self, *failures: type[errors.CassException]) -> None:
         self._failures = list(failures)
@@ -80,7 +81,7 @@ class Driver:
     ],
     ids=["sent once", "never sent"],
 )
-async def test_a_write_that_was_sent_once_has_an_open_outcome_whatever_its_last_attempt_says(
+async def test_a_write_that_was_sent_once_has_an_unknown_outcome_whatever_its_last_error(
     failures: list[type[errors.CassException]], meaning: type[TidebookError]
 ) -> None:
     settings = CassandraSettings.read("cassandra://one/books", {"write_deadline_s": 0.1})
@@ -90,8 +91,8 @@ async def test_a_write_that_was_sent_once_has_an_open_outcome_whatever_its_last_
     assert driver.idempotent
 
 
-async def test_the_driver_may_not_send_a_compare_and_set_again() -> None:
-    """A node that rejects one may have accepted it: the next node would find its value, and report another writer's."""
+async def test_the_driver_may_not_resend_a_compare_and_set() -> None:
+    """A node that reports a failure may have applied it: the next node would take its value for another writer's."""
     driver = Driver(errors.CassErrorServerUnavailable)
     session = CassandraSession(None, driver, CassandraSettings.read("cassandra://one/books"), Metrics())
     with pytest.raises(OutcomeUnknown):

@@ -31,7 +31,7 @@ class Keyspace:
         self.local_dc = local_dc
         self._tables = tables
         self._renewals_left = lost_after
-        #: The versions that the nodes have, look by look, and the last one for ever.
+        #: The nodes' schema versions at each query; the last one is returned for ever.
         self._versions = list(versions)
         self._queries = 0
 
@@ -84,7 +84,7 @@ async def test_the_lock_is_renewed_before_each_statement() -> None:
     assert LOCK_S > SCHEMA_TIMEOUT_S
 
 
-async def test_a_process_that_lost_the_lock_changes_nothing_more() -> None:
+async def test_a_process_that_lost_the_lock_makes_no_further_change() -> None:
     keyspace = Keyspace(*BOTH_TABLES, lost_after=1)
     with pytest.raises(Unavailable, match="lost"):
         await migrate(keyspace, "k", [Migration("first", ("A", "B"))])  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ async def test_only_the_table_of_the_lock_is_created_without_the_lock() -> None:
 async def test_every_process_uses_the_same_node_for_ddl_without_the_lock() -> None:
     settings = CassandraSettings.read("cassandra://one/books", environment={})
     for local_dc, address in ((None, "10.9.0.9"), ("dc1", "10.0.0.1")):
-        for queries_before in range(len(NODES)):  # whichever node a process queries
+        for queries_before in range(len(NODES)):  # whichever node the next query reaches
             keyspace = Keyspace(local_dc=local_dc)
             for _ in range(queries_before):
                 await keyspace.query("SELECT peer FROM system.peers")
@@ -127,7 +127,7 @@ async def test_the_lock_is_not_taken_before_the_nodes_agree_on_the_schema(monkey
 
 
 class Opened(Keyspace):
-    """A keyspace with a version, whose lock others may hold for some attempts."""
+    """A keyspace with a version, whose lock other processes hold for some attempts."""
 
     def __init__(
         self, version: int | None, *, held: Sequence[dict[str, Any] | OutcomeUnknown] = (), **given: Any
@@ -181,7 +181,7 @@ async def test_only_later_migrations_run_and_each_raises_the_version_by_one(vers
     ]  # fmt: skip
 
 
-async def test_a_schema_of_this_version_is_left_alone_and_a_newer_one_is_refused() -> None:
+async def test_a_schema_of_this_version_is_not_changed_and_a_newer_one_is_refused() -> None:
     keyspace = Opened(3)
     await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
     assert (keyspace.done, keyspace.swaps) == ([], [])

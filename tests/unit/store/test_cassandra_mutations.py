@@ -1,4 +1,4 @@
-"""A slice as CQL: batches of one partition, bounded, under stamps from the log."""
+"""A slice as CQL: bounded batches of one partition each, with stamps derived from the log."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_events_of_a_record_are_packed_alike_by_every_replicator(
     some = row_cells(event_batches(PutEvents(KEY, head, tuple(rows[left_out:]))))
     assert some.keys() <= cells.keys()
     assert all(cells[at] == cell for at, cell in [*some.items()][1:])
-    # The stamps are equal, and then Cassandra keeps the greater bytes: those of the complete row.
+    # With equal stamps Cassandra keeps the greater bytes, which are those of the complete row.
     assert all(cells[at] >= cell for at, cell in some.items())
 
 
@@ -124,7 +124,7 @@ def test_only_consecutive_events_are_packed() -> None:
 
 
 def test_a_packed_row_replaces_single_rows_of_its_numbers() -> None:
-    """An older Tidebook wrote one row per event, and a slice of it is replicated again."""
+    """An older Tidebook wrote one row per event, and one of its slices is replicated again."""
     position = Position(1, 0)
     rows = tuple(EventRow(1 + i, b"x", 5, position, i) for i in range(4))
     together = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows))).values()]
@@ -156,12 +156,12 @@ def test_heads_of_one_segment_share_a_batch_and_are_whole_rows() -> None:
             assert each.values[-1] == write_stamp(AT)
 
 
-def test_a_grave_and_a_journal_that_never_expires_leave_no_column_out() -> None:
+def test_a_grave_and_a_journal_that_never_expires_write_every_column() -> None:
     [[statement]] = head_batches([PutHead(KEY, head_of(3, live=False))], 1, tags={})
     assert statement.values[4:10] == [False, 3, 0, 2, 77, 0]
 
 
-def test_a_delete_clears_whole_segments_and_a_part_of_the_last() -> None:
+def test_a_delete_clears_whole_segments_and_part_of_the_last_one() -> None:
     batches = list(clear_events(ClearEvents(KEY, head_of(40, delete_to=25), 3)))
     stamp = tombstone_stamp(AT)
     assert [tuple(batch[0].values) for batch in batches] == [
@@ -189,7 +189,7 @@ def test_a_purge_clears_the_listed_segments_and_the_last_run() -> None:
 
 
 def test_a_purge_clears_from_the_first_segment_whatever_was_deleted() -> None:
-    """A delete just before it may never have been applied."""
+    """A delete just before the purge may never have been applied."""
     *segments, _ = clear_journal(ClearJournal(KEY, head_of(35, delete_to=29, live=False)))
     assert [batch[0].values[3] for batch in segments] == [0, 1, 2, 3]
 
@@ -200,7 +200,7 @@ def test_a_delete_clears_the_listed_segments_too() -> None:
 
 
 def test_segments_are_listed_under_the_stamp_of_their_incarnation_and_unlisted_above() -> None:
-    """A late replicator lists nothing that was unlisted, and unlisting reaches everything listed."""
+    """So a late replicator cannot list a segment again, and unlisting reaches every listed segment."""
     write = PutSegments(KEY, head_of(905, run_start=90), (range(2), range(7, 8)))
     [batch] = segment_batches(write)
     assert [each.values for each in batch] == [
@@ -225,7 +225,7 @@ def test_a_repair_lists_the_segments_of_all_rows_before_the_last_run() -> None:
         assert repair_segments(repair, rows).segments == listed
 
 
-def test_a_grave_is_removed_with_all_that_was_written_of_it_and_nothing_that_comes_later() -> None:
+def test_a_grave_is_removed_with_all_its_writes_and_without_later_ones() -> None:
     [[statement]] = clear_graves("orders", [("o-1", head_of(3, live=False))], 1)
     assert statement.values[1:] == ["orders", 0, "o-1"]
     assert write_stamp(AT, rev=7) <= statement.values[0] < tombstone_stamp(AT.next)
@@ -241,7 +241,7 @@ def test_a_long_parked_record_is_truncated_and_its_size_is_stored() -> None:
     assert parked_row(tuple(statement.values[:9])).whole_bytes == PARKED_BYTES_MAX + 1
 
 
-def test_a_parked_record_that_just_fits_is_kept_whole_and_as_it_is() -> None:
+def test_a_parked_record_that_just_fits_is_kept_unchanged() -> None:
     parked = Parked("orders", 0, AT, 5, "o-1", "damaged", b"x" * PARKED_BYTES_MAX)
     first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
@@ -257,9 +257,9 @@ def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
 
 
 def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
-    life = (PutHead(KEY, head_of(1, live=False)), ClearJournal(KEY, head_of(1, live=False)))
+    incarnation = (PutHead(KEY, head_of(1, live=False)), ClearJournal(KEY, head_of(1, live=False)))
     other = Key("orders", "o-2")
-    keys = (life, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
+    keys = (incarnation, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
     rounds = [
         [statement.cql for batch in each for statement in batch]
         for each in rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), keys), 1)
@@ -281,7 +281,7 @@ def test_a_key_without_records_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", [value for name, value in vars(cql).items() if name.isupper()])
-def test_derived_stamps_and_conditions_never_meet_in_a_statement(text: str) -> None:
+def test_no_statement_has_both_a_derived_stamp_and_a_condition(text: str) -> None:
     assert not ("USING TIMESTAMP" in text and " IF " in text)
 
 
@@ -300,24 +300,24 @@ def tag_rows_by_batch(puts: PutTags, **options: int) -> list[list[tuple[object, 
     return [[tuple(each.values[:2]) for each in batch] for batch in batches if batch[0].cql == cql.PUT_TAG]
 
 
-def test_tag_rows_go_in_batches_of_one_tag_and_bucket_of_at_most_so_many() -> None:
+def test_tag_rows_are_written_in_bounded_batches_of_one_tag_and_bucket() -> None:
     batches = tag_rows_by_batch(tag_puts(25, step_ms=3_600_000 // 10), rows_max=4)
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2, 4, 1]
-    assert all(len(set(batch)) == 1 for batch in batches), "one tag and bucket a batch"
+    assert all(len(set(batch)) == 1 for batch in batches), "each batch is of one tag and bucket"
 
 
-def test_tag_rows_of_many_journals_go_in_the_order_of_their_stream() -> None:
+def test_tag_rows_of_many_journals_are_written_in_the_order_of_their_stream() -> None:
     batches = list(tag_batches([tag_puts(20), tag_puts(20, payload=b"y")], Buckets(), 4, rows_max=4))
     times = [each.values[2] for batch in batches for each in batch if each.cql == cql.PUT_TAG]
     assert times == [n // 2 for n in range(40)]
 
 
-def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_still_goes() -> None:
+def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_is_still_written() -> None:
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(10, payload=b"x" * (BATCH_BYTES_MAX // 3)))] == [2] * 5
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(2, payload=b"x" * (2 * BATCH_BYTES_MAX)))] == [1, 1]
 
 
-def test_tag_progress_goes_in_one_batch_with_the_head() -> None:
+def test_tag_progress_is_written_in_one_batch_with_the_head() -> None:
     puts = tag_puts(3)
     [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})
     assert [each.cql for each in batch] == [cql.PUT_TAG_PROGRESS, cql.PUT_HEAD]
@@ -336,7 +336,7 @@ def test_a_head_and_its_progress_are_never_split() -> None:
         assert [each.values[2] for each in batch[::2]] == [each.values[2] for each in batch[1::2]]
 
 
-def test_the_progress_of_many_tags_comes_before_the_head_with_the_tag_rows() -> None:
+def test_the_progress_of_many_tags_is_written_before_the_head_with_the_tag_rows() -> None:
     some = [tag_puts(1, tag=f"tag-{n}") for n in range(PROGRESS_WITH_HEAD_MAX + 1)]
     puts = PutTags(some[0].key, some[0].head, tuple(row for put in some for row in put.rows))
     [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})
@@ -345,7 +345,7 @@ def test_the_progress_of_many_tags_comes_before_the_head_with_the_tag_rows() -> 
     assert [each.values[3] for each in before] == [f"tag-{n}" for n in range(PROGRESS_WITH_HEAD_MAX + 1)]
 
 
-def test_the_progress_of_as_many_tags_as_may_go_with_the_head_goes_with_it() -> None:
+def test_the_progress_of_the_maximum_of_tags_is_written_with_the_head() -> None:
     some = [tag_puts(2, tag=f"tag-{n}") for n in range(PROGRESS_WITH_HEAD_MAX)]
     puts = PutTags(some[0].key, some[0].head, tuple(row for put in some for row in put.rows))
     [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})

@@ -1,4 +1,4 @@
-"""Consistency levels by definition: every set of replicas that answers a read meets every acknowledged write."""
+"""Consistency levels, by definition: each read reaches a replica of every acknowledged write."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def answering(level: str, replicas: Mapping[str, int], dc: str) -> Iterator[froz
         for parts in product(*of_each):
             yield frozenset(each for part in parts for each in part)
         return
-    asked = [each for each in everywhere if each[0] == dc] if level.startswith("LOCAL_") else everywhere
+    requested = [each for each in everywhere if each[0] == dc] if level.startswith("LOCAL_") else everywhere
     if level.endswith("QUORUM"):
-        needed = len(asked) // 2 + 1
+        needed = len(requested) // 2 + 1
     else:
-        needed = len(asked) if level == "ALL" else min(COUNTS[level], len(asked))
-    yield from map(frozenset, combinations(asked, needed))
+        needed = len(requested) if level == "ALL" else min(COUNTS[level], len(requested))
+    yield from map(frozenset, combinations(requested, needed))
 
 
 def always_meet(read: str, write: str, replicas: Mapping[str, int], local_dc: str | None) -> bool:
@@ -55,7 +55,7 @@ def always_meet(read: str, write: str, replicas: Mapping[str, int], local_dc: st
 )
 @pytest.mark.parametrize("read", READ_LEVELS)
 @pytest.mark.parametrize("write", WRITE_LEVELS)
-def test_levels_overlap_exactly_if_no_two_sets_of_replicas_miss_each_other(
+def test_levels_overlap_exactly_if_every_two_sets_of_replicas_share_one(
     read: str, write: str, replicas: dict[str, int]
 ) -> None:
     for local_dc in (None, *replicas, "elsewhere"):
@@ -63,7 +63,7 @@ def test_levels_overlap_exactly_if_no_two_sets_of_replicas_miss_each_other(
         assert reads_see_writes(read, write, replicas, local_dc) is expected, local_dc
 
 
-def test_a_data_centre_without_replicas_serves_nobody_and_is_no_obstacle() -> None:
+def test_a_data_centre_without_replicas_does_not_count() -> None:
     assert reads_see_writes("LOCAL_QUORUM", "LOCAL_QUORUM", {"a": 3, "b": 0})
     assert not reads_see_writes("LOCAL_ONE", "LOCAL_ONE", {"a": 3, "b": 0})
 
@@ -77,7 +77,7 @@ def settings(url: str = "cassandra://one/books", /, **options: Any) -> Cassandra
 
 
 @pytest.mark.parametrize(("port", "valid"), [(0, False), (1, True), (65535, True), (65536, False)])
-def test_a_port_is_one_that_exists(port: int, valid: bool) -> None:
+def test_a_port_is_in_the_valid_range(port: int, valid: bool) -> None:
     if valid:
         assert settings(f"cassandra://one:{port}/books").port == port
     else:
@@ -86,7 +86,7 @@ def test_a_port_is_one_that_exists(port: int, valid: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_message_batch_size", "partitions_together_max"])
-def test_a_batch_holds_at_least_one(name: str) -> None:
+def test_a_batch_may_hold_at_least_one_row(name: str) -> None:
     assert getattr(settings(**{name: 1}), name) == 1
     for value in (0, -1):
         with pytest.raises(InvalidInput, match="at least 1"):
@@ -94,7 +94,7 @@ def test_a_batch_holds_at_least_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["cassandra://one,/books", "cassandra://,one/books", "cassandra:///books"])
-def test_every_host_has_a_name(url: str) -> None:
+def test_an_empty_host_name_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="at least one host"):
         settings(url)
 
@@ -112,7 +112,7 @@ def test_a_certificate_needs_tls(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["read_consistency", "write_consistency"])
-def test_reads_and_writes_may_have_levels_of_their_own(name: str) -> None:
+def test_reads_and_writes_may_have_different_levels(name: str) -> None:
     found = settings(consistency="QUORUM", **{name: "ALL"})
     reads = name == "read_consistency"
     assert (found.reading, found.writing) == (("ALL", "QUORUM") if reads else ("QUORUM", "ALL"))
@@ -120,6 +120,6 @@ def test_reads_and_writes_may_have_levels_of_their_own(name: str) -> None:
         settings(**{name: "SOME"})
 
 
-def test_there_may_be_no_secret_and_no_certificate() -> None:
+def test_secret_and_certificate_are_optional() -> None:
     assert settings().secret() is None
     assert settings().certificate("ca_file") is None

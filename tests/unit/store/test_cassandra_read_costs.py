@@ -1,4 +1,4 @@
-"""What a read of Cassandra costs: how many requests, of what, how many at once, and when it gives up."""
+"""The cost of a read of Cassandra: how many requests, how many at once, and when it gives up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tidebook.store.cassandra.token_ranges import token_ranges
 # ---- sizes of pages
 
 
-def test_rows_that_hold_two_events_each_are_requested_by_half() -> None:
+def test_half_as_many_rows_are_requested_if_each_holds_two_events() -> None:
     sizes = PageSizes()
     sizes.record("t", 10, 1000, events=20)
     assert sizes.rows_of_events("t", 100) == 51
@@ -40,7 +40,7 @@ def test_rows_that_hold_two_events_each_are_requested_by_half() -> None:
     assert sizes.rows_of_events("u", 100) == 101
 
 
-def test_what_is_known_of_pages_is_bounded_and_an_update_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_known_page_sizes_are_bounded_and_an_update_evicts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scans, "KNOWN_MAX", 2)
     sizes = PageSizes()
     for key in ("a", "b", "a"):
@@ -51,22 +51,22 @@ def test_what_is_known_of_pages_is_bounded_and_an_update_forgets_nothing(monkeyp
     assert sizes.rows_of_events("a", 10) == 11
 
 
-def test_an_empty_page_says_nothing_of_sizes() -> None:
+def test_an_empty_page_does_not_change_the_known_sizes() -> None:
     sizes = PageSizes()
     sizes.record("t", 0, 0)
     assert not sizes.knows("t")
 
 
-async def test_a_page_of_the_fewest_rows_that_times_out_is_not_read_again() -> None:
+async def test_a_page_of_the_fewest_rows_is_not_retried_after_a_timeout() -> None:
     pages = EventPages(node := Node(in_time_bytes=0))  # type: ignore[arg-type]
     for requests in (2, 3, 4):
         with pytest.raises(Unavailable):
             await pages.read(SMALL, HEAD, after=0, to=5000, limit=1000)
-        assert len(node.asked) == requests
-    assert node.asked == [("small", 16), *[("small", PAGE_ROWS_MIN)] * 3]
+        assert len(node.requested) == requests
+    assert node.requested == [("small", 16), *[("small", PAGE_ROWS_MIN)] * 3]
 
 
-async def test_a_page_that_fails_for_another_reason_is_not_read_again() -> None:
+async def test_a_page_that_fails_for_another_reason_is_not_retried() -> None:
     class Down:
         requests = 0
 
@@ -110,7 +110,7 @@ def small_head(last: int) -> Head:
     return Head(True, last, 0, HEAD.incarnation, HEAD.position, 10, None, 0, (), None, ())
 
 
-async def test_empty_segments_are_skipped_in_growing_steps() -> None:
+async def test_empty_segments_are_read_in_growing_groups() -> None:
     rows = [row for row in appended([1] * 1000) if row.seq_nr > 995]
     table = Rounds(rows)
     found = await EventPages(table).read(SMALL, small_head(1000), after=0, to=1000, limit=10)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ async def test_empty_segments_are_skipped_in_growing_steps() -> None:
     assert [segment for each in table.rounds for segment in each] == list(range(100))
 
 
-async def test_as_many_segments_are_read_at_once_as_a_page_may_fill() -> None:
+async def test_as_many_segments_are_read_at_once_as_fill_a_page() -> None:
     table = Rounds(appended([1] * 200))
     pages = EventPages(table)  # type: ignore[arg-type]
     await pages.read(SMALL, small_head(200), after=0, to=10, limit=10)
@@ -130,7 +130,7 @@ async def test_as_many_segments_are_read_at_once_as_a_page_may_fill() -> None:
 
 
 async def test_the_last_event_of_a_page_is_found_in_the_fullest_row() -> None:
-    """A row has the number of its last event, which is up to fifteen after the first one."""
+    """A row has the number of its last event, which is up to 15 above that of its first."""
     head = Head(True, 40, 0, HEAD.incarnation, HEAD.position, 100, None, 0, (), None, ())
     rows = appended([40])
     table = EventTable(rows)
@@ -143,8 +143,8 @@ async def test_the_last_event_of_a_page_is_found_in_the_fullest_row() -> None:
         assert [row.seq_nr for row in found] == [to]
 
 
-async def test_a_range_that_is_no_longer_than_the_limit_is_read_whole() -> None:
-    """Whatever the rows before it hold: there are no more rows than numbers."""
+async def test_a_range_not_longer_than_the_limit_is_read_with_one_request() -> None:
+    """The range has no more rows than numbers, however many events earlier rows hold."""
     table = EventTable(appended([10, *[1] * 10]))
     pages = EventPages(table)  # type: ignore[arg-type]
     await pages.read(SMALL, small_head(20), after=0, to=10, limit=10)
@@ -152,13 +152,13 @@ async def test_a_range_that_is_no_longer_than_the_limit_is_read_whole() -> None:
     assert [row.seq_nr for row in found] == [11, 12, 13, 14, 15]
 
 
-async def test_a_journal_without_jumps_has_no_list_to_read() -> None:
+async def test_the_segment_list_of_a_journal_without_jumps_is_not_read() -> None:
     table = Rounds(appended([1] * 20))
     await EventPages(table).read(SMALL, small_head(20), after=0, to=20, limit=10)  # type: ignore[arg-type]
     assert table.lists == 0
 
 
-async def test_listed_segments_are_read_many_at_once_until_the_page_is_full() -> None:
+async def test_listed_segments_are_read_concurrently_until_the_page_is_full() -> None:
     head, rows, plain = replicated([(0, 1), *[(10**6, 1)] * 100])
     table = Rounds(rows)
     table.listed = plain.listed
@@ -168,13 +168,13 @@ async def test_listed_segments_are_read_many_at_once_until_the_page_is_full() ->
     assert first == rows[:16]
     table.rounds.clear()
     again = await pages.read(SMALL, head, after=first[-1].seq_nr, to=head.seq_nr, limit=50)
-    assert [len(each) for each in table.rounds] == [32, 18, 1], "the first of them holds nothing more"
+    assert [len(each) for each in table.rounds] == [32, 18, 1], "the first of them has no further event"
     assert again == rows[16:66]
     assert table.lists == 3
 
 
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 100])
-async def test_a_segment_list_is_read_to_its_end_whatever_the_page(page: int) -> None:
+async def test_all_pages_of_a_segment_list_are_read(page: int) -> None:
     head, _, table = replicated([(0, 1), *[(10**6, 1)] * 6])
     pages = EventPages(table)  # type: ignore[arg-type]
     found = [list(each) async for each in pages.listed(SMALL, head, above=0, to=head.seq_nr, page=page)]
@@ -186,15 +186,15 @@ async def test_a_segment_list_is_read_to_its_end_whatever_the_page(page: int) ->
 
 
 class Segments:
-    """Segments of heads with so many pages each; `gate` holds all reads."""
+    """Segments of heads, each with a given number of pages; `gate` holds all reads."""
 
     def __init__(self, pages: int = 1) -> None:
-        self.pages, self.asked = pages, list[tuple[int, Any]]()
+        self.pages, self.requested = pages, list[tuple[int, Any]]()
         self.in_flight = self.most = 0
         self.gate: asyncio.Event | None = None
 
     async def read(self, query: str, values: Sequence[Any], *, page_size: int, page_state: Any = None) -> Any:
-        self.asked.append((values[1], page_state))
+        self.requested.append((values[1], page_state))
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
@@ -226,11 +226,11 @@ class _Tuple:
 
 
 @pytest.mark.parametrize("segments", [0, 1, 15, 16, 17, 40])
-async def test_every_segment_is_read_once_in_order_and_a_few_ahead(segments: int) -> None:
+async def test_every_segment_is_read_once_in_order_and_a_few_are_prefetched(segments: int) -> None:
     session = Segments()
     pages = scan_segments(session, "IDS", "t", segments, page_size=5)  # type: ignore[arg-type]
     assert [page async for page in pages] == [[(segment, 1)] for segment in range(segments)]
-    assert sorted(session.asked) == [(segment, None) for segment in range(segments)]
+    assert sorted(session.requested) == [(segment, None) for segment in range(segments)]
     assert session.most == min(segments, SCANS_AT_ONCE)
 
 
@@ -242,7 +242,7 @@ async def test_all_pages_of_a_segment_come_before_the_next_segment() -> None:
     ]
 
 
-async def test_a_scan_that_is_left_gives_up_what_it_reads_ahead() -> None:
+async def test_a_scan_that_ends_early_cancels_its_prefetched_reads() -> None:
     session = Segments()
     pages = scan_segments(session, "IDS", "t", 40, page_size=5)  # type: ignore[arg-type]
     await anext(pages)
@@ -265,8 +265,8 @@ def test_token_ranges_cover_the_ring_in_equal_parts(count: int) -> None:
 # ---- buckets of tags
 
 
-async def test_a_history_that_is_fixed_up_to_the_very_time_is_fixed_further() -> None:
-    """Rows at the time itself may still change their bucket."""
+async def test_a_history_that_is_fixed_exactly_up_to_a_time_is_fixed_further_for_that_time() -> None:
+    """The bucket of rows at that very time may still change."""
     setting = Setting()
     setting.text = encode_buckets(Buckets().fixed(NOW_MS - FIXED_AHEAD_MS))
     found = await buckets_of(setting).fixed_at(NOW_MS)
@@ -289,10 +289,10 @@ def test_a_reader_beyond_the_fixed_part_reads_the_history_again_every_few_second
         return reads
 
     assert run(program) == [1, 1, 2, 2]
-    assert session.asked == 4
+    assert session.requested == 4
 
 
-def test_a_reader_at_the_end_of_the_fixed_part_asks_for_the_bucket() -> None:
+def test_a_reader_at_the_end_of_the_fixed_part_queries_the_bucket() -> None:
     setting, session = Setting(), Listed(NOW_MS - 9)
     setting.text = encode_buckets(Buckets().fixed(NOW_MS - FIXED_AHEAD_MS))
 
@@ -301,7 +301,7 @@ def test_a_reader_at_the_end_of_the_fixed_part_asks_for_the_bucket() -> None:
         return await buckets.bucket_start("paid", NOW_MS), await buckets.bucket_start("paid", NOW_MS - 1)
 
     assert run(program) == (NOW_MS - 9, Buckets().start(NOW_MS - 1))
-    assert session.asked == 1
+    assert session.requested == 1
 
 
 class CountedServer(Server):
@@ -347,14 +347,14 @@ async def test_a_stream_from_the_time_of_its_last_row_does_not_repeat_it() -> No
     assert [row.time_ms for row in await pages.rows("paid", place(10), 20, 2**62, 10)] == [20, 30]
 
 
-async def test_a_full_page_asks_for_no_buckets_and_one_that_is_not_full_asks_once() -> None:
+async def test_a_full_page_queries_no_buckets_and_any_other_queries_them_once() -> None:
     server = CountedServer([1, 2, 3, HOUR_MS + 1], [])
     pages = views(server)
     assert len(await pages.rows("paid", place(0), 0, 2**62, 3)) == 3
     assert (server.lists, len(server.pages)) == (0, 1)
     assert len(await pages.rows("paid", place(0), 0, 2**62, 5)) == 4
     assert (server.lists, len(server.pages)) == (1, 3)
-    assert [values[-1] for values in server.pages] == [3, 5, 2], "the rest of the page"
+    assert [values[-1] for values in server.pages] == [3, 5, 2], "each request is for the rest of the page"
     assert server.sizes == [3, 5, 2]
 
 
@@ -378,7 +378,7 @@ async def test_after_a_bucket_with_rows_the_next_one_is_read_alone() -> None:
     assert server.rounds == [[0], [1], [2, 3], [4, 5, 6, 7], [8], [9, 10], [11, 12, 13]]
 
 
-async def test_no_bucket_is_read_that_begins_at_the_end_of_the_stream_or_later() -> None:
+async def test_buckets_that_begin_at_or_after_the_end_of_the_stream_are_not_read() -> None:
     server = CountedServer([n * HOUR_MS for n in range(6)], [])
     found = await views(server).rows("paid", None, 0, 3 * HOUR_MS, 100)
     assert [row.time_ms for row in found] == [0, HOUR_MS, 2 * HOUR_MS]
@@ -395,7 +395,7 @@ async def test_no_more_buckets_are_listed_after_one_that_begins_at_the_end_of_th
     assert server.lists == 3
 
 
-async def test_a_page_that_is_aborted_is_narrowed_five_times_and_no_more() -> None:
+async def test_an_aborted_page_is_narrowed_at_most_five_times() -> None:
     server = CountedServer([10], [], bucket_ms=DAY_MS)
     server.fails = [True] * 5
     assert [row.time_ms for row in await views(server).rows("paid", place(0), 0, 2**62, 10)] == [10]
@@ -420,7 +420,7 @@ async def test_pages_grow_again_after_a_narrow_one_and_each_success_allows_five_
     assert [row.time_ms for row in await pages.rows("paid", place(0), 0, 2**62, 10)] == [10]
 
 
-async def test_a_full_page_of_a_narrowed_range_is_followed_by_no_other() -> None:
+async def test_no_page_is_read_after_a_full_one_of_a_narrowed_range() -> None:
     server = CountedServer([10, 20], [])
     server.fails = [True]
     assert [row.time_ms for row in await views(server).rows("paid", place(0), 0, 2**62, 1)] == [10]

@@ -43,7 +43,7 @@ def repair_of(last: int, rows: Sequence[EventRow] = (), **given: Any) -> Repair:
 
 
 class Counted(Table):
-    """A table that records the ranges that are read of it."""
+    """A table that records the ranges that are read."""
 
     def __init__(self, rows: Sequence[EventRow]) -> None:
         super().__init__(rows)
@@ -69,7 +69,7 @@ async def test_the_other_events_of_a_packed_row_are_rewritten_with_the_repaired_
     assert await split(Table(rows), repair_of(10, extra_rows=(1, 6))) == ([2, 3, 4, 5, 7, 8], [4, 8])
 
 
-async def test_events_with_rows_of_their_own_take_no_others_along() -> None:
+async def test_repairing_events_in_rows_of_their_own_rewrites_no_others() -> None:
     rows = appended([4, 1, 1, 4])
     assert await split(Table(rows), repair_of(10, [rows[4], rows[5]])) == ([], [])
     assert await split(Table(rows), repair_of(10)) == ([], [])
@@ -83,8 +83,8 @@ async def test_every_page_of_a_segment_is_searched(monkeypatch: pytest.MonkeyPat
     assert {segment for segment, _, _ in table.ranges} == {0, 1}
 
 
-async def test_a_row_that_cannot_be_decoded_is_replaced_and_not_read() -> None:
-    """It may hold more than its last event, so it is replaced when all others are written."""
+async def test_a_row_that_cannot_be_decoded_is_replaced_without_being_read() -> None:
+    """It may hold more events than its last one, so it is replaced after all other writes."""
     rows = appended([1] * 60)
     head = head_of(60, segment_size=100)
     table = Counted(rows)
@@ -118,7 +118,7 @@ def tag_row(row: EventRow) -> TagRow:
     )
 
 
-def test_a_repair_replaces_packed_rows_last_and_removes_what_is_not_in_the_log_under_its_revision() -> None:
+def test_a_repair_replaces_packed_rows_last_and_removes_extra_rows_with_its_revision() -> None:
     rows = appended([4, 4])
     repair = repair_of(
         8, [rows[5], rows[7]], extra_rows=(9, 10), extra_tags=(place("gone"),), tags=(tag_row(rows[5]),), segments=()
@@ -176,7 +176,7 @@ async def after_delete(table: Table, head: Head, *, above: int = 0, put: Sequenc
     return [row.seq_nr for row in found[key]] if key in found else None
 
 
-async def test_a_delete_leaves_the_rest_of_the_row_that_it_cuts_and_of_no_other() -> None:
+async def test_a_delete_rewrites_only_the_rest_of_the_row_that_it_cuts() -> None:
     rows = appended([4, 4, 2])
     for delete_to, left in ((1, [2, 3, 4]), (3, [4]), (4, None), (5, [6, 7, 8]), (9, [10])):
         assert await after_delete(Table(rows), head_of(10, delete_to=delete_to)) == left, delete_to
@@ -189,8 +189,8 @@ async def test_a_delete_of_nothing_or_of_all_cuts_no_row() -> None:
     assert table.ranges == []
 
 
-async def test_a_row_that_begins_with_the_first_event_that_is_left_was_cut_before() -> None:
-    """A replicator that has folded less may still write the whole row, late."""
+async def test_a_row_that_was_cut_before_is_rewritten_again() -> None:
+    """A late replicator that has folded fewer records may still write the whole row."""
     rows = [row for row in appended([4, 4]) if row.seq_nr not in (5, 6)]
     assert await after_delete(Table(rows), head_of(8, delete_to=6)) == [7, 8]
     assert await after_delete(Table(rows), head_of(8, delete_to=4)) is None
@@ -215,7 +215,7 @@ async def test_the_rest_of_a_row_in_the_next_segment_has_a_row_of_its_own() -> N
     assert await after_delete(Table(rows), head_of(14, delete_to=9)) == [10]
 
 
-async def test_what_the_slice_itself_writes_of_the_row_counts_too() -> None:
+async def test_events_that_the_slice_itself_writes_belong_to_the_row_too() -> None:
     position = Position(1, 3)
     put = [EventRow(2 + index, b"%d" % index, 5, position, 2 + index, 6) for index in range(4)]
     head = head_of(5, delete_to=1)
@@ -227,7 +227,7 @@ async def test_what_the_slice_itself_writes_of_the_row_counts_too() -> None:
     assert await after_delete(Table([]), head_of(90, delete_to=1), put=[row for row in put if row.seq_nr > 60]) is None
 
 
-async def test_of_a_slice_only_the_events_of_the_cut_row_are_rewritten() -> None:
+async def test_only_the_events_of_the_cut_row_are_rewritten_from_a_slice() -> None:
     """The events 16 to 31 of a record are in one row, and the next ones in another."""
     position = Position(1, 3)
     put = [EventRow(2 + n, b"%d" % n, 5, position, 17 + n, 6) for n in range(20)]

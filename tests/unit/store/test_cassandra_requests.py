@@ -1,4 +1,4 @@
-"""Requests to the driver: what each one carries, when it is repeated, and how many are in flight."""
+"""Requests to the driver: their options, when they are retried, and how many are in flight."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-# ---- what a request carries
+# ---- options of a request
 
 
-def test_a_write_may_be_resent_and_has_the_level_and_the_timeout_of_writes() -> None:
+def test_a_write_may_be_resent_and_has_the_consistency_and_timeout_of_writes() -> None:
     driver = Driver()
     session = session_of(driver, write_consistency="EACH_QUORUM", write_timeout_s=7.0)
     expected = {"consistency": acsylla.Consistency.EACH_QUORUM, "timeout": 7.0}
@@ -149,7 +149,7 @@ def test_a_write_may_be_resent_and_has_the_level_and_the_timeout_of_writes() -> 
     assert [(each.cql, each.values) for each in (one, three)] == [("ONE", [1])] * 2
 
 
-def test_a_compare_and_set_has_both_levels_and_may_not_be_resent() -> None:
+def test_a_compare_and_set_has_both_consistency_levels_and_may_not_be_resent() -> None:
     driver = Driver()
     session = session_of(driver, write_timeout_s=7.0, serial_consistency="LOCAL_SERIAL")
     assert run(lambda: session.compare_and_set("IF", [3])) == {"[applied]": True}
@@ -163,7 +163,7 @@ def test_a_compare_and_set_has_both_levels_and_may_not_be_resent() -> None:
     }
 
 
-def test_a_read_has_its_page_and_the_timeout_of_reads() -> None:
+def test_a_read_has_its_page_size_and_the_timeout_of_reads() -> None:
     driver = Driver()
     session = session_of(driver, read_timeout_s=2.0)
     run(lambda: session.read("SELECT", [5], page_size=9, page_state=b"state"))
@@ -189,14 +189,14 @@ def test_after_a_fork_every_request_is_refused_and_nothing_is_closed() -> None:
     for request in requests:
         with pytest.raises(InvalidInput, match="fork"):
             run(request)
-    run(session.close)  # the driver of this test has no `close`
+    run(session.close)  # the fake driver has no `close`
     assert not driver.sent
 
 
 # ---- preparing
 
 
-async def test_concurrent_requests_prepare_a_statement_once_and_one_that_leaves_takes_nobody_along() -> None:
+async def test_concurrent_requests_prepare_a_statement_once_even_if_one_of_them_is_cancelled() -> None:
     driver = Driver()
     driver.gate = asyncio.Event()
     session = session_of(driver)
@@ -212,17 +212,17 @@ async def test_concurrent_requests_prepare_a_statement_once_and_one_that_leaves_
     assert driver.prepared == ["SELECT"]
 
 
-# ---- repeating
+# ---- retries
 
 
-def test_a_write_is_repeated_until_it_is_acknowledged_with_growing_pauses() -> None:
+def test_a_write_is_retried_with_growing_pauses_until_it_is_acknowledged() -> None:
     driver = Driver(TIMED_OUT, QUEUE_FULL, TIMED_OUT)
     run(lambda: session_of(driver).write(SINGLE))
     assert driver.times_s == pytest.approx([0.0, 0.05, 0.15, 0.35])
 
 
-def test_a_write_is_not_repeated_after_its_deadline() -> None:
-    """Pauses of 0.05, 0.1, 0.2 and 0.4 s end at 0.75 s: at the deadline itself an attempt is still made."""
+def test_a_write_is_not_retried_after_its_deadline() -> None:
+    """Pauses of 0.05, 0.1, 0.2 and 0.4 s end at 0.75 s; an attempt is still made exactly at the deadline."""
     for deadline_s, attempts in ((0.7, 4), (0.75, 5), (0.8, 5)):
         driver = Driver(TIMED_OUT, for_ever=True)
         with pytest.raises(OutcomeUnknown):
@@ -240,7 +240,7 @@ def test_a_write_is_not_repeated_after_its_deadline() -> None:
     ],
 )
 @pytest.mark.parametrize("batch", [SINGLE, DOUBLE], ids=["one", "two"])
-def test_a_write_that_may_have_been_sent_once_stays_unknown(
+def test_the_outcome_of_a_write_that_may_have_been_sent_stays_unknown(
     failures: list[type[errors.CassException]], meaning: type[TidebookError], batch: list[CqlStatement]
 ) -> None:
     driver = Driver(*failures, for_ever=True)
@@ -249,14 +249,14 @@ def test_a_write_that_may_have_been_sent_once_stays_unknown(
     assert isinstance(caught.value.__cause__, TIMED_OUT if meaning is OutcomeUnknown else QUEUE_FULL)
 
 
-def test_a_write_that_can_never_succeed_is_not_repeated() -> None:
+def test_a_write_that_can_never_succeed_is_not_retried() -> None:
     driver = Driver(errors.CassErrorServerSyntaxError, for_ever=True)
     with pytest.raises(Corrupt):
         run(lambda: session_of(driver).write(SINGLE))
     assert len(driver.sent) == 1
 
 
-def test_a_write_that_is_made_once_is_not_repeated() -> None:
+def test_a_write_that_may_be_sent_only_once_is_not_retried() -> None:
     driver = Driver(TIMED_OUT, for_ever=True)
     with pytest.raises(OutcomeUnknown):
         run(lambda: session_of(driver).write_once(SINGLE[0]))
@@ -267,7 +267,7 @@ def test_a_contended_serial_read_waits_longer_before_each_attempt() -> None:
     driver = Driver(errors.CassErrorServerReadTimeout, for_ever=True)
     with pytest.raises(Unavailable):
         run(lambda: session_of(driver).read_serial("SELECT", []))
-    # Each pause is random between a half and all of the growing one.
+    # Each pause is random, between half and all of the growing pause.
     pauses_s = [later - before for before, later in pairwise(driver.times_s)]
     assert len(pauses_s) == 4
     assert all(
@@ -276,12 +276,12 @@ def test_a_contended_serial_read_waits_longer_before_each_attempt() -> None:
 
 
 @pytest.mark.parametrize("message", ["the username and/or password are wrong", "Bad credentials for me"])
-def test_wrong_credentials_are_known_by_the_message_too(message: str) -> None:
+def test_wrong_credentials_are_recognized_by_the_message_too(message: str) -> None:
     """The driver reports them as a host that cannot be reached."""
     assert type(translate(errors.CassErrorLibNoHostsAvailable(message), "a read")) is InvalidInput
 
 
-def test_a_connection_that_tls_closed_may_come_back_and_a_refused_certificate_may_not() -> None:
+def test_a_tls_connection_that_was_closed_is_transient_and_a_refused_certificate_is_not() -> None:
     assert type(translate(errors.CassErrorSslClosed("closed"), "a read")) is Unavailable
     assert type(translate(errors.CassErrorSslInvalidCert("bad"), "a read")) is InvalidInput
 
@@ -290,7 +290,7 @@ def test_a_connection_that_tls_closed_may_come_back_and_a_refused_certificate_ma
 
 
 class Silent(Driver):
-    """Prepares, if at all, and answers nothing."""
+    """A driver that prepares statements, if at all, and never answers a request."""
 
     def __init__(self, *, prepares: bool = True) -> None:
         super().__init__()
@@ -361,7 +361,7 @@ def test_a_statement_whose_preparation_is_lost_is_prepared_again() -> None:
 
 
 @pytest.mark.parametrize(("batch", "most"), [(SINGLE, 6), (DOUBLE, 3)], ids=["single statements", "batches"])
-async def test_so_many_writes_are_in_flight_and_no_more(batch: list[CqlStatement], most: int) -> None:
+async def test_the_writes_in_flight_are_bounded(batch: list[CqlStatement], most: int) -> None:
     driver = Driver()
     session = session_of(driver, in_flight_max=3)
     await session.write(DOUBLE)
@@ -379,7 +379,7 @@ async def test_snapshots_and_settings_share_the_bound_of_single_statements() -> 
     assert driver.most == 4
 
 
-async def test_the_next_page_is_fetched_while_one_is_used_and_given_up_by_a_reader_that_leaves() -> None:
+async def test_the_next_page_is_prefetched_and_cancelled_if_the_reader_stops() -> None:
     driver = Driver()
     driver.pages = [Page(b"1"), Page(b"2"), Page()]
     session = session_of(driver)
@@ -403,7 +403,7 @@ async def test_a_single_page_is_not_followed_by_another_request() -> None:
 
 
 @pytest.mark.parametrize(("count", "at_once", "most"), [(1, 5, 1), (2, 5, 2), (5, 2, 2), (5, 5, 5), (5, 1, 1)])
-async def test_items_run_side_by_side_up_to_the_bound(count: int, at_once: int, most: int) -> None:
+async def test_items_run_concurrently_up_to_the_bound(count: int, at_once: int, most: int) -> None:
     running = peak = 0
 
     async def act(_: int) -> None:

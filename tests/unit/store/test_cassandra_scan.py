@@ -1,4 +1,4 @@
-"""Pages of events: sized by the journal's earlier events, and smaller after a timeout."""
+"""Pages of events are sized by the journal's earlier events, and smaller after a timeout."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class Rows(list[Row]):
 
 
 class Node:
-    """A session whose node returns at most this many bytes in time."""
+    """A session whose node times out if a page has more than this many bytes."""
 
     def __init__(self, in_time_bytes: float = 20_000_000) -> None:
         self.in_time_bytes = in_time_bytes
-        self.asked: list[tuple[str, int]] = []
+        self.requested: list[tuple[str, int]] = []
 
     async def read(self, _: str, values: Sequence[Any], *, page_size: int) -> Rows:
         id, after, to = values[0], values[3], values[4]
-        self.asked.append((id, page_size))
+        self.requested.append((id, page_size))
         rows = min(page_size, to - after)
         if rows * BYTES[id] > self.in_time_bytes:
             raise Unavailable("too late") from errors.CassErrorLibRequestTimedOut("too late")
@@ -80,7 +80,7 @@ class Table:
         head = msgspec.structs.replace(HEAD, segment_size=10)
         written = [each for batch in event_batches(PutEvents(SMALL, head, tuple(rows))) for each in batch]
         self.cells = {(each.values[2], each.values[3]): each.values[4] for each in written}
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.listed: set[int] = set()
 
     async def read(self, query: str, values: Sequence[Any], *, page_size: int) -> Rows:
@@ -88,7 +88,7 @@ class Table:
             *_, first, stop, limit = values
             return Rows([Row(each) for each in sorted(self.listed) if first <= each < stop][:limit])
         _, _, segment, after, to, limit = values
-        self.asked.append(limit)
+        self.requested.append(limit)
         keys = sorted(key for key in self.cells if key[0] == segment and after < key[1] <= to)
         return Rows([Row(self.cells[key]) for key in keys[:limit]])
 
@@ -122,7 +122,7 @@ async def test_a_page_that_times_out_is_read_in_a_smaller_part() -> None:
     assert len(await page(pages, SMALL)) == 1000
     assert len(await page(pages, LARGE)) == PAGE_ROWS_MIN
     assert len(await page(pages, LARGE)) * BYTES["large"] <= PAGE_BYTES
-    assert [asked for id, asked in node.asked if id == "large"][:2] == [1000, PAGE_ROWS_MIN]
+    assert [requested for id, requested in node.requested if id == "large"][:2] == [1000, PAGE_ROWS_MIN]
 
 
 async def test_a_journal_of_large_events_does_not_shrink_the_pages_of_others() -> None:
@@ -132,14 +132,14 @@ async def test_a_journal_of_large_events_does_not_shrink_the_pages_of_others() -
     assert len(await page(pages, SMALL)) == 1000
 
 
-async def test_a_node_that_sends_nothing_is_queried_twice_and_no_more() -> None:
+async def test_a_node_that_does_not_respond_is_queried_only_twice() -> None:
     pages = EventPages(node := Node(in_time_bytes=0))  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
         await page(pages, SMALL)
-    assert len(node.asked) == 2
+    assert len(node.requested) == 2
     with pytest.raises(Unavailable):
         await page(pages, SMALL)
-    assert len(node.asked) <= 4
+    assert len(node.requested) <= 4
 
 
 @given(
@@ -148,7 +148,7 @@ async def test_a_node_that_sends_nothing_is_queried_twice_and_no_more() -> None:
     st.integers(1, 60),
     st.data(),
 )
-async def test_pages_over_packed_rows_hold_every_event_once(
+async def test_pages_of_packed_rows_hold_every_event_once(
     counts: list[int], gaps: list[int], limit: int, data: st.DataObject
 ) -> None:
     rows = appended(counts, gaps=gaps)
@@ -223,7 +223,7 @@ async def test_empty_listed_segments_are_skipped() -> None:
 
 @pytest.mark.parametrize("live", [True, False], ids=["delete", "purge"])
 async def test_a_clear_finds_the_listed_segments_it_reaches(live: bool) -> None:
-    """A purge finds all of them, whatever was deleted: the delete may never have been applied."""
+    """A purge finds all of them, even deleted ones, because the delete may never have been applied."""
     head, _, table = replicated([(0, 1), (99, 1), (99, 1), (99, 1)])
     head = msgspec.structs.replace(head, live=live, delete_to=150)
     clear = ClearEvents(SMALL, head, 15) if live else ClearJournal(SMALL, head)
@@ -241,6 +241,6 @@ async def test_fewer_rows_are_requested_where_events_are_packed() -> None:
     head = msgspec.structs.replace(HEAD, segment_size=10, seq_nr=1000)
     await pages.read(SMALL, head, after=0, to=1000, limit=50)
     assert len(await pages.read(SMALL, head, after=10, to=1000, limit=50)) <= 50
-    assert table.asked[-1] == 6
+    assert table.requested[-1] == 6
     # A range with as many numbers as requested events is read whole, however its rows are packed.
     assert [row.seq_nr for row in await pages.read(SMALL, head, after=13, to=18, limit=5)] == [14, 15, 16, 17, 18]

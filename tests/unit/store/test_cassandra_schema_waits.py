@@ -1,4 +1,4 @@
-"""Waiting for a schema that other processes change: for how long, and what is raised then."""
+"""Waiting for a schema that other processes change: how long it takes, and which error ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidebook.store.cassandra.settings import CassandraSettings
 SETTINGS = CassandraSettings.read("cassandra://one/books", environment={})
 
 
-def test_a_table_that_is_listed_and_not_usable_is_awaited_for_some_seconds() -> None:
+def test_a_table_that_is_listed_but_not_usable_is_awaited_for_some_seconds() -> None:
     times_s: list[float] = []
 
     async def act() -> str:
@@ -48,7 +48,7 @@ def test_a_table_that_never_becomes_usable_is_reported_after_ten_seconds() -> No
     assert migrations.VISIBLE_S_MAX < times_s[-1] <= migrations.VISIBLE_S_MAX + 2 * migrations.LOCK_POLL_S
 
 
-def test_a_newer_schema_is_not_waited_for() -> None:
+def test_a_newer_schema_is_not_awaited() -> None:
     calls = 0
 
     async def act() -> None:
@@ -61,7 +61,7 @@ def test_a_newer_schema_is_not_waited_for() -> None:
     assert calls == 1
 
 
-def test_nodes_that_do_not_agree_are_waited_for_as_long_as_the_lease_allows() -> None:
+def test_nodes_that_do_not_agree_are_awaited_as_long_as_the_lease_allows() -> None:
     keyspace = Keyspace(*BOTH_TABLES, versions=[["v", "v", "u"]])
     ended_s = 0.0
 
@@ -80,7 +80,7 @@ def test_nodes_that_do_not_agree_are_waited_for_as_long_as_the_lease_allows() ->
 
 def test_each_statement_waits_until_the_nodes_agree_on_the_one_before() -> None:
     class Slow(Opened):
-        """Its nodes agree at the second look after each change."""
+        """The nodes agree at the second check after each change."""
 
         behind = False
 
@@ -102,10 +102,8 @@ def test_each_statement_waits_until_the_nodes_agree_on_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("what", ["agreement", "lock", "visible"])
-def test_a_wait_that_reaches_its_limit_exactly_makes_one_more_attempt(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    """The limit is a time that may pass, not one that must be left."""
+def test_a_wait_that_lasts_exactly_its_limit_makes_one_more_attempt(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The wait may last exactly as long as the limit."""
     for name in ("AGREEMENT_S_MAX", "LOCK_WAIT_S_MAX", "VISIBLE_S_MAX"):
         monkeypatch.setattr(migrations, name, 1.0)
     monkeypatch.setattr(migrations, "LOCK_POLL_S", 0.25)
@@ -146,7 +144,7 @@ def test_a_node_whose_version_is_not_known_is_no_disagreement() -> None:
     assert [each for each in keyspace.done if each in "ABC"] == ["A", "B", "C"]
 
 
-def test_a_lock_that_another_process_holds_is_waited_for_longer_than_its_lease() -> None:
+def test_a_lock_of_another_process_is_awaited_for_longer_than_its_lease() -> None:
     class Held(Opened):
         attempts = 0
 
@@ -200,8 +198,8 @@ def test_a_new_keyspace_has_one_replica_for_each_node_up_to_three(peers: int, re
     assert f"'replication_factor': {replicas}}}" in keyspace.done[0]
 
 
-def test_a_keyspace_that_is_there_is_not_created_and_one_that_vanishes_is_unavailable() -> None:
-    class There(Keyspace):
+def test_an_existing_keyspace_is_not_created_and_one_that_is_dropped_meanwhile_is_unavailable() -> None:
+    class Existing(Keyspace):
         vanished = False
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
@@ -209,10 +207,10 @@ def test_a_keyspace_that_is_there_is_not_created_and_one_that_vanishes_is_unavai
                 return [] if self.vanished else [({"class": "SimpleStrategy", "replication_factor": "3"},)]
             return await super().query(text)
 
-    keyspace = There(*BOTH_TABLES)
+    keyspace = Existing(*BOTH_TABLES)
     run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
     assert keyspace.done == ["use books"]
-    keyspace = There(*BOTH_TABLES)
+    keyspace = Existing(*BOTH_TABLES)
     keyspace.vanished = True
     with pytest.raises(Unavailable, match="dropped by another process"):
         run(lambda: use_keyspace(keyspace, SETTINGS))  # type: ignore[arg-type]
@@ -220,14 +218,14 @@ def test_a_keyspace_that_is_there_is_not_created_and_one_that_vanishes_is_unavai
 
 def test_a_new_keyspace_is_read_when_the_nodes_agree_on_it() -> None:
     class Slow(Keyspace):
-        looks = 0
+        checks = 0
 
         async def query(self, text: str) -> list[tuple[str, ...]]:
             rows = await super().query(text)
             if "system_schema.keyspaces" in text and self.done:
-                assert self.looks > 0
+                assert self.checks > 0
             if "schema_version" in text and text.endswith("system.peers") and self.done:
-                self.looks += 1
+                self.checks += 1
             return rows
 
     keyspace = Slow(*BOTH_TABLES)
@@ -250,7 +248,7 @@ def test_a_keyspace_that_is_not_usable_yet_is_chosen_again() -> None:
     assert keyspace.done[-1] == "use books"
 
 
-def test_whether_a_schema_is_created_is_asked_again_while_its_table_is_not_usable() -> None:
+def test_the_check_whether_a_schema_exists_is_repeated_while_its_table_is_not_usable() -> None:
     class Slow(Opened):
         attempts = 0
 
@@ -319,34 +317,34 @@ def test_a_store_that_was_never_created_is_not_found_and_one_that_was_is_migrate
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_a_node_is_asked_who_it_is_only_until_all_nodes_are_known(nodes: int) -> None:
-    """Each query may reach another node; here the same one answers all, so that the first answer completes the list."""
+def test_nodes_are_queried_for_their_identity_only_until_all_are_known(nodes: int) -> None:
+    """Each query may reach another node; here one node answers all, so the first answer completes the list."""
 
     class One(Keyspace):
-        asked = 0
+        requested = 0
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
             rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in range(nodes)]
             if text.endswith("system.local"):
-                self.asked += 1
+                self.requested += 1
                 return rows[:1]
             return rows[1:]
 
     keyspace = One()
     found = run(lambda: migrations._nodes(keyspace))  # type: ignore[arg-type]
     assert [node.host_id for node in found] == [f"host-{number}" for number in range(nodes)]
-    assert keyspace.asked == 1
+    assert keyspace.requested == 1
 
 
-def test_a_node_that_never_answers_for_itself_is_asked_twice_for_each_node() -> None:
+def test_the_query_for_a_nodes_identity_is_repeated_twice_per_node() -> None:
     class Others(Keyspace):
-        asked = 0
+        requested = 0
 
         async def query(self, text: str) -> list[tuple[Any, ...]]:
-            self.asked += text.endswith("system.local")
+            self.requested += text.endswith("system.local")
             rows = [(f"host-{number}", f"10.0.0.{number}", "dc1", "v") for number in (1, 2)]
             return rows[:1] if text.endswith("system.local") else rows
 
     keyspace = Others()
     assert len(run(lambda: migrations._nodes(keyspace))) == 2  # type: ignore[arg-type]
-    assert keyspace.asked == 6
+    assert keyspace.requested == 6

@@ -14,7 +14,7 @@ from tidebook.store.cassandra.settings import CassandraSettings
 
 
 class Recorder:
-    """Stands in for the driver's session, prepared and bound statement, and records the options set."""
+    """A fake of the driver's session, prepared and bound statement, which records the options set."""
 
     def __init__(self) -> None:
         self.idempotent: bool | None = None

@@ -19,7 +19,7 @@ def test_a_url_names_hosts_port_keyspace_and_user() -> None:
     assert (settings.user, settings.secret()) == ("me", "p@ss")
 
 
-def test_options_are_given_beside_the_url() -> None:
+def test_options_are_given_in_addition_to_the_url() -> None:
     settings = CassandraSettings.read("cassandra://one/books", {"consistency": "QUORUM", "replication": {"dc1": 3}})
     assert (settings.reading, settings.writing, settings.port) == ("QUORUM", "QUORUM", 9042)
 
@@ -56,7 +56,7 @@ def test_settings_that_can_never_work_are_rejected(url: str, options: dict[str, 
         CassandraSettings.read(url, options, environment={})
 
 
-def test_no_secret_shows(tmp_path: Path) -> None:
+def test_no_secret_is_shown(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hidden-in-file\n")
     inline = CassandraSettings.read("cassandra://me:hidden@one/books")
     from_file = CassandraSettings.read("cassandra://me@one/books", {"password_file": str(tmp_path / "password")})

@@ -16,7 +16,7 @@ NOW_MS = 10**12
 
 
 class Setting:
-    """The one setting, with an action just before it is set."""
+    """A store with one setting, and a callback just before it is set."""
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -53,10 +53,10 @@ class Listed:
 
     def __init__(self, *buckets: int) -> None:
         self.buckets = buckets
-        self.asked = 0
+        self.requested = 0
 
     async def read(self, query: str, values: list[Any]) -> list[Row]:
-        self.asked += 1
+        self.requested += 1
         return [Row(each) for each in sorted(self.buckets, reverse=True) if each <= values[1]][:1]
 
 
@@ -74,7 +74,7 @@ async def test_concurrent_slices_fix_the_history_once_and_it_is_not_read_again()
     assert setting.sets == 2
 
 
-async def test_a_writer_that_finds_it_fixed_by_another_sets_nothing() -> None:
+async def test_a_writer_that_finds_the_history_fixed_by_another_sets_nothing() -> None:
     setting = Setting()
     await buckets_of(setting).fixed_at(NOW_MS)
     await buckets_of(setting).fixed_at(NOW_MS + 1)
@@ -94,7 +94,7 @@ async def test_a_concurrent_change_is_seen_before_rows_are_assigned_to_buckets()
     assert setting.history == found
 
 
-async def test_a_set_whose_outcome_is_unknown_is_read_again() -> None:
+async def test_after_an_unknown_outcome_of_a_set_the_history_is_read_again() -> None:
     setting = Setting()
 
     def fail() -> None:
@@ -124,7 +124,7 @@ async def test_a_reader_after_the_fixed_part_starts_at_a_stored_bucket() -> None
     buckets = buckets_of(setting, session)
     assert await buckets.bucket_start("paid", NOW_MS) == NOW_MS - 7
     assert await buckets.bucket_start("paid", NOW_MS - 51) == -1
-    assert (setting.sets, setting.reads) == (0, 1), "it fixes nothing, and looks only now and then"
+    assert (setting.sets, setting.reads) == (0, 1), "it fixes nothing, and reads the history only rarely"
 
 
 async def test_a_reader_within_the_fixed_part_queries_no_buckets() -> None:
@@ -133,4 +133,4 @@ async def test_a_reader_within_the_fixed_part_queries_no_buckets() -> None:
     reader = buckets_of(setting, session)
     assert await reader.bucket_start("paid", NOW_MS) == Buckets().start(NOW_MS)
     assert await reader.bucket_start("paid", NOW_MS + 1) == Buckets().start(NOW_MS)
-    assert (session.asked, setting.reads) == (0, 2), "one read is the writer's"
+    assert (session.requested, setting.reads) == (0, 2), "one read is the writer's"

@@ -32,7 +32,7 @@ class Rows:
 
 
 class Fixed:
-    """Buckets of a store that never changed them."""
+    """The bucket sizes of a store that never changed them."""
 
     async def fixed_at(self, _: int) -> Buckets:
         return Buckets()

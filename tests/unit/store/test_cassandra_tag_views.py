@@ -1,4 +1,4 @@
-"""Pages of a stream where Cassandra aborts reads: a shorter time range is read at once, and no row is omitted."""
+"""Pages of a stream if Cassandra aborts reads: a shorter time range is read, and no row is omitted."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_no_row_is_omitted_or_repeated(
     assert await read_all(server, limit) == sorted(live)
 
 
-async def test_many_tombstones_between_two_rows_cost_some_reads() -> None:
+async def test_many_tombstones_between_two_rows_need_a_bounded_number_of_reads() -> None:
     server = Server([10, HOUR_MS - 1], list(range(1_000_000, 1_010_000)))
     assert await read_all(server, 1000) == [10, HOUR_MS - 1]
     assert server.reads < 600
@@ -140,7 +140,7 @@ async def test_a_server_that_fails_for_another_reason_is_not_queried_for_ever() 
 
 
 @pytest.mark.parametrize("late", [errors.CassErrorLibRequestTimedOut, errors.CassErrorServerReadTimeout])
-async def test_a_server_that_answers_nothing_in_time_is_probed_once(
+async def test_a_server_that_does_not_respond_in_time_is_probed_once(
     late: type[errors.CassException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.store.cassandra.tag_views.PROBE_S", 0.01)
@@ -148,9 +148,9 @@ async def test_a_server_that_answers_nothing_in_time_is_probed_once(
     pages = views(server)
     server.down, server.given_up_as = True, late
     page = asyncio.create_task(pages.rows("paid", None, 0, 2**62, 1000))
-    while not server.reads:  # noqa: ASYNC110 - the page was asked for
+    while not server.reads:  # noqa: ASYNC110 - until the page is requested
         await asyncio.sleep(0)
-    server.frozen = True  # from now on
+    server.frozen = True  # from now on the server does not respond
     with pytest.raises(Unavailable, match="given up"):
         await page
     assert server.reads == 2
@@ -158,7 +158,7 @@ async def test_a_server_that_answers_nothing_in_time_is_probed_once(
     assert [row.time_ms for row in await pages.rows("paid", None, 0, 2**62, 1000)] == [10]
 
 
-async def test_buckets_whose_events_were_all_deleted_are_read_many_at_once() -> None:
+async def test_buckets_whose_events_are_all_deleted_are_read_concurrently() -> None:
     live = [5, 500 * HOUR_MS, 500 * HOUR_MS + 1, 501 * HOUR_MS, 502 * HOUR_MS]
     for limit in (1, 2, 3, 1000):
         server = Server(live, [n * HOUR_MS for n in range(1, 500)])
@@ -185,7 +185,7 @@ async def test_an_aborted_read_below_a_low_horizon_does_not_affect_later_ones() 
 
 
 class LiveStore:
-    """The part of a store that a live stream needs, over the pages of one tag; it wakes the stream this often."""
+    """The part of a store that a live stream needs, over the pages of one tag; it wakes the stream a few times."""
 
     def __init__(self, server: Server, polls: int) -> None:
         self.pages, self.server, self.polls = views(server), server, polls

@@ -1,4 +1,4 @@
-"""Scans of all events return each event once, however rows are packed and wherever pages end."""
+"""A scan of all events returns each event once, however rows are packed and wherever pages end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def cells(id: str, events: Sequence[EventRow], *, packed: bool) -> dict[int, byt
 
 
 @pytest.mark.parametrize("page_rows", range(1, 24))
-async def test_single_rows_within_a_packed_one_come_once_wherever_a_page_ends(
+async def test_events_in_both_a_single_and_a_packed_row_are_returned_once_wherever_a_page_ends(
     monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
     """A repair died before it removed the packed row, or an older Tidebook's slice was replicated again."""

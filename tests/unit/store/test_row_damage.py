@@ -38,10 +38,10 @@ class Session:
 
     def __init__(self, heads: list[tuple[str, bytes]], events: list[tuple[str, int, bytes]]) -> None:
         self._pages: dict[str, list[Any]] = {cql.HEADS_IN: heads, cql.INSPECTED_EVENTS_IN: events}
-        self.asked: list[list[object]] = []
+        self.requested: list[list[object]] = []
 
     async def pages(self, query: str, values: list[object], *, page_size: int) -> AsyncIterator[list[Row]]:
-        self.asked.append(values)
+        self.requested.append(values)
         yield [Row(*each) for each in self._pages[query]]
 
 
@@ -63,7 +63,7 @@ async def test_damaged_heads_and_events_are_returned_with_their_journal_and_numb
     assert [(id, each) for id, each in found[1] if isinstance(each, EventRow)] == [
         ("a", rows[0]), ("a", rows[1]), ("b", rows[2]),
     ]  # fmt: skip
-    assert session.asked == [[-5, 9, "t"]] * 2
+    assert session.requested == [[-5, 9, "t"]] * 2
     with pytest.raises(Corrupt):
         [page async for page in heads_in(session, "t", ScanSplit("-5", "9"))]
 
@@ -120,7 +120,7 @@ async def inspected_tags(store: SqliteStore) -> list[Any]:
     return list(await store.inspect_tag("paid", after=None, from_ms=0, until_ms=10**9, limit=100))
 
 
-async def test_what_is_not_damaged_is_returned_as_it_is(store: SqliteStore) -> None:
+async def test_undamaged_rows_are_returned_unchanged(store: SqliteStore) -> None:
     assert [type(row).__name__ for row in await inspected(store)] == ["Head", "EventRow", "EventRow"]
     assert [type(row).__name__ for row in await inspected_tags(store)] == ["TagRow", "TagRow"]
 

@@ -67,7 +67,7 @@ async def test_a_slice_that_was_applied_already_writes_nothing(store: SqliteStor
 async def test_tag_rows_of_many_journals_are_written_in_the_order_of_their_stream(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written journal by journal they would be scattered over the tree, at more than twice the cost."""
+    """Writing them journal by journal would scatter them over the B-tree, at more than twice the cost."""
     put: list[int] = []
 
     def spy(connection: Any, sql: str, width: int, values: Any) -> None:
@@ -105,7 +105,7 @@ async def tag_offsets(store: SqliteStore) -> list[int]:
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one slice", "in two"])
 @pytest.mark.parametrize(("end", "left"), [(delete(2), [2, 4]), (purge(), [4])], ids=["delete", "purge"])
-async def test_tags_that_a_delete_or_purge_finds_unwritten_are_never_written(
+async def test_tag_rows_that_a_delete_or_purge_finds_unwritten_are_never_written(
     store: SqliteStore, end: Delete | Purge, left: list[int], at_once: bool
 ) -> None:
     records = [

@@ -1,4 +1,4 @@
-"""The SQLite store: pages, splits and streams at their bounds, wake-ups, and what a purge and a repair remove."""
+"""The SQLite store: bounds of pages, splits and streams, wake-ups, and the rows that a purge or repair removes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def fill(store: SqliteStore, *ids: str, events: int = 1) -> None:
 
 @pytest.mark.parametrize("heads", [0, 1, 2, 6, 7, 8, 20])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
-async def test_splits_are_of_about_the_same_size_and_hold_each_journal_once(
+async def test_splits_have_about_the_same_size_and_hold_each_journal_once(
     store: SqliteStore, heads: int, count: int
 ) -> None:
     ids = [f"j-{number:02}" for number in range(heads)]
@@ -70,7 +70,7 @@ async def test_splits_are_of_about_the_same_size_and_hold_each_journal_once(
         assert len([each for each in found if each]) == -(-heads // even) if heads else True
 
 
-async def test_a_split_holds_its_high_end_and_not_its_low_end(store: SqliteStore) -> None:
+async def test_a_split_includes_its_high_end_and_excludes_its_low_end(store: SqliteStore) -> None:
     await fill(store, "a", "b", "c", events=2)
     split = ScanSplit("a", "b")
     assert [id async for page in store.heads_in(TOPIC, split) for id, _ in page] == ["b"]
@@ -78,7 +78,9 @@ async def test_a_split_holds_its_high_end_and_not_its_low_end(store: SqliteStore
     assert events == [("b", 1), ("b", 2)]
 
 
-async def test_scans_go_on_after_a_page_within_a_journal(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scans_continue_after_a_page_that_ends_within_a_journal(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stores, "SCAN_PAGE_MAX", 2)
     monkeypatch.setattr(stores, "PAGE_MAX", 2)
     await fill(store, "a", "b", "c", events=3)
@@ -90,7 +92,7 @@ async def test_scans_go_on_after_a_page_within_a_journal(store: SqliteStore, mon
     assert [id async for id in store.ids(TOPIC)] == ["a", "b", "c"]
 
 
-async def test_a_page_ends_with_the_step_that_exceeds_its_bytes(
+async def test_a_page_ends_with_the_item_that_exceeds_its_bytes(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "STEP_ROWS", 2)
@@ -136,7 +138,7 @@ async def test_tags_are_listed_once_in_order(store: SqliteStore) -> None:
     assert [tag async for tag in store.tags()] == ["paid"]
 
 
-async def test_the_earliest_expiry_comes_first_and_pages_go_on_after_it(
+async def test_the_earliest_expiry_comes_first_and_later_pages_continue_after_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "PAGE_MAX", 2)
@@ -197,7 +199,7 @@ async def test_streams_are_woken_by_slices_repairs_and_new_topics(store: SqliteS
     assert await woken(store, lambda: store.repair(repair))
 
 
-async def test_a_wait_for_one_partition_ends_when_its_pointer_is_beyond(store: SqliteStore) -> None:
+async def test_a_wait_for_one_partition_ends_when_its_pointer_passes_the_given_position(store: SqliteStore) -> None:
     assert not await store.wait(TOPIC, 0, beyond=None, timeout_s=0.0)
     waiting = asyncio.create_task(store.wait(TOPIC, 0, beyond=None, timeout_s=60.0))
     await asyncio.sleep(0)
@@ -215,7 +217,7 @@ async def test_a_wait_for_one_partition_ends_when_its_pointer_is_beyond(store: S
 # ---- writes
 
 
-async def test_a_slice_that_ends_before_the_pointer_moves_nothing_back(store: SqliteStore) -> None:
+async def test_a_slice_that_ends_before_the_pointer_does_not_move_it_back(store: SqliteStore) -> None:
     await fill(store, *(f"j-{number}" for number in range(6)))
     record = PositionedAction(Position(1, 3), 0, placed_at(append(1), 3))
     late = plan_key(Key(TOPIC, "late"), None, [record], CONFIG)
@@ -230,11 +232,11 @@ async def test_a_slice_that_ends_before_the_pointer_moves_nothing_back(store: Sq
         await store.apply(SliceWrites(TOPIC, 0, None, pointer(6), (late,)))
     later = Pointer(Position(1, 5), 77)
     await store.apply(SliceWrites(TOPIC, 0, pointer(5), later, ()))
-    assert await store.pointer(TOPIC, 0) == later, "its time may rise"
+    assert await store.pointer(TOPIC, 0) == later, "the time of the pointer may rise"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-async def test_all_tag_rows_of_a_purged_journal_go_however_many(
+async def test_a_purge_removes_all_tag_rows_of_its_journal_however_many(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(writes, "CLEAR_PAGE", 2)
@@ -268,7 +270,7 @@ async def test_a_purge_removes_snapshots_of_its_incarnation_and_of_earlier_ones(
     assert left == [6]
 
 
-async def test_so_many_snapshots_of_an_incarnation_are_kept(store: SqliteStore) -> None:
+async def test_the_number_of_snapshots_of_an_incarnation_is_bounded(store: SqliteStore) -> None:
     at, other = Position(1, 0), Position(1, 1)
     await store.save_snapshot(KEY, other, StoredSnapshot(1, 0, b"other", 5), slots=3)
     for seq_nr in range(1, 6):
@@ -343,7 +345,7 @@ async def test_a_deleted_topic_leaves_no_row_in_any_table(store: SqliteStore) ->
         assert store._select(f"SELECT DISTINCT topic FROM {table}", ()) == [("other",)], table
 
 
-async def test_a_closed_store_waits_for_nothing(tmp_path: Path) -> None:
+async def test_a_wait_on_a_closed_store_ends_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     await store.close()
     with pytest.raises(Unavailable, match="closed"):

@@ -36,7 +36,7 @@ class Lagging:
         self.hidden: Callable[[TagRow], bool] = lambda row: False
         self.headless = False
         self.waited = self.pages = self.events_read = 0
-        #: Awaited after the first page of a journal's events was read.
+        #: A callback that is awaited after the first page of a journal's events is read.
         self.on_events: Callable[[], Awaitable[None]] | None = None
         self.on_wait: Callable[[], None] = lambda: None
 
@@ -103,14 +103,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(book, clock)
 
 
-async def test_a_query_stays_behind_the_clock_by_the_delay(world: World) -> None:
+async def test_a_query_returns_only_events_older_than_the_delay(world: World) -> None:
     await world.append("a", 1)
     assert await world.read() == []
     world.clock.advance(5000)
     assert await world.read() == [1]
 
 
-async def test_a_gap_is_filled_from_the_journal_before_what_was_held_back(world: World) -> None:
+async def test_a_gap_is_filled_from_the_journal_before_the_events_held_back(world: World) -> None:
     await world.append("a", 1, 2, 3, 4)
     world.clock.advance(60_000)
     world.store.hidden = lambda row: row.tag_seq_nr in (2, 3)
@@ -175,7 +175,7 @@ async def test_a_late_event_of_a_journal_without_another_is_found_by_backtrackin
     world: World, period_s: float | str
 ) -> None:
     await world.append("late", 1)
-    world.clock.advance(59_000)  # another node's clock, a minute slow
+    world.clock.advance(59_000)  # a node's clock that is a minute slow
     await world.append("a", 2)
     world.clock.advance(10_000)
     world.store.hidden = lambda row: row.id == "late"
@@ -217,7 +217,7 @@ async def test_after_a_restart_a_late_event_after_the_offset_is_found(world: Wor
     assert await world.read(after=first.tag_offset) == [2, 3]
 
 
-async def test_a_journal_first_seen_in_a_later_bucket_is_waited_for_and_then_taken(world: World) -> None:
+async def test_an_event_of_a_journal_first_seen_in_a_later_bucket_is_delivered_after_a_wait(world: World) -> None:
     await world.append("a", 1, 2)
     world.clock.advance(3 * HOUR_MS)
     begin = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
@@ -240,7 +240,7 @@ async def test_a_purged_incarnation_is_not_a_gap_of_the_next(world: World) -> No
 
 
 async def test_deletes_during_a_gap_search_do_not_shift_the_numbers(world: World) -> None:
-    """A delete between two page reads removes events of both pages."""
+    """A delete between the reads of two pages removes events of both."""
     await world.append("a", 1, 2, 3, 4, 5, 6)
     world.clock.advance(60_000)
     world.store.hidden = lambda row: row.tag_seq_nr in (2, 3, 4, 5)
@@ -270,7 +270,7 @@ async def test_an_incarnation_that_starts_during_a_gap_search_is_not_mistaken_fo
     assert await world.read() == ["x", "y", "z"]
 
 
-async def test_a_stream_from_the_middle_does_not_read_its_buckets_for_every_journal(world: World) -> None:
+async def test_a_stream_from_the_middle_does_not_read_its_buckets_once_per_journal(world: World) -> None:
     for payload in (1, 2, 3):
         for n in range(20):
             await world.append(f"j-{n}", payload, step_ms=1)
@@ -280,7 +280,7 @@ async def test_a_stream_from_the_middle_does_not_read_its_buckets_for_every_jour
     events = [event async for event in world.tags().read("paid")]
     world.store.pages = 0
     assert len(await world.read(after=events[20].tag_offset)) == len(events) - 21
-    assert world.store.pages < 40, "as many as the stream has, and a few for backtracking"
+    assert world.store.pages < 40, "the pages of the stream, and a few for backtracking"
 
 
 async def test_a_stream_of_some_topics_continues_after_rows_of_others(world: World) -> None:
@@ -302,7 +302,7 @@ async def test_a_stream_of_some_topics_continues_after_rows_of_others(world: Wor
     world.store.on_wait = waited
     with pytest.raises(TimeoutError):
         await anext(stream)
-    assert waits[-1] - waits[-2] <= 2, "nothing is read again"
+    assert waits[-1] - waits[-2] <= 2, "no page is read twice"
 
 
 @pytest.mark.parametrize("deleted", [0, 50])

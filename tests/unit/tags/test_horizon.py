@@ -50,7 +50,7 @@ def test_without_topics_there_is_nothing_to_deliver() -> None:
 
 
 class Registry:
-    """A store's topics with their pointers; it records calls, and lets things happen in between."""
+    """A store's topics and pointers; it records calls, and runs a callback between them."""
 
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms
@@ -107,7 +107,7 @@ async def test_a_topic_registered_since_the_last_read_counts_at_once() -> None:
 
 
 class SlowRegistry:
-    """A store and log whose answers to single questions are held back; a pointer's offset is its time."""
+    """A store and log that can hold back single responses; a pointer's offset is its time."""
 
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms
@@ -117,7 +117,7 @@ class SlowRegistry:
         self.is_down = False
 
     def hold(self, question: str) -> tuple[asyncio.Event, asyncio.Event]:
-        """Return an event that is set when the question is asked, and one that lets it be answered."""
+        """Return an event that is set when the call is made, and one that lets it return."""
         self.held[question] = asyncio.Event(), asyncio.Event()
         return self.held[question]
 
@@ -150,14 +150,14 @@ class SlowRegistry:
 
 
 async def test_a_topic_counts_while_another_stream_reads_its_partitions_again() -> None:
-    """Its pointers overtook each other; the other stream's horizon once was that of the remaining topics."""
+    """Reads of its pointers once overtook each other, and the other stream left the topic out of the horizon."""
     registry: Any = SlowRegistry(late=30, before=50)
     horizons = Horizons(registry)
     await horizons.read()
     before_asked, before_answered = registry.hold("config before")
     late_asked, late_answered = registry.hold("config late")
     async with asyncio.TaskGroup() as streams:
-        registry.times_ms["before"] = 49  # an answer from before the first read
+        registry.times_ms["before"] = 49  # a response from before the first read
         one = streams.create_task(horizons.read())
         await before_asked.wait()
         registry.times_ms["late"] = 29
@@ -200,7 +200,7 @@ async def test_a_configuration_is_read_rarely_to_count_records_and_again_for_a_n
     assert registry.configs_read == 2
 
 
-async def test_the_streams_of_a_book_ask_for_ticks_once_together() -> None:
+async def test_the_streams_of_a_book_share_one_request_for_ticks() -> None:
     registry: Any = SlowRegistry(a=30)
     clock, sets = ManualClock(), []
 
@@ -238,7 +238,7 @@ async def test_the_partitions_of_a_recreated_topic_are_read_again(tmp_path: Path
         async with Book(Settings(tmp_path, {"journal": Section(None, {"partitions": partitions})})) as book:
             for n in range(9):
                 await book.journal("t").append(f"j-{n}", [Event(n)])
-            await replicate_partition(book, "t", 0)  # and no other
+            await replicate_partition(book, "t", 0)  # and no other partition
 
     await fill(1)
     async with tidebook.open(tmp_path) as book:

@@ -65,7 +65,7 @@ def is_waiting(stream: Subscription | Feed) -> bool:
 
 
 async def passes(clock: ManualClock, tags: Tags, ms: int) -> None:
-    """Advance the time in steps that a stream cannot miss: it checks the horizon in each of them."""
+    """Advance the time in steps so small that a stream checks the horizon in each of them."""
     for _ in range(ms // 1000):
         seen, read = asyncio.Event(), tags._horizons.read
 
@@ -111,7 +111,7 @@ async def test_a_stream_with_nothing_to_replicate_reports_nothing(book: Book, cl
     await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_records_that_are_replicated_one_after_the_other_are_no_stall(book: Book, clock: ManualClock) -> None:
+async def test_replication_that_makes_progress_is_no_stall(book: Book, clock: ManualClock) -> None:
     """The other partition is idle and holds the horizon back, and there is a new record at every check."""
     await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
@@ -127,7 +127,7 @@ async def test_records_that_are_replicated_one_after_the_other_are_no_stall(book
     await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_a_log_that_does_not_answer_delays_no_stream(book: Book, clock: ManualClock) -> None:
+async def test_a_log_that_does_not_respond_does_not_delay_a_stream(book: Book, clock: ManualClock) -> None:
     await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     faults = Faults()
     faults.fail("end", Unavailable("the log is down"), times=None)
@@ -137,7 +137,7 @@ async def test_a_log_that_does_not_answer_delays_no_stream(book: Book, clock: Ma
     first = asyncio.ensure_future(anext(tags.read("paid", follow=True, on_waiting=reports)))
     await passes(clock, tags, 60_000)
     assert reports.seen == []
-    assert faults.calls["end"] <= 10, "it is left alone for a while"
+    assert faults.calls["end"] <= 10, "the log is not queried for a while"
     await replicate(book.log, book.store, "orders")
     await tick(book.log, book.store, ["orders"])
     await replicate(book.log, book.store, "orders")
@@ -145,7 +145,7 @@ async def test_a_log_that_does_not_answer_delays_no_stream(book: Book, clock: Ma
         assert (await first).payload == 0
 
 
-async def test_a_horizon_that_moves_again_ends_the_report_and_the_next_stall_is_another(
+async def test_a_horizon_that_moves_again_ends_the_stall_and_the_next_one_is_reported_again(
     book: Book, clock: ManualClock
 ) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
@@ -168,7 +168,7 @@ async def test_a_horizon_that_moves_again_ends_the_report_and_the_next_stall_is_
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_a_feed_names_what_it_waits_for_until_it_is_replicated(
+async def test_a_feed_reports_what_it_waits_for_until_it_is_replicated(
     book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])

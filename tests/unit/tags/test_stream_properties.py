@@ -1,4 +1,4 @@
-"""With any interleaving, lag and crash, a stream is the filter of the journals: each event once, in order."""
+"""Under any interleaving, lag and crash, a stream is the filtered journals: each event once, in order."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tidebook.wiring.settings import Section, Settings
 
 TAGS = ("red", "blue")
 PARTITIONS = 2
-#: Two in each partition, so that one may be late.
+#: Two journals of each partition, so that one may be late.
 JOURNALS = tuple(
     id
     for partition in range(PARTITIONS)
     for id in itertools.islice((f"j-{n}" for n in range(100) if partition_of(f"j-{n}", PARTITIONS) == partition), 2)
 )
-#: Where the log's time goes on from when the size of buckets has changed: just before the change, at it, or further.
+#: Where the log's time continues after a change of the bucket size: just before the change, at it, or later.
 AHEAD_MS = (-1, 0, 90_000, 2 * SIZES_MS["hour"])
 numbers = itertools.count()
 
@@ -61,13 +61,12 @@ steps = st.one_of(
     st.tuples(st.just("append_ahead"), st.integers(0, 3), st.sets(st.sampled_from(TAGS)), st.integers(1, 60_000)),
     st.tuples(st.just("resize"), st.sampled_from(sorted(SIZES_MS)), st.sampled_from(AHEAD_MS), st.integers(0, 2)),
 )
-#: A stream behind the clock that stays behind it by nothing, and so meets all that comes late; it always looks back for
-#: that, as far as it takes.
+#: A delayed stream without a delay, for which every event may be late; it always searches as far back as necessary.
 HASTY = TagSettings(consistency="delay", delay_s=0, back_track_interval_s=0, back_track_period_s=1e9)
 
 
 class AheadClock(SystemClock):
-    """The machine's clock, or the log's time if that is ahead: a delayed stream shows nothing newer."""
+    """The machine's clock, or the log time if that is later, because a delayed stream shows nothing newer."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -80,7 +79,7 @@ class AheadClock(SystemClock):
 
 
 class World:
-    """A separate topic, slices that were planned and not applied yet, and a reader that resumes."""
+    """A separate topic, slices that are planned but not applied, and readers that resume."""
 
     def __init__(self, book: Book, topic: str | None = None) -> None:
         self.book = book
@@ -89,7 +88,7 @@ class World:
         self.journal = book.journal(self.topic)
         self.plans: list[SlicePlan] = []
         self.seen: dict[str, list[TaggedEvent]] = {tag: [] for tag in TAGS}
-        #: What streams that never end have shown, behind the clock.
+        #: The events of streams that never end and that follow the clock.
         self.clock = AheadClock()
         self.behind_clock = Tags(store=book.store, clock=self.clock, settings=HASTY)
         self.delayed = {tag: self.delayed_stream(tag) for tag in TAGS}
@@ -110,7 +109,7 @@ class World:
         await self.journal.purge(JOURNALS[journal])
 
     async def plan(self, partition: int, limit: int) -> None:
-        """Plan a slice as a replicator that is then paused, or dies."""
+        """Plan a slice like a replicator that is then paused or dies."""
         config = await self.book.store.topic_config(self.topic)
         assert config is not None
         pointer = await self.book.store.pointer(self.topic, partition)
@@ -185,14 +184,14 @@ class World:
         await replicate(self.book.log, self.book.store, self.topic)
 
     async def play(self, history: list[tuple[Any, ...]]) -> None:
-        """Live through a history, then apply its late slices, and check what streams show."""
+        """Run a history, then apply its late slices, and check what streams return."""
         await self.append(0, [{"red"}])
         for step in history:
             await self.step(*step)
         await self.settle()
         await self.read()
         for number in range(len(self.plans)):
-            await self.apply(number)  # zombies, at the very end
+            await self.apply(number)  # last, the slices of zombies
         await self.check()
 
     async def check(self) -> None:
@@ -201,7 +200,7 @@ class World:
             await self.check_seen(tag, below_horizon, self.seen[tag])
             name = self.names[tag]
             behind_clock = [event async for event in self.behind_clock.read(name, topics=[self.topic])]
-            assert behind_clock == below_horizon, "with all of it there, both ways of reading show the same"
+            assert behind_clock == below_horizon, "after all is replicated, both kinds of stream have the same events"
             await self.check_seen(tag, behind_clock, self.seen_late[tag])
 
     async def check_seen(self, tag: str, events: list[TaggedEvent], seen: list[TaggedEvent]) -> None:
@@ -215,7 +214,7 @@ class World:
             assert tag_numbers == list(range(tag_numbers[0], tag_numbers[0] + len(mine))) if mine else True
         payloads = [event.payload for event in seen]
         assert len(set(payloads)) == len(payloads), "a reader that resumes gets each event once"
-        assert {event.payload for event in events} <= set(payloads), "and misses none that is still there"
+        assert {event.payload for event in events} <= set(payloads), "and misses none that still exists"
         for id in expected:
             of_id = [event.payload for event in seen if event.id == id]
             assert of_id == sorted(of_id), "in order per journal"
@@ -231,16 +230,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.R
         runner.run(book.__aexit__(None, None, None))
 
 
-#: What a stream without a horizon, or one that never looks back, would lose.
+#: Steps in which a stream without a horizon, or without backtracking, would lose an event.
 LATE = [("append_ahead", 2, {"red"}, 5000), ("read", True), ("append", 0, [{"red"}])]
 
 
 @example(history=LATE)
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=st.lists(steps, min_size=15, max_size=40))
-def test_the_stream_is_the_filter_of_the_journals(
-    opened: tuple[asyncio.Runner, Book], history: list[tuple[Any, ...]]
-) -> None:
+def test_a_stream_is_the_filtered_journals(opened: tuple[asyncio.Runner, Book], history: list[tuple[Any, ...]]) -> None:
     runner, book = opened
 
     async def go() -> None:

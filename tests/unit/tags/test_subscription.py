@@ -41,7 +41,7 @@ from tidebook.wiring.settings import Section, Settings
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["renew", "leave"]), st.integers(0, 12)), max_size=40)
 )
-def test_a_share_has_one_owner_and_finally_every_live_member_has_its_part(
+def test_a_share_has_one_owner_and_every_live_member_finally_gets_its_shares(
     history: list[tuple[str, str, int]],
 ) -> None:
     group, now_ms = GroupAssignment(), 0
@@ -116,7 +116,7 @@ async def test_two_members_share_the_journals_and_a_late_commit_is_fenced(world:
 
 
 async def test_a_restarted_group_does_not_read_committed_events_again(world: World) -> None:
-    """Also if most shares have no journal, and so never an event to commit."""
+    """This holds although most shares have no journal, and so never an event to commit."""
     for n in range(12):
         await world.book.journal("t").append(f"j-{n % 3}", [Event(n, tags={"paid"})])
     await world.append()
@@ -164,7 +164,7 @@ async def test_a_live_member_asks_for_frequent_ticks(world: World) -> None:
     await world.append(1)
     async with world.tags.subscribe("paid", "mail", follow=False) as events:
         assert [event.payload async for event in events] == [1]
-    assert await world.book.store.setting(FOLLOWED_SETTING) is None, "one that only catches up needs none"
+    assert await world.book.store.setting(FOLLOWED_SETTING) is None, "a member that only catches up needs no ticks"
     async with world.tags.subscribe("paid", "live") as events:
         async for event in events:
             assert event.payload == 1
@@ -215,7 +215,7 @@ async def test_events_are_counted_once_in_a_table_that_holds_the_offsets_too(wor
                     app.rollback()  # a crash before the commit
                     break
                 app.commit()
-                assert not offsets.advance(app, event), "a second delivery is known"
+                assert not offsets.advance(app, event), "a second delivery is recognized"
     rows = sorted(payload for (payload,) in app.execute("SELECT payload FROM seen"))
     assert rows == list(range(60))
     app.close()

@@ -32,7 +32,7 @@ LEASE_S = 0.3
 
 
 class Watched:
-    """A store that counts the tag rows it returns, and hides the outcome of some settings."""
+    """A store that counts the tag rows it returns, and can hide the outcome of a changed setting."""
 
     def __init__(self, book: Book) -> None:
         self._store = book.store
@@ -97,7 +97,7 @@ async def test_a_lease_lasts_while_an_event_is_handled(book: Book, tags: Tags) -
             break
 
 
-async def test_the_lease_of_a_member_that_requests_nothing_for_long_expires(
+async def test_the_lease_of_a_member_that_requests_no_event_for_long_expires(
     book: Book, tags: Tags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.tags.subscription.HANDLING_MAX_S", 0.0)
@@ -173,7 +173,7 @@ async def test_a_live_stream_survives_a_store_that_rejects_its_hint(book: Book, 
     assert store.unacknowledged == set()
 
 
-async def test_a_member_whose_clock_is_ahead_takes_no_share_of_one_that_renews(book: Book) -> None:
+async def test_a_member_whose_clock_is_ahead_takes_no_share_from_one_that_renews(book: Book) -> None:
     await append(book, "t", range(20))
     clock, ahead = ManualClock(), ManualClock()
     ahead.advance(3_600_000)
@@ -193,7 +193,7 @@ async def test_a_member_whose_clock_is_ahead_takes_no_share_of_one_that_renews(b
         for each in (clock, ahead):
             each.advance(31_000)
         await second._renew()
-        assert len(second.shares) == SHARES, "one that renews no more is given up"
+        assert len(second.shares) == SHARES, "a share whose owner no longer renews is taken"
 
 
 async def test_a_member_whose_clock_is_set_back_releases_shares_that_others_took(book: Book) -> None:
@@ -212,10 +212,10 @@ async def test_a_member_whose_clock_is_set_back_releases_shares_that_others_took
             taken = [event.payload async for event in second]
             assert len(taken) == 40
             seen += [event.payload async for event in events]
-        assert len(seen) == 1, "what the second one has is not delivered to the first"
+        assert len(seen) == 1, "shares of the second member are not delivered to the first"
 
 
-async def test_a_wall_clock_that_is_set_back_keeps_no_member_from_renewing(book: Book) -> None:
+async def test_a_wall_clock_that_is_set_back_does_not_keep_a_member_from_renewing(book: Book) -> None:
     await append(book, "t", range(4))
     clock = ManualClock()
     member = Tags(store=book.store, clock=clock, ids=RandomIds()).subscribe("paid", "mail", follow=False)
@@ -296,7 +296,7 @@ async def test_offsets_are_stored_through_sqlalchemy(book: Book, tags: Tags, dat
         return done
 
     assert await handle_all(keep=False) == list(range(12))
-    assert await handle_all(keep=True) == list(range(12)), "what was rolled back comes again"
+    assert await handle_all(keep=True) == list(range(12)), "events that were rolled back are delivered again"
     assert await handle_all(keep=True) == []
     engine.dispose()
 

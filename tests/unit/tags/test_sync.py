@@ -59,7 +59,7 @@ def test_a_group_continues_after_its_committed_offset(folder: Path) -> None:
             assert [event.payload for event in events] == list(range(50, 100))
 
 
-def test_a_slow_member_is_not_presumed_dead_and_releases_what_it_has_not_begun(folder: Path) -> None:
+def test_a_slow_member_is_not_presumed_dead_and_releases_events_that_it_has_not_begun(folder: Path) -> None:
     """A second one joins in the middle: both continue, and no event is handled by both."""
     done: dict[str, list[int]] = {"first": [], "second": []}
     joined, over = threading.Event(), threading.Event()

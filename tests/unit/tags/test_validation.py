@@ -1,4 +1,4 @@
-"""Arguments of streams by tag: a tag that an event can have, and topics by name."""
+"""Arguments of streams by tag: only a tag that an event can have, and only names of topics, are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.replicating import replicate
 
 
-async def test_topics_are_a_list_and_a_bare_text_is_rejected(tmp_path: Path) -> None:
+async def test_topics_are_a_list_and_a_single_text_is_rejected(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         for topic in ("orders", "payments"):
             await book.journal(topic).append("a", [Event(topic, tags={"paid"})])

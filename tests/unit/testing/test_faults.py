@@ -1,4 +1,4 @@
-"""Tests of the fault injection around a port and of the manual clock."""
+"""The fault injection around a port, and the manual clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_without_faults_everything_passes(log: Log, faults: Faults) -> Non
     await log.close()
 
 
-async def test_a_held_call_waits_until_it_is_let_go(log: Log, faults: Faults) -> None:
+async def test_a_held_call_waits_until_it_is_released(log: Log, faults: Faults) -> None:
     held = faults.hold("append")
     appending = asyncio.create_task(log.append(RECORD))
     await held.reached()
@@ -53,7 +53,7 @@ async def test_a_held_call_waits_until_it_is_let_go(log: Log, faults: Faults) ->
     await log.close()
 
 
-async def test_a_call_held_afterwards_is_done_and_has_not_answered(log: Log, faults: Faults) -> None:
+async def test_a_call_held_afterwards_has_its_effect_but_does_not_return(log: Log, faults: Faults) -> None:
     held = faults.hold("append", after=True)
     appending = asyncio.create_task(log.append(RECORD))
     await held.reached()
@@ -64,7 +64,7 @@ async def test_a_call_held_afterwards_is_done_and_has_not_answered(log: Log, fau
     await log.close()
 
 
-async def test_a_failed_call_is_not_done(log: Log, faults: Faults) -> None:
+async def test_a_failed_call_has_no_effect(log: Log, faults: Faults) -> None:
     faults.fail("append", Unavailable("x"))
     with pytest.raises(Unavailable):
         await log.append(RECORD)
@@ -73,7 +73,7 @@ async def test_a_failed_call_is_not_done(log: Log, faults: Faults) -> None:
     await log.close()
 
 
-async def test_a_call_that_fails_afterwards_is_done(log: Log, faults: Faults) -> None:
+async def test_a_call_that_fails_afterwards_has_its_effect(log: Log, faults: Faults) -> None:
     faults.fail("append", OutcomeUnknown("x"), after=True)
     with pytest.raises(OutcomeUnknown):
         await log.append(RECORD)
@@ -81,13 +81,13 @@ async def test_a_call_that_fails_afterwards_is_done(log: Log, faults: Faults) ->
     await log.close()
 
 
-async def test_faults_are_meant_for_calls_with_certain_arguments(log: Log, faults: Faults) -> None:
+async def test_faults_can_be_limited_to_calls_with_certain_arguments(log: Log, faults: Faults) -> None:
     faults.fail("append", Unavailable("x"), where=lambda record: record.key == b"other")
     assert (await log.append(RECORD)).offset == 0
     await log.close()
 
 
-async def test_send_calls_back_with_its_faults(log: Log, faults: Faults) -> None:
+async def test_send_reports_its_faults_to_the_callback(log: Log, faults: Faults) -> None:
     faults.fail("send", Unavailable("x"))
     assert isinstance(await sent(log), Unavailable)
     assert await log.end("t", 0) == 0
@@ -115,7 +115,7 @@ async def test_healing_ends_all_faults(log: Log, faults: Faults) -> None:
     await log.close()
 
 
-async def test_a_shaken_port_gives_others_their_turn(log: Log, faults: Faults) -> None:
+async def test_a_shaken_port_lets_other_tasks_run(log: Log, faults: Faults) -> None:
     faults.shake(random.Random(7))
     order: list[int] = []
 
@@ -129,7 +129,7 @@ async def test_a_shaken_port_gives_others_their_turn(log: Log, faults: Faults) -
     await log.close()
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_a_manual_clock_moves_only_when_it_is_advanced() -> None:
     clock = ManualClock(1000)
     assert clock.now_ms() == 1000
     clock.advance(5)

@@ -10,7 +10,7 @@ from tidebook.testing.servers import Cassandra, Kafka, MariaDb, Postgres, Server
 
 
 @pytest.mark.parametrize("kind", [Kafka, Cassandra, Postgres, MariaDb])
-def test_a_test_with_a_server_of_its_own_is_skipped_where_that_was_left_out(
+def test_a_test_with_its_own_server_is_skipped_if_that_server_is_excluded(
     kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEBOOK_WITHOUT", f"other,{kind.name}")

@@ -1,4 +1,4 @@
-"""The fixtures that a project gets which tests with pytest."""
+"""The pytest fixtures that Tidebook provides to other projects."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_fixtures_work_in_a_project_of_their_own(tmp_path: Path) -> None:
+def test_the_fixtures_work_in_another_project(tmp_path: Path) -> None:
     done = run_pytest(tmp_path)
     assert "5 passed" in done.stdout, done.stdout + done.stderr
 

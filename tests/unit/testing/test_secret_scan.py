@@ -1,4 +1,4 @@
-"""Tests of the scan for secrets: a planted one fails its test, wherever it appears."""
+"""The scan for secrets: a planted secret fails its test, wherever it appears."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONFTEST = """
 def test_a_planted_secret_fails_its_test_and_is_not_repeated(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # where the package `tests` is
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # the folder of the package `tests`
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no")

@@ -1,4 +1,4 @@
-"""The clusters of test servers are configured as one; they start in the run under faults."""
+"""The configuration of clusters of test servers, which are started only by the fault tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_three_brokers_share_a_quorum_and_replicate_thrice(tmp_path: Path) -> No
     assert len({node._cluster_id for node in cluster.nodes}) == 1  # type: ignore[attr-defined]
     assert len({each["listeners"] for each in settings}) == 3
     assert cluster.url.count(",") == 2
-    assert KafkaCluster(tmp_path / "kafka").url == cluster.url  # of another process, later
+    assert KafkaCluster(tmp_path / "kafka").url == cluster.url  # requested later, by another process
 
 
 def test_three_nodes_share_a_port_and_a_seed(tmp_path: Path) -> None:

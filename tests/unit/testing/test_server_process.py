@@ -1,4 +1,4 @@
-"""Tests of a server's process, which is identified by pid and start time, and of its free port."""
+"""A server's process, which is identified by its pid and start time, and its free port."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
         Process.of(process).signal_all(signal.SIGKILL)
 
 
-def test_a_process_with_another_birth_is_not_ours(parent: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_another_start_time_is_not_ours(parent: subprocess.Popen[bytes]) -> None:
     birth = birth_of(parent.pid)
     assert birth is not None
     assert Process(parent.pid, birth).alive()
     assert not Process(parent.pid, birth + "0").alive()
 
 
-def test_a_process_of_another_birth_gets_no_signal(parent: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_another_start_time_gets_no_signal(parent: subprocess.Popen[bytes]) -> None:
     stranger = Process(parent.pid, "0")
     stranger.signal(signal.SIGKILL)
     stranger.signal_all(signal.SIGKILL)
@@ -60,10 +60,10 @@ def states(pid: int) -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux shows the state of threads")
-def test_freezing_returns_when_nothing_runs_any_more(
+def test_freezing_returns_when_no_thread_is_running(
     parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine a signal takes effect late."""
+    """On a busy machine a signal may take effect late."""
     process, kill, timers = Process.of(parent), os.kill, dict[int, threading.Timer]()
 
     def kill_late(pid: int, number: int) -> None:

@@ -38,14 +38,14 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_alone_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Path) -> None:
+def test_in_one_process_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Path) -> None:
     done = run(tmp_path, "-p", "no:xdist")
     assert done.returncode == 1
     assert "Timeout (0:00:00.5" in done.stderr
     assert "in stuck" in done.stderr
 
 
-def test_beside_others_the_run_ends_with_the_name_of_the_test_and_what_it_failed_with(tmp_path: Path) -> None:
+def test_in_a_worker_process_the_run_ends_with_the_name_of_the_test_and_its_failure(tmp_path: Path) -> None:
     done = run(tmp_path, *SIDE_BY_SIDE, "-n", "1")
     assert done.returncode == 1
     assert "crashed while running 'test_stuck.py::test_that_leaves_something_open'" in done.stdout

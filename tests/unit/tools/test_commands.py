@@ -1,4 +1,4 @@
-"""Tests of the commands of ./dev and their arguments."""
+"""The commands of ./dev and their arguments."""
 
 from __future__ import annotations
 
@@ -29,18 +29,16 @@ from tools.environment import ROOT
         (["--without", "all"], list(SERVER_NAMES), []),
     ],
 )
-def test_servers_to_leave_out_are_taken_from_the_arguments(
-    given: list[str], without: list[str], rest: list[str]
-) -> None:
+def test_servers_to_exclude_are_taken_from_the_arguments(given: list[str], without: list[str], rest: list[str]) -> None:
     assert _take_without(given) == (without, rest)
 
 
-def test_a_server_that_does_not_exist_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_server_cannot_be_excluded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "--without", "oracle"]) == 2
     assert "oracle" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_start_ends_the_run_loudly(
+def test_a_server_that_does_not_start_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -65,7 +63,7 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
 
 
 @pytest.mark.parametrize(("free_bytes_min", "parent"), [(0, "memory"), (2**60, "home")], ids=["room", "no room"])
-def test_the_files_of_a_test_run_are_in_memory_if_there_is_room_and_removed(
+def test_the_files_of_a_test_run_are_in_memory_if_it_has_room_and_are_removed(
     free_bytes_min: int, parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory").mkdir()
@@ -82,7 +80,7 @@ def test_the_files_of_a_test_run_are_in_memory_if_there_is_room_and_removed(
     ("arguments", "failed", "runs"),
     [([], ["a.py::b"], [["-n", "0", "a.py::b"]]), (["tests/unit"], ["a.py::b"], []), ([], [*"abcdef"], [])],
 )
-def test_a_few_failures_of_a_full_run_are_decided_by_a_run_of_their_own(
+def test_a_few_failures_of_a_full_run_are_retried_alone_and_decide_its_result(
     arguments: list[str], failed: list[str], runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
@@ -137,7 +135,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["publish"])
-def test_a_command_that_is_not_written_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_not_implemented_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert f"there is no command {name!r}" in capsys.readouterr().err
 
@@ -163,7 +161,7 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
         ([], []),
     ],
 )
-def test_a_benchmark_gets_the_servers_that_it_needs_and_nobody_named(
+def test_a_benchmark_gets_the_servers_that_it_needs_unless_they_are_named(
     given: list[str], servers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TIDEBOOK_SERVERS", raising=False)

@@ -1,4 +1,4 @@
-"""Tests of the mutation operators that ./dev mutate applies, and of what counts as a killed mutant."""
+"""The mutation operators that ./dev mutate applies, and what counts as a killed mutant."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_operator_of_a_function_gives_a_mutant() -> None:
 
 
 @pytest.mark.parametrize("index", range(11))
-def test_each_mutant_is_another_program(index: int) -> None:
+def test_each_mutant_is_a_different_program(index: int) -> None:
     assert ast.dump(mutated(SOURCE, index)) != ast.dump(ast.parse(SOURCE))
 
 
@@ -102,7 +102,7 @@ PASSED, FAILED, LATE = Outcome([0.1]), Outcome([0.1], failed="a"), Outcome(late=
 
 
 def ended(*outcomes: Outcome) -> RunTests:
-    """Runs that end like this, one after the other."""
+    """Return runs that end as given, one after the other."""
     left = list(outcomes)
     return lambda tests, limits_s: left.pop(0)
 
@@ -112,7 +112,7 @@ def ended(*outcomes: Outcome) -> RunTests:
     [
         ([PASSED], [], Verdict.SURVIVED),
         ([FAILED], [PASSED], Verdict.KILLED),
-        ([FAILED], [FAILED], Verdict.SURVIVED),  # a test that fails anyway says nothing
+        ([FAILED], [FAILED], Verdict.SURVIVED),  # a test that also fails without a mutant decides nothing
         ([Outcome(broken=True)], [], Verdict.ERROR),
         ([Outcome(unfit=True)], [], None),
         ([LATE, LATE], [PASSED], Verdict.KILLED),
@@ -139,7 +139,7 @@ def test_the_time_limit_follows_the_control_run_and_the_tests_before_it_are_not_
     assert runs == [(["a", "b", "c"], [9.0, 405.0, 5.0]), (["b", "c"], [13.0, 5.0])]
 
 
-def test_the_tests_after_one_that_fails_anyway_still_count() -> None:
+def test_the_tests_after_one_that_fails_without_a_mutant_still_count() -> None:
     runs: list[list[str]] = []
 
     def mutant(tests: Sequence[str], limits_s: Sequence[float] | None) -> Outcome:
@@ -288,7 +288,7 @@ def test_a_mutant_changes_functions_that_are_loaded_and_only_in_its_fork(tmp_pat
 
 
 @pytest.mark.parametrize("with_mutant", [False, True])
-def test_a_test_module_that_a_mutant_keeps_from_loading_is_seen(tmp_path: Path, with_mutant: bool) -> None:
+def test_a_test_module_that_a_mutant_keeps_from_loading_is_noticed(tmp_path: Path, with_mutant: bool) -> None:
     module = tmp_path / "test_loads.py"
     module.write_text("from tidebook.core.seq_nr import seq_nr\nassert seq_nr(1) == 1\ndef test_it():\n    pass\n")
     mutant = returns_none() if with_mutant else None

@@ -1,4 +1,4 @@
-"""Tests of the progress that ./dev shows while pip installs."""
+"""The progress that ./dev shows while pip installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cleaner truncates only what no table and neither of two snapshots needs."""
+"""The cleaner truncates only records that no table and neither of the two newest snapshots needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_after_the_needed_copies_the_log_is_truncated_at_the_wanted_offset(
     assert cut.data_before == wanted
 
 
-def test_a_late_snapshot_of_a_fenced_owner_does_not_displace_newer_ones() -> None:
+def test_a_late_snapshot_of_a_fenced_owner_does_not_replace_newer_ones() -> None:
     mine = [stored(900, 20), stored(950, 30)]
     late = [stored(500, 40), stored(510, 41)]
     cut = plan_truncation([*mine, *late], topic_id="t", wanted=2000)

@@ -31,7 +31,7 @@ def build(steps: list[tuple[str, int, int]]) -> tuple[SeqOffsets, dict[int, int]
 
 
 @given(STEPS)
-def test_it_equals_a_dict_of_every_number(steps: list[tuple[str, int, int]]) -> None:
+def test_the_mapping_equals_a_dict_of_all_numbers(steps: list[tuple[str, int, int]]) -> None:
     mapping, model = build(steps)
     assert dict(mapping) == model
     assert mapping == model
@@ -60,7 +60,7 @@ def test_numbers_above_four_bytes_are_stored() -> None:
 
 
 @given(STEPS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 30), st.integers(0, 30))
-def test_a_restricted_copy_contains_what_is_in_the_ranges(
+def test_a_restricted_copy_contains_the_numbers_of_the_ranges(
     steps: list[tuple[str, int, int]], seq: int, seq_stop: int, offset: int, offset_stop: int
 ) -> None:
     mapping, model = build(steps)
@@ -82,7 +82,7 @@ def test_a_mark_beyond_four_bytes_inside_a_batch_is_stored() -> None:
 
 
 @given(STEPS)
-def test_it_survives_packing_and_unpacking(steps: list[tuple[str, int, int]]) -> None:
+def test_the_mapping_survives_packing_and_unpacking(steps: list[tuple[str, int, int]]) -> None:
     mapping, _ = build(steps)
     back = SeqOffsets.unpacked(mapping.packed())
     assert dict(back) == dict(mapping)

@@ -43,7 +43,7 @@ def test_a_duplicate_of_a_write_is_ignored() -> None:
     assert dict(meta.tables[1].mapping) == {1: 1, 2: 1}
 
 
-def test_a_write_after_a_lost_one_is_ignored_completely() -> None:
+def test_a_write_after_a_gap_is_ignored_completely() -> None:
     meta = folded([(0, OwnerClaim(1, A))])
     assert fold(meta, 1, 0, write(1, A, part(2, 1), part(1, 2))) is Verdict.OUT_OF_SEQUENCE
     assert meta.tables == {}
@@ -61,7 +61,7 @@ def test_a_mark_keeps_the_entries_from_there_on() -> None:
     assert meta.tables[1].latest_marked_deleted == 2
 
 
-def test_a_mark_at_the_next_number_means_all_and_unpins_the_log() -> None:
+def test_a_mark_at_the_next_number_covers_all_entries_and_unpins_the_log() -> None:
     meta = folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1, 3))), (2, MarkDeleted(1, 1, 4))])
     assert dict(meta.tables[1].mapping) == {}
     assert meta.first_offset == 3
@@ -115,7 +115,7 @@ def test_a_frozen_meta_does_not_change(history: list[Held]) -> None:
     assert state_of(view) == before
 
 
-def test_memory_of_the_meta_is_bounded_by_batches() -> None:
+def test_the_memory_of_the_meta_is_bounded_by_batches() -> None:
     meta = RegionMeta()
     fold(meta, 0, 0, OwnerClaim(1, A))
     for batch in range(10_000):

@@ -60,9 +60,9 @@ def test_control_records_are_decoded_as_they_were_encoded(record: OwnerClaim | M
 def test_a_flipped_bit_is_damage_and_never_another_record(data: st.DataObject) -> None:
     _, value = encode_write(1, A, [(1, pack_payloads(1, [b"abc", b"de"]))])
     at = data.draw(st.integers(0, len(value) - 1))
-    bent = bytearray(value)
-    bent[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert isinstance(read_record(bytes(bent)), DamagedWalRecord)
+    damaged = bytearray(value)
+    damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert isinstance(read_record(bytes(damaged)), DamagedWalRecord)
 
 
 @given(st.integers(0, 60))

@@ -1,4 +1,4 @@
-"""Snapshots: chunks, checksums, and the decision where a recovery starts."""
+"""Snapshots: chunks, checksums, and the offset at which a recovery starts."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_a_damaged_or_torn_snapshot_is_skipped(history: list[Held], data: st.Dat
     if data.draw(st.booleans()):
         bad.pop(at)
     else:
-        bent = bytearray(bad[at])
-        bent[data.draw(st.integers(0, len(bent) - 1))] ^= 0x40
-        bad[at] = bytes(bent)
+        damaged = bytearray(bad[at])
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 0x40
+        bad[at] = bytes(damaged)
     found = collect_snapshots(enumerate(good + bad))
     assert [(each.snapshot.data_offset, each.first_offset) for each in found] == [(0, 0)]
 
@@ -111,7 +111,7 @@ def test_a_newer_snapshot_version_stops_the_recovery() -> None:
         collect_snapshots([(0, newer)])
 
 
-def test_recovery_uses_the_snapshot_that_covers_most_wherever_it_is_stored() -> None:
+def test_a_recovery_uses_the_snapshot_that_covers_most_wherever_it_is_stored() -> None:
     far = taken(folded([(9, OwnerClaim(1, A))]))
     assert plan(far, taken(folded([(3, OwnerClaim(1, A))]))) == far
 

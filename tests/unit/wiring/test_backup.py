@@ -1,4 +1,4 @@
-"""A backup of a book in use is the book as of one moment, and a restored book goes on from there."""
+"""A backup of a book in use is the book as of one moment, and a restored book continues from there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidebook.wiring.backup import MANIFEST_FILE, back_up, restore
 
 FILES = ["log.db", "store.db", "queue.db", "outbox.db", "server.db"]
 
-#: Appends to two journals by turns, puts into a queue, and prints each number once it is acknowledged.
+#: Appends to two journals in turn, puts into a queue, and prints each number once it is acknowledged.
 WRITER = """
 import asyncio, sys, tidebook
 from tidebook import Event
@@ -50,7 +50,7 @@ async def read(folder: Path, id: str = "a") -> list[object]:
         return [event.payload async for event in book.journal("orders").read(id)]
 
 
-def test_a_backup_under_load_has_what_was_acknowledged_before_and_fits_together(tmp_path: Path) -> None:
+def test_a_backup_under_load_has_all_that_was_acknowledged_before_and_is_consistent(tmp_path: Path) -> None:
     book, backup, restored = tmp_path / "book", tmp_path / "backup", tmp_path / "restored"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(book)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -81,7 +81,7 @@ def test_a_backup_under_load_has_what_was_acknowledged_before_and_fits_together(
     assert entries in range(acknowledged, len(numbers) + 1)
 
 
-def test_a_restored_book_goes_on_from_the_moment_of_the_backup(tmp_path: Path) -> None:
+def test_a_restored_book_continues_from_the_moment_of_the_backup(tmp_path: Path) -> None:
     book, backup, restored = tmp_path / "book", tmp_path / "backup", tmp_path / "restored"
     asyncio.run(append(book, 1, 2))
     back_up(book, FILES, backup, nothing)
@@ -138,7 +138,7 @@ def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "book"]
 
 
-def test_a_damaged_book_is_not_backed_up_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_damaged_book_is_not_backed_up_and_no_file_is_left(tmp_path: Path) -> None:
     book, backup = tmp_path / "book", tmp_path / "backup"
     asyncio.run(append(book, *range(200)))
     flip(book / "log.db")

@@ -130,7 +130,7 @@ async def test_inspecting_queues_creates_neither_the_file_nor_a_queue(missing: P
 
 
 @pytest.mark.parametrize(("lazy", "port"), [(LazyLog, Log), (LazyStore, StoreWriter)])
-def test_every_method_and_attribute_of_a_port_is_there_before_the_file_is(
+def test_every_method_and_attribute_of_a_port_exists_before_the_file(
     lazy: type[LazyLog | LazyStore], port: type, missing: Path
 ) -> None:
     created = lazy(missing / "file", lambda: None)
@@ -142,7 +142,7 @@ def test_every_method_and_attribute_of_a_port_is_there_before_the_file_is(
         created.no_such_method()
 
 
-async def test_a_method_that_was_taken_before_the_file_existed_reads_it_later(missing: Path) -> None:
+async def test_a_bound_method_from_before_the_file_existed_reads_the_file_later(missing: Path) -> None:
     async with tidebook.open(missing) as reader, tidebook.open(missing) as writer:
         topics = reader.log.topics
         assert await topics() == []

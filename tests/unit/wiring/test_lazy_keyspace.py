@@ -1,4 +1,4 @@
-"""A book whose keyspace is missing: everything that a store has can be asked for."""
+"""A book whose keyspace is missing has every method and attribute of a store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ async def nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_keyspace_has_what_a_store_has(name: str) -> None:
+def test_a_missing_keyspace_has_every_attribute_of_a_store(name: str) -> None:
     assert hasattr(LazyKeyspace(nothing, nothing, nothing), name)
 
 
 @pytest.mark.parametrize("name", ["deletes_topics", "orders_topics"])
-def test_a_missing_keyspace_can_what_cassandra_can(name: str) -> None:
+def test_a_missing_keyspace_has_the_capabilities_of_cassandra(name: str) -> None:
     assert getattr(LazyKeyspace, name) == getattr(CassandraStore, name)

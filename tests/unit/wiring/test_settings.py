@@ -69,7 +69,7 @@ def test_a_rule_over_several_options_is_reported_with_the_section(tmp_path: Path
 
 
 def test_an_unknown_section_is_reported_with_its_line_and_the_closest_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"line 3: \[jurnal\] is no section: did you mean journal\?"):
+    with pytest.raises(InvalidInput, match=r"line 3: \[jurnal\] is not a section: did you mean journal\?"):
         settings(tmp_path, "[log]\n\n[jurnal]\npartitions = 1\n")
 
 
@@ -87,19 +87,19 @@ def test_options_of_a_server_that_is_not_named_are_refused_instead_of_embedding(
     assert settings(tmp_path, f"[{section}]\n").section(section).embedded
 
 
-def test_options_may_be_in_the_file_where_the_environment_has_the_url(tmp_path: Path) -> None:
+def test_options_may_be_in_the_file_if_the_url_is_in_the_environment(tmp_path: Path) -> None:
     (tmp_path / "tidebook.toml").write_text("[log]\nreplication = 3\n")
     found = read_settings(tmp_path / "tidebook.toml", environment={"TIDEBOOK_LOG_URL": "kafka://host:9092"})
     assert found.section("log").options == {"replication": 3}
 
 
-def test_a_database_has_no_options_beside_its_url(tmp_path: Path) -> None:
+def test_a_database_has_no_options_except_its_url(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"line 3: \[sql\] pool is unknown: there is only url"):
         settings(tmp_path, '[sql]\nurl = "postgresql://host/database"\npool = 3\n')
 
 
 @pytest.mark.parametrize("text", ["\nfolder = 5\n", "\n[folder]\nname = 5\n"])
-def test_a_folder_that_is_no_text_is_reported_with_its_line(tmp_path: Path, text: str) -> None:
+def test_a_folder_that_is_not_a_text_is_reported_with_its_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=r"tidebook\.toml, line 2: folder must be text"):
         settings(tmp_path, text)
 
@@ -121,7 +121,7 @@ def test_a_value_in_another_notation_is_reported_too(tmp_path: Path, text: str, 
 
 
 def test_a_mistyped_folder_is_reported_with_the_closest_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is no section: did you mean folder\?"):
+    with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is not a section: did you mean folder\?"):
         settings(tmp_path, 'foldr = "data"\n')
 
 

@@ -44,7 +44,7 @@ ONLY_ASYNC: dict[str, set[str]] = {
     # The book closes it; the pipeline purges; the domain layer decodes rows and reads snapshots.
     "Journal": {"close", "purge_expired", "read_decoded", "snapshots", "tail_decoded"},
     "Queue": {"close"},
-    "Queues": {"browser", "close", "queue"},  # the console browses; `SyncBook.queue` makes them
+    "Queues": {"browser", "close", "queue"},  # only the console browses; `SyncBook.queue` creates them
     "Region": {"exists", "open", "reopen", "replay_pages", "topic_id"},  # used by `Wal`, by the replay and by jobs
     "Wal": {"close"},
 }
@@ -70,7 +70,7 @@ def test_a_blocking_method_has_the_parameters_of_its_async_method(asynchronous: 
             assert not inspect.iscoroutinefunction(method), name
 
 
-@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS if blocking is not SyncLogTopic])
+@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS])
 def test_every_blocking_name_has_a_docstring(blocking: type) -> None:
     assert [name for name, each in public(blocking).items() if not each.__doc__] == []
 

@@ -10,12 +10,12 @@ from tidebook.queue import Job
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
-    """Runs what belongs to the application and is no request."""
+    """Runs the background tasks of the application."""
 
     help = "Relay the outbox and send the mails."
 
     def handle(self, **options: Any) -> None:
-        """Run until a signal, then finish the work that has begun."""
+        """Run until a signal, then finish the started work."""
         with tidebook.open_sync(settings.BOOK, replicate=True) as book:
             parts = (book.relay(), book.feed("ordered", "mails"), book.worker("mails", self.send))
             with book.running(*parts) as running:

@@ -29,7 +29,7 @@ _PAUSE_AFTER_S = 1.0
 _FETCH_WAIT_MS = 1
 #: Larger batches are slower.
 _CONSUME_RECORDS_MAX = 1000
-#: A read by key returns what it has after scanning this many records.
+#: A read by key returns the records found so far after scanning this many.
 SCANNED_RECORDS_MAX = 50_000
 _POLL_S = 1.0
 
@@ -70,25 +70,25 @@ class SliceReader:
         #: Messages that were consumed and not returned yet.
         self._buffered: Sequence[Message] = ()
 
-    def fitness(self, wanted: LogSlice) -> int:
+    def fitness(self, requested: LogSlice) -> int:
         """Rate how well the consumer is positioned for a read; 3 is exactly at its start, 0 in another partition."""
-        if self.assigned != (wanted.topic, wanted.partition):
+        if self.assigned != (requested.topic, requested.partition):
             return 1 if self.assigned is None else 0
-        return 3 if self.next_offset == wanted.start else 2
+        return 3 if self.next_offset == requested.start else 2
 
-    def read(self, wanted: LogSlice) -> RecordPage:
+    def read(self, requested: LogSlice) -> RecordPage:
         """Return the next page of the slice; `stop` must not be after the end of the partition."""
         try:
-            if self.assigned != (wanted.topic, wanted.partition) or self.next_offset != wanted.start:
-                self._assign(wanted, wanted.start)
-            return self._read_page(wanted)
+            if self.assigned != (requested.topic, requested.partition) or self.next_offset != requested.start:
+                self._assign(requested, requested.start)
+            return self._read_page(requested)
         except NotFound:  # a client may keep this answer long after the topic was created again
             self.close()
             raise
 
-    def _read_page(self, wanted: LogSlice) -> RecordPage:
+    def _read_page(self, requested: LogSlice) -> RecordPage:
         try:
-            page = SlicePage(wanted)
+            page = SlicePage(requested)
             deadline = time.monotonic() + self._timeout_s
             while not page.full:
                 messages = self._buffered or self._poll(page, deadline)
@@ -105,7 +105,7 @@ class SliceReader:
             self.assigned = None  # its position is unknown now, so the next read must assign it again
             raise
         # A read of a single record is a lookup that is not continued, so prefetching after it would be wasted.
-        if wanted.limit == 1 or (not self._buffered and self._caught_up()):
+        if requested.limit == 1 or (not self._buffered and self._caught_up()):
             self.pause()
         return RecordPage(tuple(page.records), page.next_offset)
 
@@ -124,7 +124,7 @@ class SliceReader:
             client.close()
             self._metrics.count("kafka_consumer_closed", kind="read")
 
-    def _assign(self, wanted: LogSlice, offset: int) -> None:
+    def _assign(self, requested: LogSlice, offset: int) -> None:
         """Assign the slice's partition at `offset`, and nothing else."""
         began = time.perf_counter()
         if self._client is None:
@@ -135,15 +135,15 @@ class SliceReader:
         try:
             if self.assigned is not None:
                 self._client.unassign()
-            if wanted.topic not in self._known:
+            if requested.topic not in self._known:
                 # Without a request, a client refreshes the leader of a new topic only once a second.
-                self._client.list_topics(wanted.topic, timeout=self._timeout_s)
-                self._known.add(wanted.topic)
-            self._client.assign([TopicPartition(wanted.topic, wanted.partition, offset)])
+                self._client.list_topics(requested.topic, timeout=self._timeout_s)
+                self._known.add(requested.topic)
+            self._client.assign([TopicPartition(requested.topic, requested.partition, offset)])
         except KafkaException as error:
             self.assigned = None
-            raise failed(error, f"reading {wanted}") from error
-        self.assigned, self.next_offset = (wanted.topic, wanted.partition), offset
+            raise failed(error, f"reading {requested}") from error
+        self.assigned, self.next_offset = (requested.topic, requested.partition), offset
         self._metrics.time("kafka_consumer_seek", time.perf_counter() - began)
 
     def _poll(self, page: SlicePage, deadline: float) -> Sequence[Message]:
@@ -159,34 +159,34 @@ class SliceReader:
                 self._metrics.time("kafka_consumer_poll", time.perf_counter() - began)
                 return [message, *(self._client.consume(count - 1, 0) if count > 1 else ())]
             if time.monotonic() > deadline:
-                if page.next_offset > page.wanted.start:
+                if page.next_offset > page.requested.start:
                     return ()
                 raise Unavailable(
-                    f"reading {page.wanted}: Kafka sent nothing for {self._timeout_s:g} s: try again later"
+                    f"reading {page.requested}: Kafka sent nothing for {self._timeout_s:g} s: try again later"
                 )
 
     def _ends_page(self, event: Message, page: SlicePage, deadline: float) -> bool:
         """Return whether an event in the stream ends the page; raise if it is an error."""
-        wanted = page.wanted
+        requested = page.requested
         error: KafkaError = event.error()
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if (event.topic(), event.partition()) != self.assigned:
                 return False
-            if event.offset() >= wanted.stop:  # only gaps up to stop
-                page.next_offset = wanted.stop
+            if event.offset() >= requested.stop:  # only gaps up to stop
+                page.next_offset = requested.stop
                 return True
-            _, high = self._watermarks(wanted)
+            _, high = self._watermarks(requested)
             return high <= page.next_offset
         if code in OUT_OF_RANGE:
             self._check_range(page, deadline)
             return False
         if code in UNKNOWN_TOPIC or code in REFUSED:
-            raise failed(error, f"reading {wanted}")
+            raise failed(error, f"reading {requested}")
         if code in DAMAGED:
             raise Corrupt(
-                f"reading {wanted}: Kafka sent a batch at offset {page.next_offset} that is damaged ({error.str()}): "
-                "nothing after it can be read until the broker has an intact copy"
+                f"reading {requested}: Kafka sent a batch at offset {page.next_offset} that is damaged "
+                f"({error.str()}): nothing after it can be read until the broker has an intact copy"
             )
         return False  # a reconnect, or the deadline, resolves it
 
@@ -195,28 +195,28 @@ class SliceReader:
 
         librdkafka may deliver the event of a position that was left by an assign, and stops fetching in either case.
         """
-        wanted, offset = page.wanted, page.next_offset
-        low, high = self._watermarks(wanted)
+        requested, offset = page.requested, page.next_offset
+        low, high = self._watermarks(requested)
         if not low <= offset <= high:
-            raise log_lost(wanted.topic, wanted.partition, offset, low, high)
+            raise log_lost(requested.topic, requested.partition, offset, low, high)
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"reading {wanted}: Kafka says that offset {offset} is out of range, and that the log is from {low} "
+                f"reading {requested}: Kafka says that offset {offset} is out of range, and that the log is from {low} "
                 f"to {high}, for {self._timeout_s:g} s: try again later"
             )
         self._metrics.count("kafka_consumer_reassigned")
-        self._assign(wanted, offset)
+        self._assign(requested, offset)
 
-    def _watermarks(self, wanted: LogSlice) -> tuple[int, int]:
+    def _watermarks(self, requested: LogSlice) -> tuple[int, int]:
         found: tuple[int, int] | None
         try:
             found = self._client.get_watermark_offsets(
-                TopicPartition(wanted.topic, wanted.partition), timeout=self._timeout_s
+                TopicPartition(requested.topic, requested.partition), timeout=self._timeout_s
             )
         except KafkaException as error:
-            raise failed(error, f"reading {wanted}") from error
+            raise failed(error, f"reading {requested}") from error
         if found is None:
-            raise Unavailable(f"reading {wanted}: Kafka did not report the log's start and end in time")
+            raise Unavailable(f"reading {requested}: Kafka did not report the log's start and end in time")
         return found
 
     def _caught_up(self) -> bool:
@@ -228,10 +228,10 @@ class SliceReader:
 class SlicePage:
     """A page while it is being filled."""
 
-    def __init__(self, wanted: LogSlice) -> None:
-        self.wanted = wanted
+    def __init__(self, requested: LogSlice) -> None:
+        self.requested = requested
         self.records: list[Record] = []
-        self.next_offset = wanted.start
+        self.next_offset = requested.start
         self.full = False
         self._bytes = 0
         self._scanned = 0
@@ -239,13 +239,13 @@ class SlicePage:
     @property
     def room(self) -> int:
         """Return how many more messages the page may need."""
-        left = self.wanted.stop - self.next_offset
-        return left if self.wanted.key is not None else min(left, self.wanted.limit - len(self.records))
+        left = self.requested.stop - self.next_offset
+        return left if self.requested.key is not None else min(left, self.requested.limit - len(self.records))
 
     def take(self, messages: Sequence[Message]) -> int:
         """Add messages until the page is full or one of them is an event; return how many were taken."""
-        wanted, records = self.wanted, self.records
-        key, stop, limit, limit_bytes = wanted.key, wanted.stop, wanted.limit, wanted.limit_bytes
+        requested, records = self.requested, self.records
+        key, stop, limit, limit_bytes = requested.key, requested.stop, requested.limit, requested.limit_bytes
         size_bytes, next_offset = self._bytes, self.next_offset
         taken = 0
         for message in messages:
@@ -273,11 +273,11 @@ class SlicePage:
         return taken
 
 
-def log_lost(topic: str, partition: int, wanted: int, low: int, high: int) -> LogLost:
+def log_lost(topic: str, partition: int, offset: int, low: int, high: int) -> LogLost:
     """Return the error for an offset below the start or after the end of the log."""
-    first, last, remedy = wanted, low - 1, "keep records longer than replication may take"
-    if wanted >= low:
-        first, last = high, wanted - 1
+    first, last, remedy = offset, low - 1, "keep records longer than replication may take"
+    if offset >= low:
+        first, last = high, offset - 1
         remedy = "the log ends before records that were read: its topic was created again, or lost acknowledged records"
     return LogLost(topic=topic, partition=partition, first=first, last=last, remedy=remedy)
 
@@ -296,20 +296,20 @@ class ConsumerPool:
         self._tasks: set[asyncio.Future[None]] = set()
         self._closed = False
 
-    async def read(self, wanted: LogSlice) -> RecordPage:
+    async def read(self, requested: LogSlice) -> RecordPage:
         """Read the next page of a slice with the best positioned idle consumer; raise Unavailable if all stay busy."""
         try:
             async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise Unavailable(f"reading {wanted}: all {self._settings.consumers_max} consumers are busy") from error
-        best = max(self._idle, key=lambda reader: reader.fitness(wanted), default=None)
-        if best is None or (best.fitness(wanted) == 0 and self._count < self._settings.consumers_max):
+            raise Unavailable(f"reading {requested}: all {self._settings.consumers_max} consumers are busy") from error
+        best = max(self._idle, key=lambda reader: reader.fitness(requested), default=None)
+        if best is None or (best.fitness(requested) == 0 and self._count < self._settings.consumers_max):
             self._count += 1
             best = SliceReader(self._settings, self._metrics)
         else:
             self._idle.remove(best)
-        reading = self._loop.run_in_executor(best.thread, best.read, wanted)
+        reading = self._loop.run_in_executor(best.thread, best.read, requested)
         # If the reader is cancelled, its consumer stays busy until the read ends, and then returns to the pool.
         reading.add_done_callback(partial(self._release, best))
         return await asyncio.shield(reading)

@@ -40,7 +40,7 @@ async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaL
 
 
 class ValidatedTopic(msgspec.Struct, frozen=True):
-    """The fast path to a topic that was sent to before: its producer, and what a record must satisfy."""
+    """The fast path to a topic that was sent to before: its producer, and the limits of a record."""
 
     partitions: int
     limit_bytes: int
@@ -269,24 +269,24 @@ class KafkaLog:
         await self._topic_of(topic, partition)
         if start >= stop:
             return RecordPage((), start)
-        wanted = LogSlice(
+        requested = LogSlice(
             topic, partition, start, await self._clip_stop(topic, partition, start, stop), key, limit, limit_bytes
         )
-        if wanted.stop <= start:
+        if requested.stop <= start:
             return RecordPage((), start)
-        page = await self._read_tail(wanted)
+        page = await self._read_tail(requested)
         if page is None:
-            page = await self._retry_not_found(topic, partition, lambda: self._pool.read(wanted))
+            page = await self._retry_not_found(topic, partition, lambda: self._pool.read(requested))
             if page.next_offset <= start:
-                await self._check_end(wanted)
+                await self._check_end(requested)
         return page
 
-    async def _check_end(self, wanted: LogSlice) -> None:
+    async def _check_end(self, requested: LogSlice) -> None:
         """Raise LogLost if the log now ends at or before the slice's start, though it was seen to end after it."""
-        topic, partition = wanted.topic, wanted.partition
+        topic, partition = requested.topic, requested.partition
         end = await self._fetch_offset(topic, partition, "end")
-        if end <= wanted.start:
-            raise log_lost(topic, partition, wanted.stop, await self._fetch_offset(topic, partition, "start"), end)
+        if end <= requested.start:
+            raise log_lost(topic, partition, requested.stop, await self._fetch_offset(topic, partition, "start"), end)
 
     async def _clip_stop(self, topic: str, partition: int, start: int, stop: int) -> int:
         """Return `stop`, or the end of the partition if that is lower: a read does not wait for new records."""
@@ -298,13 +298,13 @@ class KafkaLog:
                 raise log_lost(topic, partition, start, await self._fetch_offset(topic, partition, "start"), end)
         return min(stop, end)
 
-    async def _read_tail(self, wanted: LogSlice) -> RecordPage | None:
-        followed = self._tail.get((wanted.topic, wanted.partition))
+    async def _read_tail(self, requested: LogSlice) -> RecordPage | None:
+        followed = self._tail.get((requested.topic, requested.partition))
         if followed is None:
             return None
-        if followed.next_offset == wanted.start:  # the record exists, so the tail is about to deliver it
-            await followed.wait(wanted.start, _TAIL_WAIT_S)
-        page = followed.read(wanted)
+        if followed.next_offset == requested.start:  # the record exists, so the tail is about to deliver it
+            await followed.wait(requested.start, _TAIL_WAIT_S)
+        page = followed.read(requested)
         if page is not None:
             self._metrics.count("kafka_tail_read")
         return page

@@ -38,7 +38,7 @@ class Offsets:
         self._thread = ThreadPoolExecutor(1, "tidebook-kafka-offsets")
         self._client: Consumer | None = None
         self._closed = False
-        #: Returns the current offset: the leader is asked after this call has begun.
+        #: Returns an offset that the leader has reported after the call began.
         self.fetch = MicroBatcher[OffsetRequest, int](self._fetch_in_thread, group_max=_REQUESTS_MAX)
 
     async def _fetch_in_thread(self, requests: Sequence[OffsetRequest]) -> list[int | BaseException]:

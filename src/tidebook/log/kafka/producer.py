@@ -107,7 +107,7 @@ class Delivery(msgspec.Struct, gc=False):
     on_sent: Any
     #: If the record still waits in this process at this time, it fails.
     deadline: float
-    #: What the client has reported, or the error of a record that was not passed to it.
+    #: The report of the client, or the error of a record that was not passed to it.
     report: tuple[KafkaError | None, Any] | TidebookError | None = None
 
     def reject(self, error: TidebookError) -> None:
@@ -178,11 +178,11 @@ class ProduceBatch:
         self._values: Sequence[bytes] = take(columns.values)[1:]
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
-        #: Of the first reports, as long as they are the successes of these records in order. They are read at once,
-        #: because thousands of reports that are kept make the garbage collector run.
+        #: The offsets of the first reports, as long as these are successes of the records in order. They are read at
+        #: once, because keeping thousands of reports makes the garbage collector run.
         self._offsets: list[int] = []
         self._timestamps_ms: list[int] = []
-        #: All reports from the first other one on.
+        #: All reports from the first one that is not such a success.
         self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
@@ -226,7 +226,7 @@ class ProduceBatch:
             if error is None and not irregular and message.value() == self._values[len(offsets)]:
                 offset, timestamp_ms = message.offset(), message.timestamp()[1]
         except Exception:
-            offset = None  # `resolve` meets the same error, and reports it
+            offset = None  # `resolve` raises the same error, and reports it
         if offset is None:
             irregular.append(message)
         else:
@@ -365,7 +365,7 @@ class KafkaProducer:
                 self._poll_in_loop()
 
     def _produce_waiting(self) -> None:
-        """Produce the waiting records; flush later what the client does not accept now."""
+        """Produce the waiting records; flush those later that the client does not accept now."""
         is_full = False
         if not self._down:
             is_full = not self._produce(_ITERATION_RECORDS_MAX)

@@ -75,14 +75,14 @@ class FollowedPartition:
         finally:
             self.waiters.pop(waiter, None)
 
-    def read(self, wanted: LogSlice) -> RecordPage | None:
+    def read(self, requested: LogSlice) -> RecordPage | None:
         """Return the next page of the slice if it is in memory, else None."""
         first_offset = self.messages[0].offset() if self.messages else self.next_offset
-        if not first_offset <= wanted.start < self.next_offset:
+        if not first_offset <= requested.start < self.next_offset:
             return None
-        page = SlicePage(wanted)
-        page.take(self.messages[bisect_left(self.messages, wanted.start, key=methodcaller("offset")) :])
-        next_offset = page.next_offset if page.full else min(wanted.stop, self.next_offset)
+        page = SlicePage(requested)
+        page.take(self.messages[bisect_left(self.messages, requested.start, key=methodcaller("offset")) :])
+        next_offset = page.next_offset if page.full else min(requested.stop, self.next_offset)
         return RecordPage(tuple(page.records), next_offset)
 
 

@@ -63,9 +63,9 @@ def new_topic_config(settings: KafkaSettings, *, limit_bytes: int | None, keep_f
 def check_topic(topic: str, config: Mapping[str, str]) -> None:
     """Raise InvalidInput for a topic whose configuration would lose or reorder records."""
     wrong = [
-        f"{name} is {config.get(name)} and must be {wanted} ({why})"
-        for name, (wanted, why) in REQUIRED_CONFIG.items()
-        if config.get(name) != wanted
+        f"{name} is {config.get(name)} and must be {required} ({why})"
+        for name, (required, why) in REQUIRED_CONFIG.items()
+        if config.get(name) != required
     ]
     if wrong:
         raise InvalidInput(

@@ -201,7 +201,7 @@ class KafkaTransactionChannel(KafkaChannel):
         return None
 
     def _has_all_reports(self) -> bool:
-        """An error of a transaction can be aborted and is not fatal: there is no second part."""
+        """Return True: an error of a transaction can be aborted and is not fatal, so there is no second part."""
         return True
 
     def _complete(self, timeout_s: float) -> port.Outcome | None:
@@ -218,7 +218,7 @@ class KafkaTransactionChannel(KafkaChannel):
         return port.BatchOutcomeUnknown(f"{failure.name()}: {failure.str()}")
 
     def _failed_outcome(self) -> port.Outcome:
-        """An aborted transaction leaves nothing in the log, so a refused message can be reported without a scan."""
+        """Abort the transaction, which leaves nothing in the log: a refused message is reported without a scan."""
         outcome = super()._failed_outcome()
         if isinstance(outcome, port.BatchPartlySent):
             self._call = ClientCall(partial(self._producer.abort_transaction, ABORT_S_MAX))

@@ -20,7 +20,7 @@ ANY_PARTITION = -1
 BATCH_BYTES_MAX = 1_000_000
 #: The client's maximum for one message.
 MESSAGE_BYTES_MAX = 1_000_000_000
-#: What the broker adds for the batch itself.
+#: The bytes that the broker adds for the batch itself.
 BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
@@ -30,7 +30,7 @@ _M = 0x5BD1E995
 _SEED = 0x9747B28C
 _32 = 0xFFFFFFFF
 _FATAL = "Fatal error: "
-#: What the client logs, with `debug = "eos"`, once an idempotent producer has its id.
+#: The message that the client logs, with `debug = "eos"`, once an idempotent producer has its id.
 _HAS_ID = "-> Assigned"
 #: The client's warnings about settings that are intended.
 _CONFIG_WARNING = "CONFWARN"

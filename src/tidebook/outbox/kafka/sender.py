@@ -177,7 +177,7 @@ class KafkaSender:
                 self._metrics.count("outbox_kafka_async_failures", topic=message.topic())
 
     def close(self) -> None:
-        """Send what is queued."""
+        """Send the queued messages."""
         deadline = time.monotonic() + self._timeout_s
         while len(self._producer) and time.monotonic() < deadline:
             self._serve(self._producer, POLL_S)

@@ -257,7 +257,7 @@ class KafkaTarget(RelayTarget):
         return found
 
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
-        """Read what the topic holds now."""
+        """Read the messages that the topic holds now."""
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return scan_range(
             self._client, topic.topic, session, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
+from tidebook.pipeline.batch_report import STEPS, BatchReport, reports_after
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
@@ -36,6 +37,7 @@ from tidebook.replication.status import (
     JobStatus,
     PartitionStatus,
     check_partitions,
+    find_other_logs,
     find_starts,
     partition_statuses,
     starts_of,
@@ -70,7 +72,8 @@ LEASES_END_S = 1.5
 #: How long a stop waits for each answer of the store, which may hang: to end the leases, and for the last status.
 STOPPED_ANSWER_S = 1.0
 POLL_S = 0.1
-LEASES_POLL_S = 0.2
+#: How often a run with leases checks whether it must stop.
+LEASES_POLL_S = 0.05
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
 #: How often a run writes its status to the store.
@@ -79,18 +82,6 @@ STATUS_EVERY_S = 5.0
 STATUS_FAILURES_MAX = 5
 #: If more records than this precede the final ticks, another query replicates them instead of the driver.
 DRIVER_RECORDS_MAX = 20_000
-#: The steps of a micro-batch whose durations are recorded.
-STEPS = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlanning", "walCommit", "commitOffsets")
-
-
-class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of Spark's progress report of a micro-batch that are used."""
-
-    #: When the micro-batch began, in a format whose texts sort by time.
-    timestamp: str
-    num_input_rows: int = 0
-    processed_rows_per_second: float = 0.0
-    duration_ms: dict[str, int] = {}
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -146,15 +137,15 @@ class StatusWatch:
         self._every_s = every_s
         self._looked_s = time.monotonic()
         self._failed = 0
-        #: The configurations of the topics at the last look.
+        #: The configurations of the topics when they were last read.
         self.configs: dict[str, TopicConfig] = {}
 
     def is_due(self) -> bool:
-        """Return whether it is time to look."""
+        """Return whether the status is due to be read."""
         return time.monotonic() - self._looked_s >= self._every_s
 
     def look(self) -> bool:
-        """Look if it is time to; return whether the status was read. Raise only the last of many failures in a row."""
+        """Read the status if due, and return whether it was read; raise only the last of many consecutive failures."""
         if not self.is_due():
             return False
         try:
@@ -210,6 +201,8 @@ class Replication:
         #: lease are reported at its end, but the pointers show them at once.
         self._leased_from: tuple[dict[Partition, int], int] | None = None
         self._counted: tuple[float, int] | None = None
+        #: The partitions of topics whose log is not the configured one.
+        self._without_log: set[str] = set()
         self._began = time.monotonic()
         self._status_written = 0.0
 
@@ -286,6 +279,10 @@ class Replication:
                     backoff.reset()
                 failures += 1
                 cause = self._cause(error)
+                if not once and self._has_other_logs():
+                    self._report(self.progress(waiting=str(cause)))
+                    self._stop.wait(backoff.next_s())
+                    continue
                 over = once and failures >= FAILURES_MAX and time.monotonic() - moved >= FAILING_S
                 if over or not isinstance(cause, TRANSIENT):
                     if cause is error:
@@ -306,6 +303,13 @@ class Replication:
                 return found
         return error
 
+    def _has_other_logs(self) -> bool:
+        """Return whether the log of a topic is not the configured one: the operator adopts or restores it."""
+        try:
+            return bool(self._portal.run(find_other_logs(self._book.log, self._book.store, self._configs())))
+        except TidebookError:
+            return False
+
     def _configs(self) -> dict[str, TopicConfig]:
         return self._portal.run(topic_configs(self._book.store, self._topics))
 
@@ -313,6 +317,8 @@ class Replication:
         """Run leases or a query from the pointers; return False if another must follow."""
         book, settings = self._book, self._settings
         configs = self._configs()
+        if not once:
+            configs = self._portal.run(self._without_other_logs(configs))
         if not configs:
             self._publish_status(())
             return once or self._stop.wait(settings.look_every_s)
@@ -348,7 +354,7 @@ class Replication:
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
                 scheduler.step(LEASES_POLL_S)
                 if watch.look() and stops is None:
-                    if self._progress.lag > settings.catch_up_records:
+                    if self._progress.lag > settings.catch_up_records or not watch.configs:
                         return False
                     scheduler.assign(watch.configs)
             return True
@@ -463,18 +469,10 @@ class Replication:
             self._record_batches(query)
 
     def _record_batches(self, query: StreamingQuery) -> None:
-        """Record the micro-batches that ended since the last call, from Spark's reports of the latest hundred.
-
-        Each report is read as one JSON text: PySpark would call the JVM for each of its hundred fields.
-        """
-        new: list[BatchReport] = []
+        """Record the micro-batches that ended since the last call."""
+        new: Sequence[BatchReport] = ()
         with unless_spark_is_gone():
-            reports: Any = query._jsq.recentProgress()
-            for index in reversed(range(len(reports))):
-                report = msgspec.json.decode(reports[index].json(), type=BatchReport)
-                if report.timestamp <= self._recorded_at:
-                    break
-                new.append(report)
+            new = reports_after(query, self._recorded_at)
         if new:
             self._recorded_at = new[0].timestamp
         new = [each for each in new if each.num_input_rows]
@@ -510,11 +508,20 @@ class Replication:
 
     async def _look(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book
-        configs = await topic_configs(book.store, self._topics)
+        configs = await self._without_other_logs(await topic_configs(book.store, self._topics))
         return configs, await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
 
+    async def _without_other_logs(self, configs: dict[str, TopicConfig]) -> dict[str, TopicConfig]:
+        """Return the topics that can be replicated; the partitions of the others are stopped until they can be."""
+        reasons = await find_other_logs(self._book.log, self._book.store, configs)
+        stopped = {f"{topic}/{at}": why for topic, why in reasons.items() for at in range(configs[topic].partitions)}
+        resumed = dict.fromkeys(self._without_log - stopped.keys())
+        self._without_log = set(stopped)
+        self._add(records=0, parked=0, stopped={**resumed, **stopped})
+        return {topic: config for topic, config in configs.items() if topic not in reasons}
+
     def look(self) -> dict[str, TopicConfig]:
-        """Read and publish the partitions' status; return the configurations of the topics."""
+        """Read and publish the partitions' status; return the configurations of the topics that can be replicated."""
         configs, statuses = self._portal.run(self._look())
         self._publish_status(statuses)
         return configs

@@ -32,7 +32,7 @@ from tidebook.replication.event_numbers import number_events
 
 PAGE_RECORDS = 5_000
 EARLIEST, LATEST = "earliest", "latest"
-#: How long nothing may be replicated before a running stream looks for unreplicated records, and how often it warns.
+#: How long nothing may be replicated before a running stream checks for unreplicated records, and how often it warns.
 STALL_S = 5.0
 WARN_EVERY_S = 60.0
 

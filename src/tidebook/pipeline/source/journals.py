@@ -1,4 +1,4 @@
-"""Journals as a Spark table: the events of store and log as of one position a partition, read in parallel as Arrow.
+"""Journals as a Spark table: the events of store and log as of one position per partition, read in parallel as Arrow.
 
 The position is fixed when a query is planned. Rows up to the pointers of that moment are read from the store, later
 ones from the log: the tail (`tail.py`). With the option freshness="store" there is no tail.
@@ -59,7 +59,7 @@ PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
 #: A log that is unavailable must not delay a read that needs only the store.
 LOOK_S = 5.0
-#: How to read without the log.
+#: The advice in errors: how to read without the log.
 STORE_ONLY = 'read what is replicated, with .option("freshness", "store")'
 
 
@@ -88,7 +88,7 @@ class JournalsPlan(msgspec.Struct, frozen=True):
 
 
 class JournalsPart(InputPartition):
-    """What one task reads: a split of the store, some journals, a tag, or shares of the tail."""
+    """The part of a read that one task performs: a split of the store, some journals, a tag, or shares of the tail."""
 
     def __init__(
         self,
@@ -154,7 +154,9 @@ class JournalsReader(DataSourceReader):
                 ends |= {each.partition: Position(config.epoch, each.stop) for each in tails}
             plan = self._plan(topic, config, pointers, ends, tails)
             if self._freshness == "store":
-                await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=self._asked(topic, config))
+                await warn_of_lag(
+                    worker, topic, config, pointers, partitions=homes, stops=self._requested_stops(topic, config)
+                )
             if self._selection.tag is not None:
                 parts.append(JournalsPart(plan, self._selection))
             elif ids is not None:
@@ -199,7 +201,7 @@ class JournalsReader(DataSourceReader):
         tails = tuple(each for each in tails if each.start < each.stop)
         return JournalsPlan(topic, config, since, until, stored_until, self._as_of_ms, tails)
 
-    def _asked(self, topic: str, config: TopicConfig) -> dict[int, int]:
+    def _requested_stops(self, topic: str, config: TopicConfig) -> dict[int, int]:
         """Return the offsets of this epoch before which the options end the read, by partition."""
         stops = positions(self._stops.get(topic, {}), config.epoch)
         stops |= {number: at.next for number, at in positions((self._as_of or {}).get(topic, {}), config.epoch).items()}
@@ -236,7 +238,7 @@ def as_of_positions(
     """Return the position of each partition in `ends` up to which `asOfOffsets` reads, inclusive.
 
     Raise `InvalidInput` if a partition is missing, or if the log or the store does not reach so far: the read would
-    not be as of what was asked for.
+    not be as of the requested position.
     """
     found = positions(given.get(topic, {}), config.epoch)
     for number, end in ends.items():
@@ -280,7 +282,8 @@ async def _find_tail(
     time_ms = 0 if pointer is None else pointer.time_ms
     start = first_unreplicated_offset(pointer, topic, partition, config)
     if config.began and (pointer is None or pointer.position.epoch < config.epoch):
-        start = config.began[partition][0]  # what is before the mark of the epoch is void, and may be gone
+        # Records before the mark of the epoch are void, and the log may have lost them.
+        start = config.began[partition][0]
     if start >= end:
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)

@@ -35,7 +35,7 @@ INT_MAX = 2**62
 #: More tasks than this have no benefit: a task reads its split in pages.
 SPLITS_MAX = 10_000
 
-#: What a table holds: the events of the log, or only those that are replicated already.
+#: The content of a table: the events of the log, or only those that are replicated already.
 Freshness = Literal["log", "store"]
 Choice = TypeVar("Choice", bound=str)
 
@@ -46,7 +46,7 @@ def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_number(partition: str) -> bool:
-    """Return whether a text is a partition's number as it is printed: "01" beside "1" would name it twice."""
+    """Return whether a string is a partition's number in canonical form: "01" next to "1" would name it twice."""
     return partition.isascii() and partition.isdecimal() and len(partition) < 10 and str(int(partition)) == partition
 
 

@@ -46,7 +46,7 @@ KAFKA_TUNING = {
 #: The next offset to read, by topic and partition. Spark stores it as JSON, so partition numbers are text.
 Offsets = dict[str, dict[str, int]]
 #: The key of a topic's epoch, next to its partition numbers: {"orders": {"epoch": 2, "0": 17, "1": 5}}. An adopted
-#: topic restarts at offset 0 in a new epoch, so offsets alone do not identify what was read.
+#: topic restarts at offset 0 in a new epoch, so offsets alone do not identify the records.
 EPOCH = "epoch"
 #: Consecutive records of one log partition: topic, partition, records.
 RecordRun = tuple[str, int, list[Record]]

@@ -33,7 +33,7 @@ HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
 #: The most records whose journals one task folds; the heads of that many journals are in its memory.
 RECORDS_PER_SHARE = 100_000
-#: Ranges share a task up to this many records: fewer are not worth a task of their own.
+#: Ranges share a task up to this many records: fewer are not worth a separate task.
 RECORDS_PER_TASK = 20_000
 #: How many bytes of values a task keeps between its two passes over the tail; the rest is read a second time.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
@@ -229,7 +229,7 @@ class _TailNumbers:
     def rows(
         self, id: str, each: PositionedAction, replicated: Mapping[Position, int]
     ) -> Iterator[tuple[str, EventRow]]:
-        """Yield the events of an append, unless it is void or its events are gone."""
+        """Yield the events of an append, unless it is void or its events were deleted."""
         head, action = self._folded[id], each.action
         if not isinstance(action, Append) or head is None or not head.live or each.position < head.incarnation:
             return

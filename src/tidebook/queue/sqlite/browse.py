@@ -47,11 +47,11 @@ _LETTERS = f"""SELECT {_LETTER_COLUMNS} FROM dead AS d JOIN queue AS q ON q.id =
     WHERE d.queue = ? AND d.id < ? AND d.id >= ? {{}} AND instr(d.reason, ?) ORDER BY d.id DESC LIMIT ?"""
 _LETTER_IDS = """SELECT id FROM dead INDEXED BY dead_by_queue WHERE queue = ? AND id < ? AND id >= ? {}
     AND instr(reason, ?) ORDER BY id DESC"""
-#: The id at which a page of dead letters stops looking.
+#: The id at which a page of dead letters ends its search.
 _FLOOR = "SELECT id FROM dead INDEXED BY dead_by_queue WHERE queue = ? AND id < ? ORDER BY id DESC LIMIT 1 OFFSET ?"
 _LETTER = f"SELECT {_LETTER_COLUMNS} FROM dead AS d JOIN queue AS q ON q.id = d.queue WHERE d.queue = ? AND d.id = ?"
 _LETTER_COUNT = "SELECT count(*) FROM (SELECT 1 FROM dead INDEXED BY dead_by_queue WHERE queue = ? LIMIT ?)"
-#: How many entries that are being processed are looked at for claims.
+#: How many entries in processing are examined for claims.
 _CLAIMED_MAX = 20_000
 
 
@@ -87,7 +87,7 @@ def browse(
 def _ranges(
     connection: apsw.Connection, queue: QueueRef, now_ms: int, wanted: EntryFilter, after: EntryPlace | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the bindings of `_RANGE` for each priority: only there is a range of dates one of the index."""
+    """Yield the bindings of `_RANGE` for each priority: dates are a range of the index only within one."""
     low, high = wanted.dates(now_ms)
     first = 0 if after is None else after.priority
     priority: int | None = wanted.priority

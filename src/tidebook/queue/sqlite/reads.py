@@ -1,4 +1,4 @@
-"""Queries of queues: what is due, what waits, how many. They run in the caller's thread."""
+"""Queries of queues: due dates, entries and counts. They run in the caller's thread."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _WORKERS = """SELECT id, name, concurrency, running, done, failed, started_at, r
 
 
 def report(session: WriteTransaction, now_ms: int, queue: QueueRef, given: WorkerReport) -> None:
-    """Record that a worker lives; forget those that have long been silent."""
+    """Record that a worker is alive; forget those that have been silent for a long time."""
     session.connection.execute(_FORGET, (queue.id, now_ms - WORKER_FORGOTTEN_MS))
     numbers = (given.concurrency, given.running, given.done, given.failed)
     session.connection.execute(_REPORT, (queue.id, given.id, given.name, *numbers, now_ms))

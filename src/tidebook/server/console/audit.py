@@ -17,7 +17,7 @@ from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
 CHAINS_MAX: Final = 100
-#: How many ids of the store are looked at for chains of other servers.
+#: How many ids of the store are searched for chains of other servers.
 SCAN_MAX: Final = 1_000
 
 
@@ -38,12 +38,12 @@ class AuditCheckView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     chains: list[str]
     chain: str | None
     entries: list[AuditEntry]
-    #: Events of the chain that are no entries of the audit.
+    #: Events of the chain that are not entries of the audit.
     foreign: int
     previous: int | None
     next: int | None
@@ -82,7 +82,7 @@ async def audit(view: View) -> AuditData:
 
 
 async def _chains(view: View) -> list[str]:
-    """Return the chains, newest first: those that this server wrote down, and those that the store has."""
+    """Return the chains, newest first: those that this server recorded, and those that the store has."""
     rows = view.state.database.select("SELECT id FROM chain ORDER BY id DESC LIMIT ?", (CHAINS_MAX,))
     found = {id for (id,) in rows} | ({view.state.audit.chain} if view.state.audit.chain else set())
     scanned = 0

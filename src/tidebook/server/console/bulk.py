@@ -1,4 +1,4 @@
-"""Acts on many entries, which run on in the background, one page of them after the other, and report their progress."""
+"""Acts on many entries: they continue in the background, page after page, and report their progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNNING_MAX: Final = 4
 ENDED_MAX: Final = 50
 
 State = Literal["running", "done", "cancelled", "failed"]
-#: Is called with the act when it has ended, to audit it.
+#: Records an act in the audit; it is called when the act has ended.
 OnEnd = Callable[["BulkAct"], Awaitable[None]]
 
 
@@ -44,7 +44,7 @@ class BulkAct:
         self._task = asyncio.create_task(self._run(on_end))
 
     async def cancel(self) -> None:
-        """Stop after the page that is under way; what was done stays done."""
+        """Stop after the current page; changes already made remain."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -54,7 +54,7 @@ class BulkAct:
         try:
             async for changed in self._steps:
                 self.changed += changed
-                await asyncio.sleep(0)  # an embedded store answers without a pause
+                await asyncio.sleep(0)  # an embedded store never suspends
             state = "done"
         except asyncio.CancelledError:
             state = "cancelled"
@@ -66,7 +66,7 @@ class BulkAct:
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an act is."""
+    """The progress of an act."""
 
     id: str
     label: str
@@ -112,7 +112,7 @@ class BulkActs:
         return [self.answer(each) for each in acts]
 
     def answer(self, act: BulkAct) -> BulkAnswer:
-        """Return how far an act is."""
+        """Return the progress of an act."""
         return BulkAnswer(
             id=act.id,
             label=act.label,
@@ -127,5 +127,5 @@ class BulkActs:
         )
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel the acts that are running."""
         await asyncio.gather(*(each.cancel() for each in list(self._acts.values())))

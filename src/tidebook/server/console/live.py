@@ -13,7 +13,7 @@ from tidebook.server.streams import StreamSender
 
 
 class LiveEndpoint:
-    """The application of one live view, in a form that Starlette does not take for a handler of requests."""
+    """The application of one live view, in a form that Starlette does not mistake for a request handler."""
 
     def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._serve = serve

@@ -1,4 +1,4 @@
-"""What all pages share: the server's state, the catalog of pages and acts, and the survey of the book."""
+"""The objects that all pages share: the server's state, the catalog of pages and acts, and the survey of the book."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClippedText(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of a text, and how many characters were left out."""
+    """The beginning of a string, and how many characters were left out."""
 
     text: str
     left_out: int = 0
@@ -96,7 +96,7 @@ class _Budget:
 
 
 def as_document(value: Any) -> ClippedText:
-    """Return a payload as text: JSON with line breaks, text as it is, bytes as far as they are UTF-8."""
+    """Return a payload as text: JSON with line breaks, text unchanged, bytes as far as they are UTF-8."""
     kind, encoded = encode_payload(value)
     match kind:
         case k if k == JSON:

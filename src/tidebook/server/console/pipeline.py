@@ -1,4 +1,4 @@
-"""The pipeline: how far each partition is, when it is caught up, parked records, and jobs with what they found."""
+"""The pipeline: the progress of each partition and its estimated end, parked records, and jobs with their findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidebook.server.console.survey import Survey
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments
 
-#: How many topics of a page are asked for their partitions; those that lag most come first.
+#: For how many topics of a page the partitions are read; those that lag most come first.
 TOPICS_MAX: Final = 20
 PARKED_MAX: Final = 50
 LINES_SHOWN_MAX: Final = 500
@@ -35,7 +35,7 @@ class PipelinePageQuery(msgspec.Struct, frozen=True):
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition; `caught_up_s` estimates when nothing lags any more, at the rate of the last seconds."""
+    """One partition; `caught_up_s` estimates when it will have caught up, at the rate of the last seconds."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     partitions: list[PartitionRow]
     total_topics: int
@@ -76,7 +76,7 @@ class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def pipeline(view: View) -> PipelineData:
-    """Show how far replication is."""
+    """Show the progress of replication."""
     book, survey = view.book, await view.parts.surveyor.read()
     lags = {each.topic: each.lag for each in survey.topics}
     names = [name for name in await book.topics() if view.fields.prefix.casefold() in name.casefold()]
@@ -160,7 +160,7 @@ async def _find_parked(view: View) -> Parked:
 
 
 async def preview_replay(view: View) -> Preview:
-    """Say what a replay would append."""
+    """Describe what a replay would append."""
     form, parked = view.fields, await _find_parked(view)
     id = form.id or parked.id
     if id is None:
@@ -171,7 +171,8 @@ async def preview_replay(view: View) -> Preview:
         f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({size(size_bytes)}) to the end of "
         f"journal {id}, {what}, and removes it from the parked ones. At its own place it stays void."
     )
-    return Preview(text=text, count=1, word=form.topic, sample=[parked.reason])
+    members = [parked.position.epoch, parked.position.offset]
+    return Preview(text=text, count=1, word=form.topic, sample=[parked.reason], members=members)
 
 
 async def replay(view: View) -> ActResult:
@@ -238,7 +239,7 @@ class JobForm(msgspec.Struct, frozen=True):
 
 
 async def preview_start(view: View) -> Preview:
-    """Say what a job would do."""
+    """Describe what a job would do."""
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
@@ -254,10 +255,11 @@ async def preview_start(view: View) -> Preview:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
     return Preview(
-        text=f"This {does}: {which}. It runs in a process of its own and may take long.",
+        text=f"This {does}: {which}. It runs in a separate process and may take long.",
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],
+        members=body.topics,
     )
 
 

@@ -1,4 +1,4 @@
-"""Routes that only the console has: what they show or do has no single operation in the API."""
+"""Routes that only the console has: no single operation of the API shows or does the same."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tidebook.tags.settings import TagSettings
 from tidebook.wal.settings import WalSettings
 from tidebook.wiring.settings import SECTIONS, Section
 
-#: The sections whose defaults are known here; of others, what was given is shown.
+#: The sections whose defaults are known here; of others, only the given options are shown.
 STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
     "journal": JournalSettings,
     "tags": TagSettings,
@@ -52,7 +52,7 @@ class SettingsSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     folder: str
     sections: list[SettingsSection]
@@ -102,11 +102,13 @@ def _origin(section: Section, option: str) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """Return a value as text; what may be a secret is hidden."""
+    """Return a value as text; hide it if it may be a secret."""
     if value is None:
         return "–"
     if isinstance(value, str | bytes | dict | list) and _SECRET_NAME.search(name) and not name.endswith("_file"):
         return HIDDEN
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, dict):
         return ", ".join(f"{key} = {shown(str(key), item)}" for key, item in value.items()) or "–"
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ from tidebook.server.console.view import View
 
 
 class SignInQuery(msgspec.Struct, frozen=True):
-    """The page that was asked for."""
+    """The page to show after the sign-in."""
 
     next: str = "/"
 
@@ -24,7 +24,7 @@ class SignInForm(msgspec.Struct, frozen=True):
 
 
 class SignInData(msgspec.Struct, frozen=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     #: Whether this server asks for no token.
     open: bool

@@ -1,4 +1,4 @@
-"""A survey of the whole book: how far every topic is, which queues, outbox topics and regions there are, what is wrong.
+"""A survey of the whole book: the progress of every topic, its queues, outbox topics and regions, and its problems.
 
 A book may have ten thousand topics, so no page waits for a new survey: it shows the last one with its age, and starts
 the next one in the background.
@@ -27,7 +27,7 @@ from tidebook.wiring.book import Book
 
 R = TypeVar("R")
 
-#: A survey that is younger is shown as it is.
+#: A survey younger than this is shown without starting a new one.
 FRESH_S: Final = 2.0
 #: A survey may take this share of the time, so that a large book is not surveyed all the time.
 SHARE: Final = 0.1
@@ -39,7 +39,7 @@ QUEUES_MAX: Final = 1_000
 PARKED_MAX: Final = 100
 #: How many partitions are read at once from servers, and how many topics between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20
-#: For so many topics, those that lag most, the age of the first unreplicated record is read.
+#: The age of the first unreplicated record is read for this many topics: those that lag most.
 LAGGING_MAX: Final = 20
 #: How long one part of a survey may take.
 PART_S_MAX: Final = 20.0
@@ -60,9 +60,9 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     #: The age of the oldest unreplicated record; None if it was not read.
     lag_s: float | None = None
-    #: Appended records a second since the survey before; None in the first one.
+    #: Appended records per second since the previous survey; None in the first one.
     rate: float | None = None
-    #: The partition that is replicated to the earliest log time, and that time; -1 if nothing of it is replicated.
+    #: The partition that is replicated to the earliest log time, and that time; -1 if none of it is replicated.
     slowest: int = 0
     slowest_ms: int = NEVER_MS
     problem: str | None = None
@@ -107,7 +107,7 @@ class Surveyor:
         self._task: asyncio.Task[None] | None = None
 
     async def read(self, *, wait_s: float = FIRST_WAIT_S) -> Survey:
-        """Return the last survey and start another one if it is old; wait for the first one a short time."""
+        """Return the last survey and start another one if it is old; wait briefly for the first one."""
         last = self._last
         due_s = FRESH_S if last is None else max(FRESH_S, last.took_s / SHARE)
         if (self._task is None or self._task.done()) and time.monotonic() - self._read_s >= due_s:
@@ -159,7 +159,7 @@ class Surveyor:
                 if last is not None and elapsed_s > 0 and last.epoch == each.epoch:
                     each = msgspec.structs.replace(each, rate=max(0.0, each.end - last.end) / elapsed_s)
                 found.append(each)
-            await asyncio.sleep(0)  # an embedded book answers without a pause
+            await asyncio.sleep(0)  # an embedded book never suspends
         lagging = sorted((each for each in found if each.lag), key=lambda each: -each.lag)[:LAGGING_MAX]
         ages = {each.topic: await self._lag_s(each, at_ms) for each in lagging}
         return [msgspec.structs.replace(each, lag_s=ages[each.topic]) if each.topic in ages else each for each in found]
@@ -240,7 +240,7 @@ class Surveyor:
 
 
 async def _answer(part: str, call: Awaitable[R], missing: R, problems: dict[str, str]) -> R:
-    """Return the answer of a part of the book; if it fails or takes too long, write down why."""
+    """Return the answer of a part of the book; if it fails or takes too long, record why."""
     try:
         async with asyncio.timeout(PART_S_MAX):
             return await call

@@ -15,8 +15,8 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus
@@ -39,14 +39,14 @@ class TagsPageQuery(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group: its members, and how far the slowest share is."""
+    """A consumer group: its members, and the progress of the slowest share."""
 
     group: str
     tag: str
     members: dict[str, int]
     shares: int
     owned: int
-    #: The time of the least advanced share; None if one has not begun.
+    #: The time of the slowest share; None if one has not begun.
     slowest_ms: int | None
     lag_s: float | None
 
@@ -61,7 +61,7 @@ class TagsData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tags(view: View) -> TagsData:
-    """List tags, within a bound of those that are looked at."""
+    """List tags; a bounded number of them is examined."""
     found, more, scanned = list[str](), False, 0
     async with aclosing(view.book.tags.list()) as listed:  # type: ignore[type-var]
         async for tag in listed:
@@ -101,7 +101,7 @@ class TaggedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the page is in one journal: the last number with the tag that it shows, of how many there are."""
+    """The page's progress in one journal: the last tag number that it shows, and how many there are."""
 
     topic: str
     id: str
@@ -119,7 +119,7 @@ class TagGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a tag shows."""
+    """The values that the template of a tag's page shows."""
 
     tag: str
     horizon: HorizonStatus
@@ -302,7 +302,7 @@ class TagForm(msgspec.Struct, frozen=True):
 
 
 async def preview_rebuild(view: View) -> Preview:
-    """Say what a rebuild does: it changes no event."""
+    """Describe a rebuild, which changes no event."""
     text = f"This writes the rows of tag {view.fields.tag} again from all journals, and removes rows without an event."
     return Preview(text=text, count=1)
 

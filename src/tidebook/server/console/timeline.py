@@ -44,7 +44,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 async def read_timeline(store: StoreWriter, key: Key, head: Head) -> Timeline | None:
-    """Return the timeline of what is replicated of a journal; None if it has no two events of different times."""
+    """Return the timeline of the replicated events of a journal; None if no two of them have different times."""
     stored = await store.head(key)
     if stored is None or stored.incarnation != head.incarnation:
         return None
@@ -65,7 +65,7 @@ def sampled_numbers(first: int, last: int) -> list[int]:
 
 
 def timeline_of(points: Sequence[Point], *, exact: bool) -> Timeline | None:
-    """Return the timeline of a journal of which these events are known, in order; between two it is taken as even."""
+    """Return the timeline of a journal from some of its events, in order; between two, a constant rate is assumed."""
     if len(points) < 2:
         return None
     from_ms, to_ms = points[0].time_ms, max(point.time_ms for point in points)

@@ -8,7 +8,7 @@ import msgspec
 
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
-from tidebook.server.console.page import Act, LiveView, Page
+from tidebook.server.console.page import Act, LiveView, Page, Preview
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
@@ -18,7 +18,7 @@ from tidebook.wiring.book import Book
 
 
 class View:
-    """Who asks for what, and what of it may be shown."""
+    """The request of a page: its user, its parameters, and the rights to see data."""
 
     def __init__(
         self,
@@ -45,14 +45,16 @@ class View:
         self.session = session
         self.csrf_token = csrf_token
         self.theme = theme
-        #: What the last act did.
+        #: The result of the last act.
         self.flash = flash
         #: The last row of a live view that a browser has.
         self.last_event_id = last_event_id
         #: The path and the query of the page.
         self.url = url
-        #: The count that was confirmed: an act takes no more than that.
-        self.confirmed = 0
+        #: The time of the dry run: entries that come later are neither counted nor affected.
+        self.as_of_ms = self.now_ms
+        #: The dry run that was confirmed: an act affects nothing that it did not count.
+        self.confirmed = Preview(text="", count=0)
         self.unmask = self._may_unmask(getattr(fields, "unmask", False))
 
     @property
@@ -77,11 +79,11 @@ class View:
 
     @property
     def may_sign_out(self) -> bool:
-        """Whether somebody is signed in."""
+        """Whether a user is signed in."""
         return bool(self.principal.id)
 
     def may(self, name: str) -> bool:
-        """Return whether the token allows an act or a page; those that it does not are not shown."""
+        """Return whether the token allows an act or a page; pages hide the others."""
         target = self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]
         if self.principal.role < target.route.role:
             return False
@@ -111,7 +113,7 @@ class View:
         return None if self.unmask else self.state.masks.of(name)
 
     def is_masked(self, name: str) -> bool:
-        """Return whether a rule hides something of a topic or queue, also if it is shown in this request."""
+        """Return whether a rule hides something of a topic or queue, even if this request shows it."""
         return self.state.masks.of(name) is not None
 
     def here(self, **changes: Any) -> str:

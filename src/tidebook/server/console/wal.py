@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,7 @@ from tidebook.server.console.render import link, size
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
 from tidebook.server.console.view import View
+from tidebook.wal.meta import TableMeta
 from tidebook.wal.region import Region, RegionStatus
 
 RegionNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -61,7 +63,7 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a region shows."""
+    """The values that the template of a region's page shows."""
 
     namespace: str
     status: RegionStatus
@@ -113,21 +115,21 @@ class MarkForm(msgspec.Struct, frozen=True):
     seq: Annotated[int, Meta(ge=1)]
 
 
-def _here(view: View) -> str:
+def _region_address(view: View) -> str:
     return link("/region", namespace=view.fields.namespace, region=view.fields.region)
 
 
 async def snapshot(view: View) -> ActResult:
     """Write a snapshot."""
     taken = await (await _open(view)).snapshot()
-    return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_here(view))
+    return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_region_address(view))
 
 
 async def clean(view: View) -> ActResult:
-    """Remove what no table needs."""
+    """Remove the records that no table needs."""
     done = msgspec.structs.asdict(await (await _open(view)).clean())
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
-    return ActResult(message=f"Cleaned: {text}.", to=_here(view))
+    return ActResult(message=f"Cleaned: {text}.", to=_region_address(view))
 
 
 class FlushForm(msgspec.Struct, frozen=True):
@@ -142,10 +144,10 @@ async def flush(view: View) -> ActResult:
     """Ask the owner of the region to flush."""
     asked = await (await _open(view)).request_flush(view.fields.table)
     if not asked:
-        return ActResult(message="No table has entries: nothing pins the log.", to=_here(view), changed=False)
+        return ActResult(message="No table has entries: nothing pins the log.", to=_region_address(view), changed=False)
     which = f"table {asked[0]}" if len(asked) == 1 else f"{len(asked):,} tables"
     text = f"The owner is asked to flush {which}: it does so in its next round of cleaning."
-    return ActResult(message=text, to=_here(view))
+    return ActResult(message=text, to=_region_address(view))
 
 
 async def preview_mark(view: View) -> Preview:
@@ -154,43 +156,53 @@ async def preview_mark(view: View) -> Preview:
     table = opened.meta.tables.get(form.table)
     first = 0 if table is None else table.mapping.start
     count = 0 if table is None else max(0, min(form.seq, table.next_seq_num) - first)
-    noun = "entry" if count == 1 else "entries"
     text = (
-        f"This marks {count:,} {noun} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
+        f"This marks {_counted(count)} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
         "does. They can no longer be replayed."
     )
-    return Preview(text=text, count=count, word=str(form.table))
+    return Preview(text=text, count=count, word=str(form.table), members=[first])
 
 
 async def mark(view: View) -> ActResult:
     """Mark a table's older entries as deleted."""
     form = view.fields
     await (await _open(view)).mark_deleted(form.table, form.seq)
-    return ActResult(message=f"Entries of table {form.table} below {form.seq:,} are marked.", to=_here(view))
+    return ActResult(message=f"Entries of table {form.table} below {form.seq:,} are marked.", to=_region_address(view))
 
 
 async def preview_drop(view: View) -> Preview:
     """Count the entries of a table that would be dropped."""
-    table = (await _open(view)).meta.tables.get(view.fields.table)
-    count = 0 if table is None else len(table.mapping)
-    text = f"This drops table {view.fields.table} with {count:,} entries. It cannot be undone."
-    return Preview(text=text, count=count, word=str(view.fields.table))
+    id, tables = view.fields.table, (await _open(view)).meta.tables
+    chosen = {id: tables[id]} if id in tables else {}
+    count, members = _entries(chosen)
+    text = f"This drops table {id} with {_counted(count)}. It cannot be undone."
+    return Preview(text=text, count=count, word=str(id), members=members)
+
+
+def _entries(tables: Mapping[int, TableMeta]) -> tuple[int, list[list[int]]]:
+    """Return how many entries tables have, and what identifies them: the first number of each table, and the next."""
+    bounds = [[id, each.mapping.start, each.next_seq_num] for id, each in sorted(tables.items())]
+    return sum(len(each.mapping) for each in tables.values()), bounds
+
+
+def _counted(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
 
 
 async def drop(view: View) -> ActResult:
     """Drop a table."""
     await (await _open(view)).drop_table(view.fields.table)
-    return ActResult(message=f"Table {view.fields.table} is dropped.", to=_here(view))
+    return ActResult(message=f"Table {view.fields.table} is dropped.", to=_region_address(view))
 
 
 async def preview_delete(view: View) -> Preview:
     """Count what deleting a region would remove."""
     opened = await _open(view)
-    count = sum(len(each.mapping) for each in opened.meta.tables.values())
+    count, members = _entries(opened.meta.tables)
     held = size(opened.meta.held_bytes)
     where = f"{view.fields.namespace}/{view.fields.region}"
-    text = f"This deletes region {where} with {count:,} entries, {held}. It cannot be undone."
-    return Preview(text=text, count=count, word=where)
+    text = f"This deletes region {where} with {_counted(count)}, {held}. It cannot be undone."
+    return Preview(text=text, count=count, word=where, members=members)
 
 
 async def delete(view: View) -> ActResult:

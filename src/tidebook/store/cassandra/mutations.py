@@ -194,7 +194,7 @@ def clear_graves(topic: str, graves: Iterable[tuple[str, Head]], segments: int) 
 
 
 def progress_of(tags: PutTags, segment: int, stamp: int | None) -> Batch:
-    """Return the statements that store how far each of a journal's tags has come."""
+    """Return the statements that store the progress of each of a journal's tags."""
     topic, id = tags.key
     latest = {row.tag: row for row in tags.rows}
     return [

@@ -75,7 +75,7 @@ _VERIFY: Final = {
 
 
 async def _answer(request: Awaitable[T], timeout_s: float, *, overdue_s: float = OVERDUE_S) -> T:
-    """Await the driver's answer to a request with this timeout; one that is lost has timed out, too."""
+    """Await the driver's answer to a request with this timeout; a lost one counts as timed out."""
     try:
         async with asyncio.timeout(timeout_s + overdue_s):
             return await request

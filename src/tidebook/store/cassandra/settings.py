@@ -117,7 +117,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    #: What is verified of a node's certificate: only its signature, or also its address or its name.
+    #: The checks of a node's certificate: only its signature, or also its address or its name.
     verify: Literal["certificate", "address", "name"] = "address"
     local_dc: str | None = None
     #: Create the keyspace if it is missing, with this many replicas (for several data centres a table of data centre →

@@ -255,7 +255,7 @@ class CassandraStore:
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
         together_max = self._settings.partitions_together_max
         rows_max = self._settings.max_message_batch_size
-        # Segment lists come first: they are needed to find what the slice clears, including tag rows.
+        # Segment lists come first: they are needed to find the rows that the slice clears, including tag rows.
         segment_lists = (write for of_key in writes.keys for write in of_key if isinstance(write, PutSegments))
         await run_bounded(self.write, chain.from_iterable(map(segment_batches, segment_lists)), at_once=at_once)
         async for batches in self._tags.clears_of(writes, segments):

@@ -186,7 +186,7 @@ class TagViews:
         while True:
             begin_ms = max(after_key[0], bucket)
             if begin_ms >= end_ms:
-                return found  # the horizon may be before what was delivered: a new topic holds it back
+                return found  # the horizon may be before delivered events: a new topic holds it back
             to_ms = min(end_ms, begin_ms + self._window_ms)
             try:
                 found += await self._rows(tag, [tag, bucket, *after_key, to_ms, limit - len(found)], decode)

@@ -74,7 +74,7 @@ def tag_batches(
             if is_long(progress):
                 yield from bounded(((_ROW_BYTES, [each]) for each in progress), rows_max)
     for (tag, bucket), rows in by_bucket.items():
-        # Sorted as in the bucket: adjacent rows cost a node two thirds of scattered ones.
+        # Sorted as in the bucket: adjacent rows cost a node two thirds as much as scattered ones.
         rows.sort(key=_STREAM_ORDER)
         yield from bounded(_puts(rows, bucket, stamp), rows_max)
         newest = stamp or write_stamp(max(rows, key=_POSITION).position)

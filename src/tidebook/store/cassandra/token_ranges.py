@@ -20,7 +20,7 @@ HEADS_PAGE: Final = 1000
 EVENTS_PAGE: Final = 10_000
 #: Fewer than `EVENTS_PAGE`, because the sizes of these rows are not measured.
 INSPECTED_PAGE: Final = 500
-#: The bounds of Murmur3's tokens; no row has the least one.
+#: The bounds of Murmur3's tokens; no row has the lowest one.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Every rule notices what breaks it: each test plants one violation in a history that is otherwise good."""
+"""Every rule detects its violations: each test plants one in a history that is otherwise good."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAL = "acknowledged WAL writes are replayed, fenced ones are not"
 
 
 class Script:
-    """Calls one after the other, or overlapping where a test says so."""
+    """Records calls one after the other, or overlapping where a test requests it."""
 
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
@@ -108,7 +108,7 @@ def script() -> Script:
         (script().append("a", first=1).conflict("b", found=2, expected=0), {LINEAR}),
         (script().append("a", first=1).conflict("b", found=None, expected=1), {LINEAR}),
         (script().append("a", first=1).conflict("b", found=1, expected=0).read((1, "a"), (2, "b")), {LINEAR, KEPT}),
-        # unknown outcomes: an effect at any later time, or none; but one, and whole
+        # an unknown outcome allows an effect at any later time, or none, but at most one, and a complete one
         (script().lost_append("a").append("b", first=1).append("c", first=3).read((1, "b"), (2, "a"), (3, "c")), set()),
         (script().lost_append("a").append("b", first=1).read((1, "b")), set()),
         (script().lost_append("a").append("b", first=2).read((1, "a"), (2, "b")).read((2, "b")), {LINEAR}),
@@ -151,13 +151,13 @@ def script() -> Script:
         ),
     ],
 )  # fmt: skip
-def test_planted_in_a_journal(made: Script, rules: set[str]) -> None:
+def test_planted_violations_of_a_journal_are_found(made: Script, rules: set[str]) -> None:
     assert made.broken() == rules
 
 
-def test_a_search_that_is_given_up_is_no_proof() -> None:
+def test_a_search_that_is_abandoned_is_no_proof() -> None:
     made = script()
-    for number in range(12):  # of as many kinds: one can not take the place of another
+    for number in range(12):  # all appends differ, so that none can take the place of another
         made.lost_append(*(f"lost{number}.{index}" for index in range(number + 1)))
     made.append("a", first=79).append("b", first=1)
     history = RecordedHistory(made.calls)
@@ -178,11 +178,11 @@ LOADED = {"seq_nr": 2, "payload": "x"}
         (script()("save_snapshot", **SAVE)("purge", key="t/k")("load_snapshot", LOADED, key="t/k"), {SNAPSHOTS}),
     ],
 )
-def test_planted_in_snapshots(made: Script, rules: set[str]) -> None:
+def test_planted_violations_of_snapshots_are_found(made: Script, rules: set[str]) -> None:
     assert made.broken() == rules
 
 
-# ---- in the history of a whole world: find one call, change its result
+# ---- the history of a whole world, in which a test changes the result of one call
 
 
 class Spoiled:
@@ -246,7 +246,7 @@ def test_a_store_that_differs_from_its_log_is_found(spoiled: Spoiled, spoil: Any
     assert spoiled.broken() == {STORE}
 
 
-def test_a_journal_that_is_missing_or_left_over_in_the_store_is_found(spoiled: Spoiled) -> None:
+def test_a_journal_that_is_missing_or_extra_in_the_store_is_found(spoiled: Spoiled) -> None:
     [store] = spoiled.results("dump_store")
     key = next(iter(store))
     store["t/gone"] = store.pop(key)
@@ -292,7 +292,7 @@ def test_a_removed_event_that_stays_in_its_stream_is_found(spoiled: Spoiled) -> 
 
 
 @pytest.mark.parametrize("spoil", [lambda values: values.pop(), lambda values: values.reverse()])
-def test_a_stream_that_lacks_or_reorders_events_in_the_end_is_found(spoiled: Spoiled, spoil: Any) -> None:
+def test_a_stream_that_finally_lacks_or_reorders_events_is_found(spoiled: Spoiled, spoil: Any) -> None:
     spoil(spoiled.results("dump_tag")[0])
     assert spoiled.broken() == {STREAMS}
 
@@ -315,7 +315,7 @@ def test_a_stream_with_an_event_of_another_tag_is_found(spoiled: Spoiled) -> Non
 
 
 @pytest.mark.parametrize("consumer", ["projection", "group of red"])
-def test_an_effect_that_is_missing_twice_or_out_of_order_is_found(consumer: str) -> None:
+def test_an_effect_that_is_missing_duplicated_or_out_of_order_is_found(consumer: str) -> None:
     for what in ("missing", "twice", "swapped", "foreign"):
         spoiled = Spoiled()
         [rows] = spoiled.results("dump_effects", consumer=consumer)
@@ -333,7 +333,7 @@ def test_an_effect_that_is_missing_twice_or_out_of_order_is_found(consumer: str)
         assert spoiled.broken() == {CONSUMERS}, what
 
 
-def test_messages_that_are_lost_twice_invented_or_out_of_order_are_found() -> None:
+def test_messages_that_are_lost_duplicated_invented_or_out_of_order_are_found() -> None:
     for what in ("lost", "twice", "invented", "reordered", "scattered", "rolled back"):
         spoiled = Spoiled()
         [rows] = spoiled.results("dump_messages")
@@ -412,11 +412,11 @@ FINISH = ("finish", None, {"hold": "h2"})
         (queue(("claim", [{**claimed("h2", 0)[0], "value": "nobody's"}], {}), FINISH), {FINISHED}),
     ],
 )  # fmt: skip
-def test_planted_in_a_queue(made: Script, rules: set[str]) -> None:
+def test_planted_violations_of_a_queue_are_found(made: Script, rules: set[str]) -> None:
     assert made.broken() == rules
 
 
-def test_a_put_is_finished_with_the_one_that_it_was_merged_with() -> None:
+def test_a_put_is_finished_with_the_entry_that_it_was_merged_into() -> None:
     def history(merged: int) -> Script:
         made = script()("put", {"inserted": 1, "merged": 0}, value="u", key="k")
         made("put", {"inserted": 1 - merged, "merged": merged}, value="v", key="k")
@@ -428,7 +428,7 @@ def test_a_put_is_finished_with_the_one_that_it_was_merged_with() -> None:
 
 
 class WalScript(Script):
-    """The same for a region."""
+    """Records the calls on a region, one after the other."""
 
     def write(self, *values: str, first: int, **more: Any) -> WalScript:
         self("wal_write", {"first": first, "last": first + len(values) - 1}, **_region(values), **more)
@@ -474,7 +474,7 @@ def _region(values: tuple[str, ...]) -> dict[str, Any]:
         (WalScript().write("a", "b", first=1).replay((2, "b"), (1, "a")), {WAL}),
     ],
 )
-def test_planted_in_a_write_ahead_log(made: Script, rules: set[str]) -> None:
+def test_planted_violations_of_a_write_ahead_log_are_found(made: Script, rules: set[str]) -> None:
     assert made.broken() == rules
 
 
@@ -499,7 +499,7 @@ def test_a_put_is_finished_at_the_end_of_a_chain_of_merges() -> None:
     def history(*, dies: bool) -> Script:
         made = script()("put", {"inserted": 1, "merged": 0}, value="u", key="k")
         made("put", {"inserted": 0, "merged": 1}, value="v", key="k")
-        if dies:  # the worker that holds it; when the lease has ended, it is merged into the newer entry
+        if dies:  # the worker holds it; when its lease has ended, the entry is merged into the newer one
             made("claim", claimed("h1", 0, key="k"))
         made("put", {"inserted": 1, "merged": 0}, value="w", key="k")
         made("claim", [{**claimed("h2", 500, key="k")[0], "value": "w"}])("finish", hold="h2")
@@ -509,7 +509,7 @@ def test_a_put_is_finished_at_the_end_of_a_chain_of_merges() -> None:
     assert history(dies=False).broken() == {FINISHED}
 
 
-def test_a_claim_without_an_answer_may_hold_what_is_merged_later() -> None:
+def test_a_claim_without_an_answer_may_hold_an_entry_that_is_merged_later() -> None:
     def history(*, lost: bool) -> Script:
         made = script()("put", {"inserted": 1, "merged": 0}, value="u", key="k")
         if lost:
@@ -522,7 +522,7 @@ def test_a_claim_without_an_answer_may_hold_what_is_merged_later() -> None:
     assert history(lost=False).broken() == {FINISHED}
 
 
-def test_a_transaction_with_two_keys_of_which_one_is_lost(spoiled: Spoiled) -> None:
+def test_a_transaction_of_two_keys_that_loses_the_message_of_one_is_found(spoiled: Spoiled) -> None:
     """The order of the key that did not arrive is not checked; its loss is."""
     call = next(each for each in spoiled.calls if each.op == "transaction" and each.outcome == "ok")
     call.args["messages"].append(["m", "another key", "never sent"])

@@ -1,4 +1,4 @@
-"""A small world that keeps every rule, and writes down a history of itself: to be checked, and to be spoiled."""
+"""A small simulation that keeps every rule and records its history, which tests check or damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAGS = ("red", "blue")
 
 
 class ToyJournal:
-    """One journal, as simple as it can be."""
+    """The simplest model of one journal."""
 
     def __init__(self) -> None:
         self.live, self.last, self.deleted, self.since = False, 0, 0, 0
@@ -58,7 +58,7 @@ class World:
         process: str | None = None,
         lost: float | None = None,
     ) -> None:
-        """Begin a call; it acts now or later, and its end follows later still, or never."""
+        """Begin a call, which takes effect now or later, and ends after that or never."""
         self._calls += 1
         number, owner = self._calls, process or f"p{self._calls % 5}"
         self.lines.append(HistoryLine(owner, number, op, "invoke", self.tick(), args))
@@ -83,7 +83,7 @@ class World:
             self._advance()
 
     def _advance(self) -> None:
-        """Let one call in flight take its next step: its effect, or its end."""
+        """Let one call in flight take its next step, which is its effect or its end."""
         index = self.dice.randrange(len(self._open) // 2) * 2
         effect, finish = self._open[index : index + 2]
         if effect is not _nothing:
@@ -116,7 +116,7 @@ class World:
             args["at"] = at
         tags = [[self.dice.choice(TAGS)] for _ in values]
         self.call("append", args, lambda: self._append(args, tags))
-        if self.dice.random() < 0.15:  # and tries once more, under the same id
+        if self.dice.random() < 0.15:  # and retries once, with the same id
             self.call("append", args, lambda: self._append(args, tags))
 
     def _append(self, args: dict[str, Any], tags: list[list[str]]) -> Any:
@@ -202,7 +202,7 @@ class World:
         self.settle_journals()
 
     def settle_journals(self) -> None:
-        """Write down the log, the store and the streams, as they are in the end."""
+        """Record the final state of the log, the store and the streams."""
         for key in self.keys:
             self.read(key)
         self.settle()
@@ -308,7 +308,7 @@ class World:
 
 
 def _nothing() -> None:
-    """Take the place of an effect that was taken."""
+    """Do nothing in place of an effect that was already taken."""
 
 
 class Conflict(Exception):

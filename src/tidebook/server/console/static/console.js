@@ -1,4 +1,4 @@
-// What the pages cannot do without a script: keys, theme, charts, live views.
+// Features of the pages that need a script: keys, theme, charts, live views.
 "use strict";
 (() => {
   const $ = (selector, from = document) => from.querySelector(selector);
@@ -74,7 +74,7 @@
 
   // ---- charts
   const groups = {
-    rates: [["pipeline_records_total", "replicated/s", true], ["outbox_sent_total", "relayed/s", true], ["queue_done_total", "jobs/s", true]],
+    rates: [["pipeline_records_total", "replicated", true], ["outbox_sent_total", "relayed", true], ["queue_done_total", "jobs", true]],
     lag: [["pipeline_lag_records", "records", false]],
     backlog: [["outbox_waiting", "outbox", false], ["outbox_parked", "parked", false]],
   };
@@ -91,6 +91,11 @@
       const seconds = (samples[i].at_ms - samples[i - 1].at_ms) / 1000;
       return value < last || seconds <= 0 || seconds > 60 ? null : (value - last) / seconds;
     });
+  }
+  // Without a pointer on the chart, its legend has the latest value.
+  function shownValue(plot, value, series, index) {
+    const shown = index === null ? plot.data[series].findLast((each) => each !== null) : value;
+    return shown == null ? "–" : shown.toLocaleString("en", { maximumFractionDigits: 1 });
   }
   const clock = (time) => new Date(time * 1000).toISOString().slice(11, 19);
   function drawCharts() {
@@ -118,8 +123,9 @@
         cursor: { y: false },
         legend: { live: true },
         scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-        axes: [{ ...axis, space: 80, values: (u, times) => times.map(clock) }, { ...axis, size: 56 }],
-        series: [{ label: "UTC", value: (u, time) => (time == null ? "--" : clock(time)) }, ...group.map(([, label], i) => ({ label, stroke: colors[i], width: 1.5, points: { show: false } }))],
+        // A tick after the last point would have its label cut off by the edge.
+        axes: [{ ...axis, space: 70, values: (u, times) => times.map((time) => (time > u.scales.x.max ? "" : clock(time))) }, { ...axis, size: 56 }],
+        series: [{ label: "UTC" }, ...group.map(([, label], i) => ({ label, value: shownValue, stroke: colors[i], width: 1.5, points: { show: false } }))],
       }, data, target));
     }
   }
