@@ -15,7 +15,8 @@ from bench.all import AT_MOST, BENCHES, ratios, read_results, run, write_report
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 #: Ratios of which greater is better. Every ratio is in this list or in `AT_MOST`.
 AT_LEAST = {
-    "append_many_vs_produce_loop", "append_vs_empty_post", "appends_256_vs_best_async_client",
+    "append_many_vs_produce_loop", "append_vs_empty_post", "appends_256_beside_load_vs_best_async_client",
+    "appends_256_vs_best_async_client",
     "apply_rows_vs_bare_sqlite", "batch_100_vs_eventsourcing", "batch_vs_append_many", "cassandra_vs_bare",
     "catch_up_vs_bare_loop", "catch_up_vs_driver", "drain_vs_bare", "drain_vs_pgmq", "drain_vs_pgqueuer",
     "drain_vs_procrastinate", "embedded_vs_bare", "embedded_vs_huey", "execute_vs_eventsourcing",
