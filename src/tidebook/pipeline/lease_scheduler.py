@@ -20,8 +20,8 @@ from tidebook.replication.tail import Partition
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: How long a tail outlives its task: on busy cores too, its successor starts in that time. It is no longer than a lease:
-#: the successor's own tail would take it for another replicator when it outlives its task.
+#: How long a tail outlives its task; on busy cores too, its successor starts in this time. It is at most one lease, or
+#: else the successor's own tail would take it for another replicator.
 HANDOVER_S = 5.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
