@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -202,7 +202,7 @@ the work.
 """
 
 
-def _markdown(results: Iterable[Mapping[str, Any]]) -> str:
+def _markdown(results: Sequence[Mapping[str, Any]]) -> str:
     parts = [_HEAD]
     for result in results:
         name = result["result"]["bench"]
@@ -211,6 +211,11 @@ def _markdown(results: Iterable[Mapping[str, Any]]) -> str:
             f"## {name}\n\n`{result['command']}`: {_conditions(result)}. Details: [{name}]({name}.md).\n\n"
             f"![Figures of {name} relative to their targets](results/{name}.svg)\n\n"
             f"| figure | value | target |\n|---|---|---|\n{rows}\n"
+        )
+    there = {result["result"]["bench"] for result in results}
+    if missing := [f"`{name}`" for name in BENCHES if name not in there]:
+        parts.append(
+            f"## Without a result\n\nThese have not been run with `./dev bench all` yet: {', '.join(missing)}.\n"
         )
     return "\n".join(parts)
 

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run over a topic of its own."""
+    """One run over a separate topic."""
 
     def __init__(self, address: str, scale: int) -> None:
         self.address = address

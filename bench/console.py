@@ -1,6 +1,6 @@
 """The console on a large embedded book: a journal and a queue of a million entries, and ten thousand topics.
 
-`tidebook serve` runs in a process of its own; a page's time is that of its answer on a kept connection. Chromium then
+`tidebook serve` runs in a separate process; a page's time is that of its answer on a kept connection. Chromium then
 opens the pages, and reports when their script is ready. `./dev bench console --quick`, `--book FOLDER` keeps the book,
 `--servers` measures a smaller one on Kafka, Cassandra and PostgreSQL.
 """

@@ -1,35 +1,55 @@
 """Journals on Kafka and Cassandra beside what the servers' own clients do: 200-byte events, one broker, one node.
 
-`./dev bench` starts the servers, unless they run or `--book tidebook.toml` names them.
+The sides of a ratio take turns in many short rounds in one process, in another order each round. A ratio is the median
+of those of the rounds; `quartiles` has the first and the third. `./dev bench` starts the servers, unless they run or
+`--book tidebook.toml` names them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import os
 import subprocess
 import sys
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
+from itertools import cycle, permutations
+from typing import Any, NamedTuple
 
 import tidebook
 from bench.replication import replicate
 from bench.servers import status_file
 from bench.timing import percentile, report, timed
 from tidebook.core.event import Event
+from tidebook.journal.append import encode_append
 from tidebook.journal.journal import Journal
+from tidebook.runtime.clock import RandomIds
 from tidebook.wiring.book import Book
 
 BYTES = b"x" * 200
 WRITERS = 256
+APPENDS_PER_WRITER = 20
 PAGE = 1000
-#: Turns of each client that do not count: a broker that was just started compiles its code for several seconds.
-WARM_TURNS = 8
+#: A broker that was just started compiles its code for several seconds, in which no round counts.
+WARM_S = 8.0
+#: What every client of a comparison gets; Tidebook's own settings have the same values by default.
+BATCH_BYTES = 1_000_000
+PRODUCER = {"acks": "all", "enable.idempotence": True, "linger.ms": 0, "batch.size": BATCH_BYTES}
 #: Other processes end after this time, even if this process was killed.
 OTHERS_S_MAX = 60
+#: Uses a whole core until its standard input ends.
+BURN = f"""
+import os, sys, threading, time
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+began = time.time()
+while time.time() - began < {OTHERS_S_MAX}:
+    pass
+"""
 #: Appends 10,000 a second until its standard input ends; prints when it began, then how many, and when it ended.
 OTHERS = f"""
 import asyncio, sys, threading, time
@@ -51,6 +71,7 @@ asyncio.run(main())
 """
 TARGETS = {
     "appends_256_vs_best_async_client": 1.0,
+    "appends_256_beside_load_vs_best_async_client": 1.0,
     "append_many_vs_produce_loop": 0.6,
     "append_unconfirmed_p50_vs_produce": 1.5,
     "append_confirmed_p50_vs_produce": 3.0,
@@ -58,6 +79,7 @@ TARGETS = {
     "read_100k_vs_driver": 1.3,
     "read_1k_in_100k_tail_vs_caught_up": 3.0,
 }
+PARTS = ("appends", "many", "latency", "reads", "tail", "cold")
 
 
 def main(argv: list[str]) -> None:
@@ -65,11 +87,60 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench kafka", description=__doc__)
     parser.add_argument("--book", help="a tidebook.toml that names Kafka and Cassandra")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="run only these parts")
     options = parser.parse_args(argv)
     home = status_file().parent
     bench = Bench(options.book or str(home / "tidebook.toml"), 10 if options.quick else 1)
-    asyncio.run(bench.run())
-    report("kafka", bench.ratios(), {name: round(value, 4) for name, value in bench.figures.items()}, TARGETS)
+    asyncio.run(bench.run(options.parts))
+    figures = {name: round(value, 4) for name, value in bench.figures.items()}
+    report("kafka", bench.ratios, figures | {"quartiles": bench.quartiles}, TARGETS)
+
+
+class Round(NamedTuple):
+    """What one side took for one round: its wall time, and the processor time of the loop's thread and the process."""
+
+    wall_s: float
+    loop_s: float
+    process_s: float
+
+
+@contextmanager
+def measured(rounds: list[Round]) -> Iterator[None]:
+    """Time a block as a round."""
+    began = time.perf_counter(), time.thread_time(), time.process_time()
+    yield
+    ended = time.perf_counter(), time.thread_time(), time.process_time()
+    rounds.append(Round(*(end - begin for begin, end in zip(began, ended, strict=True))))
+
+
+class Side(NamedTuple):
+    """One side of a comparison: a round of its work, and what must be active only while that runs."""
+
+    work: Callable[[], Awaitable[object]]
+    around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+
+
+async def take_turns(
+    sides: Mapping[str, Side], rounds: int, *, warm_rounds: int = 1, warm_s: float = 0.0
+) -> dict[str, list[Round]]:
+    """Measure the sides in turn, in another order each round, after rounds that do not count."""
+    began, number, names = time.monotonic(), 0, list(sides)
+    measures: dict[str, list[Round]] = {}
+    while number < rounds:
+        if number == 0 and (warm_rounds > 0 or time.monotonic() - began < warm_s):
+            warm_rounds -= 1
+            measures = {name: [] for name in names}
+        else:
+            number += 1
+        names.append(names.pop(0))
+        if number % len(names) == 0:
+            names.reverse()
+        for name in names:
+            async with sides[name].around():
+                gc.collect()  # so that no side pays for the garbage of another
+                with measured(measures[name]):
+                    await sides[name].work()
+    return {name: each[-rounds:] for name, each in measures.items()}
 
 
 class Bench:
@@ -80,112 +151,120 @@ class Bench:
         self.scale = scale
         self.name = f"bench-{uuid.uuid4().hex[:8]}"
         self.figures: dict[str, float] = {}
+        self.ratios: dict[str, float] = {}
+        #: The first and the third quartile of the ratios of the rounds.
+        self.quartiles: dict[str, list[float]] = {}
 
-    def ratios(self) -> dict[str, float]:
-        f = self.figures
-        client = max(f["aioproducer_256_per_s"], f["aiokafka_256_per_s"])
-        return {
-            "appends_256_vs_best_async_client": f["append_256_per_s"] / client,
-            "append_many_vs_produce_loop": f["append_many_per_s"] / f["produce_loop_per_s"],
-            "append_unconfirmed_p50_vs_produce": f["append_unconfirmed_p50_ms"] / f["produce_p50_ms"],
-            "append_confirmed_p50_vs_produce": f["append_confirmed_p50_ms"] / f["produce_p50_ms"],
-            "read_1k_vs_driver": f["read_short_ms"] / f["driver_short_ms"],
-            "read_100k_vs_driver": f["read_long_ms"] / f["driver_long_ms"],
-            "read_1k_in_100k_tail_vs_caught_up": f["read_1k_tail_ms"] / f["read_short_ms"],
-        }
-
-    async def run(self) -> None:
+    async def run(self, parts: Sequence[str]) -> None:
         async with tidebook.open(self.where) as book:
             servers = str(book.settings.section("log").url).removeprefix("kafka://")
-            await self.concurrent(book, servers)
-            await self.many(book, servers)
-            await self.latency(book, servers)
-            await self.reads(book)
-            await self.tail(book)
+            if "appends" in parts:
+                await self.appends(book, servers)
+            if "many" in parts:
+                await self.many(book, servers)
+            if "latency" in parts:
+                await self.latency(book, servers)
+            if "reads" in parts:
+                await self.reads(book)
+            if "tail" in parts:
+                await self.tail(book)
             for name in ("init", "seek", "poll"):
                 timing = book.metrics.timing(f"kafka_consumer_{name}")
                 if timing.count:
                     self.figures[f"consumer_{name}_mean_ms"] = timing.total_s / timing.count * 1000
                     self.figures[f"consumer_{name}_count"] = timing.count
-        self.cold_start()
+        if "cold" in parts:
+            self.cold_start()
+
+    def _keep(self, what: str, measures: Mapping[str, Sequence[Round]], count: int) -> None:
+        """Keep the medians of each side, in microseconds per operation."""
+        for name, rounds in measures.items():
+            for kind, seconds in zip(("wall", "loop", "process"), zip(*rounds, strict=True), strict=True):
+                self.figures[f"{what}_{name}_{kind}_us"] = percentile(seconds, 0.5) / count * 1e6
+
+    def _compare(self, ratio: str, times: Sequence[float], base: Sequence[float], *, of_rates: bool = False) -> None:
+        """Set a ratio from the times of two sides: the median of those of the rounds, of times or of rates."""
+        pairs = zip(base, times, strict=True) if of_rates else zip(times, base, strict=True)
+        ratios = [above / below for above, below in pairs]
+        self.ratios[ratio] = percentile(ratios, 0.5)
+        self.quartiles[ratio] = [round(percentile(ratios, share), 3) for share in (0.25, 0.75)]
 
     # ---- writing
 
-    async def concurrent(self, book: Book, servers: str) -> None:
-        """256 writers that await each message; in turns, so that all see the same machine."""
+    async def appends(self, book: Book, servers: str) -> None:
+        """256 writers that each await their append; the rivals send records of the same bytes."""
         from aiokafka import AIOKafkaProducer
+        from confluent_kafka.aio import AIOProducer
 
         topic = f"{self.name}-w"
         journal = book.journal(topic)
         await journal.append("warm", [Event(BYTES)], confirm=False)
-        aiokafka = AIOKafkaProducer(bootstrap_servers=servers, acks="all", enable_idempotence=True)
+        record = encode_append(await journal.topic_config(), RandomIds(), [Event(BYTES)])[1]
+        aiokafka = AIOKafkaProducer(
+            bootstrap_servers=servers, acks="all", enable_idempotence=True, linger_ms=0, max_batch_size=BATCH_BYTES
+        )
         await aiokafka.start()
+        aioproducer = AIOProducer({"bootstrap.servers": servers, **PRODUCER}, batch_size=WRITERS, buffer_timeout=0.1)
+
+        @asynccontextmanager
+        async def polled() -> AsyncIterator[None]:
+            """Reports arrive only in a poll, so a task always polls; only in its own rounds, because it is busy."""
+            ended = False
+
+            async def poll() -> None:
+                while not ended:
+                    await aioproducer.poll(0.005)
+
+            polling = asyncio.create_task(poll())
+            yield
+            ended = True
+            await polling
 
         async def ours(id: str) -> None:
             await journal.append(id, [Event(BYTES)], confirm=False)
 
-        async def theirs(id: str) -> None:
-            await aiokafka.send_and_wait(topic, BYTES, key=id.encode())
+        async def through_aiokafka(id: str) -> None:
+            await aiokafka.send_and_wait(topic, record, key=id.encode())
 
+        async def through_aioproducer(id: str) -> None:
+            await (await aioproducer.produce(topic, value=record, key=id.encode()))
+
+        sides = {
+            "tidebook": Side(lambda: write_concurrently(ours)),
+            "aiokafka": Side(lambda: write_concurrently(through_aiokafka)),
+            "aioproducer": Side(lambda: write_concurrently(through_aioproducer), polled),
+        }
         try:
-            await self._in_turn({"append": ours, "aiokafka": theirs}, turns=5)
+            with timed(f"{WRITERS} concurrent writers"):
+                alone = await take_turns(sides, 60 // self.scale, warm_s=WARM_S / self.scale)
+            self._compare_with_clients("appends_256", alone)
+            with timed(f"{WRITERS} concurrent writers beside other load"):
+                async with other_processes(BURN, count=os.cpu_count() or 1):
+                    loaded = await take_turns(sides, 30 // self.scale)
+            self._compare_with_clients("appends_256_beside_load", loaded)
         finally:
             await aiokafka.stop()
-        await self._aioproducer(topic, servers)
-
-    async def _aioproducer(self, topic: str, servers: str) -> None:
-        """Measure it alone: while it is open, its threads compete for the interpreter in every turn.
-
-        Reports arrive only in a poll, so a task always polls: otherwise each batch would wait for 0.1 s.
-        """
-        from confluent_kafka.aio import AIOProducer
-
-        settings = {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
-        aioproducer = AIOProducer(settings, batch_size=WRITERS, buffer_timeout=0.1)
-
-        async def poll() -> None:
-            while True:
-                await aioproducer.poll(0.005)
-
-        async def theirs(id: str) -> None:
-            await (await aioproducer.produce(topic, value=BYTES, key=id.encode()))
-
-        polling = asyncio.create_task(poll())
-        try:
-            await self._in_turn({"aioproducer": theirs}, turns=5)
-        finally:
-            polling.cancel()
             await aioproducer.close()
 
-    async def _in_turn(self, sides: Mapping[str, Callable[[str], Awaitable[None]]], *, turns: int) -> None:
-        rates = defaultdict[str, list[float]](list)
-        for turn in range(WARM_TURNS + turns):
-            for name, send in sides.items():
-                rate = await self._writers(name, send)
-                if turn >= WARM_TURNS:
-                    rates[f"{name}_256_per_s"].append(rate)
-        self._medians(rates)
-
-    async def _writers(self, name: str, send: Callable[[str], Awaitable[None]]) -> float:
-        count = 25_600 // self.scale
-
-        async def writer(id: str) -> None:
-            for _ in range(count // WRITERS):
-                await send(id)
-
-        with timed(f"{name}, {WRITERS} concurrent") as watch:
-            await asyncio.gather(*(writer(f"j-{n}") for n in range(WRITERS)))
-        return watch.rate(count)
+    def _compare_with_clients(self, what: str, measures: Mapping[str, Sequence[Round]]) -> None:
+        self._keep(what, measures, WRITERS * APPENDS_PER_WRITER)
+        walls = {name: [each.wall_s for each in rounds] for name, rounds in measures.items()}
+        ours = walls.pop("tidebook")
+        for name, theirs in walls.items():
+            self._compare(f"{what}_vs_{name}", ours, theirs, of_rates=True)
+        best = min(walls, key=lambda name: self.ratios[f"{what}_vs_{name}"])
+        self._compare(f"{what}_vs_best_async_client", ours, walls[best], of_rates=True)
 
     async def many(self, book: Book, servers: str) -> None:
         from confluent_kafka import Producer
 
-        count = 100_000 // self.scale
+        count = 20_000 // self.scale
         journal = book.journal(f"{self.name}-m")
         await journal.append("warm", [Event(BYTES)], confirm=False)
+        record = encode_append(await journal.topic_config(), RandomIds(), [Event(BYTES)])[1]
         items = [(f"k-{n % 1000}", [Event(BYTES)]) for n in range(count)]
-        producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True})
-        producer.produce(f"{self.name}-m", BYTES)
+        producer = Producer({"bootstrap.servers": servers, **PRODUCER})
+        producer.produce(f"{self.name}-m", record)
         producer.flush()  # a new producer needs half a second until it may send
         done = 0
 
@@ -194,30 +273,28 @@ class Bench:
             assert error is None
             done += 1
 
-        def bare() -> None:
+        async def bare() -> None:
+            before = done
             for n in range(count):
                 while True:
                     try:
-                        producer.produce(f"{self.name}-m", BYTES, f"k-{n % 1000}".encode(), on_delivery=delivered)
+                        producer.produce(f"{self.name}-m", record, f"k-{n % 1000}".encode(), on_delivery=delivered)
                         break
                     except BufferError:
                         producer.poll(0.01)
                 producer.poll(0)
             producer.flush()
+            assert done == before + count
 
-        turns, rates = 7, defaultdict[str, list[float]](list)
-        for _ in range(turns):  # in turns, so that both see the same machine
-            with timed("tidebook, append_many") as watch:
-                await journal.append_many(items, confirm=False)
-            rates["append_many_per_s"].append(watch.rate(count))
-            with timed("a bare produce loop with delivery callbacks") as watch:
-                bare()
-            rates["produce_loop_per_s"].append(watch.rate(count))
-        assert done == turns * count
-        self._medians(rates)
-
-    def _medians(self, rates: Mapping[str, list[float]]) -> None:
-        self.figures |= {name: percentile(each, 0.5) for name, each in rates.items()}
+        sides = {
+            "tidebook": Side(lambda: journal.append_many(items, confirm=False)),
+            "produce_loop": Side(bare),
+        }
+        with timed("append_many, and a bare produce loop with delivery callbacks"):
+            measures = await take_turns(sides, 40 // self.scale, warm_s=WARM_S / 2 / self.scale)
+        self._keep("append_many", measures, count)
+        ours, theirs = ([each.wall_s for each in rounds] for rounds in measures.values())
+        self._compare("append_many_vs_produce_loop", ours, theirs, of_rates=True)
 
     async def latency(self, book: Book, servers: str) -> None:
         from confluent_kafka import Producer
@@ -225,42 +302,44 @@ class Bench:
         rounds = 2_000 // self.scale
         journal = book.journal(f"{self.name}-l")
         await journal.append("j", [Event(BYTES)])
-        producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
+        record = encode_append(await journal.topic_config(), RandomIds(), [Event(BYTES)])[1]
+        producer = Producer({"bootstrap.servers": servers, **PRODUCER})
 
         await book.log.create_topic(f"{self.name}-b", 1)  # so that no other writer uses the journal's partition
 
         async def bare() -> None:
-            producer.produce(f"{self.name}-b", BYTES, b"other", partition=0)
+            producer.produce(f"{self.name}-b", record, b"other", partition=0)
             producer.flush()
 
-        async def ours(confirm: bool) -> None:
-            await journal.append("j", [Event(BYTES)], confirm=confirm)
+        async def confirmed() -> None:
+            await journal.append("j", [Event(BYTES)])
+
+        async def unconfirmed() -> None:
+            await journal.append("j", [Event(BYTES)], confirm=False)
 
         await bare()
-        confirmed, unconfirmed, alone = list[float](), list[float](), list[float]()
-        for _ in range(rounds):  # in turns, so that all of them see the same machine
-            confirmed.append(await _took(lambda: ours(True)))
-            unconfirmed.append(await _took(lambda: ours(False)))
-            alone.append(await _took(bare))
-        self.figures["produce_p50_ms"] = percentile(alone, 0.5) * 1000
-        self.figures["append_unconfirmed_p50_ms"] = percentile(unconfirmed, 0.5) * 1000
-        self.figures["append_confirmed_p50_ms"] = percentile(confirmed, 0.5) * 1000
+        took: dict[str, list[float]] = {"produce": [], "append_unconfirmed": [], "append_confirmed": []}
+        acts = dict(zip(took, (bare, unconfirmed, confirmed), strict=True))
+        with timed("lone appends"):
+            for number, order in zip(range(-rounds // 10, rounds), cycle(permutations(acts)), strict=False):
+                for name in order:
+                    seconds = await _took(acts[name])
+                    if number >= 0:
+                        took[name].append(seconds)
+        for name, seconds_of_side in took.items():
+            self.figures[f"{name}_p50_ms"] = percentile(seconds_of_side, 0.5) * 1000
+        for name in ("append_unconfirmed", "append_confirmed"):
+            ratio = f"{name}_p50_vs_produce"
+            self.ratios[ratio] = percentile(took[name], 0.5) / percentile(took["produce"], 0.5)
         await self._latency_among_others(journal, rounds // 4)
 
     async def _latency_among_others(self, journal: Journal, rounds: int) -> None:
         """The same while another process appends 10,000 a second to the same partitions; printed, with no target."""
-        others = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", OTHERS, self.where, journal.topic,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert others.stdout is not None
-        try:
+        async with other_processes(OTHERS, self.where, journal.topic) as [others]:
+            assert others.stdout is not None
             began = float(await asyncio.wait_for(others.stdout.readline(), OTHERS_S_MAX))
             took = [await _took(lambda: journal.append("j", [Event(BYTES)])) for _ in range(rounds)]
             printed, _ = await others.communicate()  # its standard input ends, and so does it
-        finally:
-            if others.returncode is None:
-                others.kill()
         count, ended = (float(each) for each in printed.split())
         self.figures["others_per_s"] = count / (ended - began)
         self.figures["append_confirmed_among_others_p50_ms"] = percentile(took, 0.5) * 1000
@@ -281,13 +360,19 @@ class Bench:
         driver = await Driver.open(book, topic, (await journal.create()).segment_size)
         rounds = 100 // self.scale
         try:
-            for id, count, times in (("short", 1000, rounds), ("long", long, 5)):
-                ours, theirs = list[float](), list[float]()
-                for _ in range(times):  # in turns, so that both see the same machine
-                    ours.append(await _took(lambda id=id: _count(journal, id)))  # type: ignore[misc]
-                    theirs.append(await _took(lambda id=id, count=count: driver.read(id, count)))  # type: ignore[misc]
+            for ratio, id, count, times in (
+                ("read_1k_vs_driver", "short", 1000, 4 * rounds), ("read_100k_vs_driver", "long", long, 15),
+            ):  # fmt: skip
+                sides = {
+                    "tidebook": Side(partial(_count, journal, id)),
+                    "driver": Side(partial(driver.read, id, count)),
+                }
+                with timed(f"reading {count} events"):
+                    measures = await take_turns(sides, times, warm_rounds=max(2, times // 5))
+                self._keep(f"read_{id}", measures, count)
+                ours, theirs = ([each.wall_s for each in each_rounds] for each_rounds in measures.values())
+                self._compare(ratio, ours, theirs)
                 self.figures[f"read_{id}_ms"] = percentile(ours, 0.5) * 1000
-                self.figures[f"driver_{id}_ms"] = percentile(theirs, 0.5) * 1000
             took = [await _took(lambda: _count(journal, "together")) for _ in range(rounds)]
             self.figures["read_1k_of_one_append_ms"] = percentile(took, 0.5) * 1000
         finally:
@@ -305,6 +390,9 @@ class Bench:
             await _count(journal, "mine")
         took = [await _took(lambda: _count(journal, "mine")) for _ in range(50 // min(self.scale, 5))]
         self.figures["read_1k_tail_ms"] = percentile(took, 0.5) * 1000
+        if "read_short_ms" in self.figures:
+            caught_up = self.figures["read_short_ms"]
+            self.ratios["read_1k_in_100k_tail_vs_caught_up"] = self.figures["read_1k_tail_ms"] / caught_up
 
     def cold_start(self) -> None:
         """A reader process, from nothing to its first event, split into its parts."""
@@ -357,6 +445,36 @@ class Driver:
     async def close(self) -> None:
         await self._session.close()
         self._cluster.destroy()
+
+
+async def write_concurrently(send: Callable[[str], Awaitable[None]]) -> None:
+    """Send one record after another from each of 256 tasks."""
+
+    async def writer(id: str) -> None:
+        for _ in range(APPENDS_PER_WRITER):
+            await send(id)
+
+    await asyncio.gather(*(writer(f"j-{n}") for n in range(WRITERS)))
+
+
+@asynccontextmanager
+async def other_processes(
+    script: str, *arguments: str, count: int = 1
+) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Run a script in other processes until the block ends."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        for _ in range(count)
+    ]
+    try:
+        yield processes
+    finally:
+        for each in processes:
+            if each.returncode is None:
+                each.kill()
+            await each.wait()
 
 
 async def _count(journal: Journal, id: str) -> int:

@@ -240,7 +240,7 @@ class Bench:
         return name
 
     def fill(self, topic: str, count: int) -> float:
-        """Publish so many rows; the moment before their commit."""
+        """Publish this many rows; the moment before their commit."""
         with psycopg.connect(self.url) as connection:
             connection.execute(
                 "INSERT INTO kafka_messages (topic, key, payload) SELECT %s, (n %% 1000)::text::bytea, %s "

@@ -110,7 +110,7 @@ class Bench:
         common = f"[journal]\npartitions = {PARTITIONS}\n"
         servers = f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/'
         self.toml.write_text(f'{servers}{self.keyspace}"\n{common}')
-        # A table of its own: a scan of parts of the ring passes over the rows of all topics in it.
+        # A separate table: a scan of parts of the ring passes over the rows of all topics in it.
         (folder / "source.toml").write_text(f'{servers}{self.keyspace}_source"\n{common}')
         (folder / "embedded.toml").write_text(f'folder = "book"\n{common}')
         self.portal = BlockingPortal()

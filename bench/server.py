@@ -1,6 +1,6 @@
 """The server beside the same work in process: appends, batches, reads, followers, and queues over HTTP.
 
-The clients are a process of their own, with bare asyncio connections on uvloop: on two cores a heavier client would be
+The clients are a separate process, with bare asyncio connections on uvloop: on two cores a heavier client would be
 measured instead of the server. Beside rates, the CPU that the server's event loop and its other threads take for a
 request is printed, which other load of the machine changes less. `./dev bench server --only append`
 """
@@ -159,7 +159,7 @@ class Cpu:
 
 
 async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
-    """Let so many clients make `total` calls together; return calls a second."""
+    """Let this many clients make `total` calls together; return calls a second."""
     connections = [await Connection.open(port) for _ in range(count)]
     numbers = iter(range(total))
 

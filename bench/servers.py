@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def status_file() -> Path:
-    """Where the running servers are written down."""
+    """Return the file in which the running servers are recorded."""
     return Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
 
 

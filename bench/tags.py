@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run with topics and a tag of its own."""
+    """One run with its own topics and tag."""
 
     def __init__(self, folder: Path, address: str | None, count: int) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ class Bench:
                 await self.shown(book, topic)
 
     async def replication(self, book: Book, number: int) -> None:
-        """The same events without and with a tag, each in a topic of its own: no Spark, and 50 events a record."""
+        """The same events without and with a tag, each in a separate topic: no Spark, and 50 events a record."""
         part = min(self.count, 100_000) // 2
         for name in ("plain", "tagged") if number % 2 else ("tagged", "plain"):
             topic = f"{name}-{number}-{self.tag}"

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run, in a namespace of its own."""
+    """One run, in a separate namespace."""
 
     def __init__(self, address: str, scale: int, ratios: dict[str, float], figures: dict[str, Any]) -> None:
         self.address = address
@@ -289,7 +289,7 @@ def _ignore(entry: object) -> None:
 
 
 def _tool_jars() -> str:
-    # In a process of its own: what is installed for tests is not for benchmarks to import.
+    # In a separate process: what is installed for tests is not for benchmarks to import.
     script = "import os; from tidebook.testing.servers.artifacts import kafka_tools_jars as jars; "
     script += "print(os.pathsep.join(map(str, jars())))"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()

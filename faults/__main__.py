@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from faults.mutants import run_mutants
-from faults.report import summarize, write_report
-from faults.run import RunResult, run_faults
+from faults.report import facts, summarize, write_report
+from faults.run import RunResult, check_run, run_faults
 from faults.servers import RunServers
-from tidebook.testing.histories.call import RecordedHistory
 
 
 def main(arguments: list[str]) -> int:
@@ -48,14 +47,16 @@ def main(arguments: list[str]) -> int:
     for option in ("servers", "cluster"):
         if getattr(given, option):
             command += f" --{option}"
-    result, history = asyncio.run(_run(given, folder.absolute(), seed, command))
-    for line in summarize(result, history):
+    result = asyncio.run(_run(given, folder.absolute(), seed, command))
+    history = check_run(result, folder)
+    found = facts(result, history)
+    for line in summarize(found):
         _say(line)
-    _say(f"report: {write_report(folder, result, history)}")
+    _say(f"report: {write_report(folder, found, result, history)}")
     return 0 if result.ok else 1
 
 
-async def _run(given: argparse.Namespace, folder: Path, seed: int, command: str) -> tuple[RunResult, RecordedHistory]:
+async def _run(given: argparse.Namespace, folder: Path, seed: int, command: str) -> RunResult:
     options: dict[str, Any] = {"seconds": given.minutes * 60, "seed": seed, "only": given.only, "command": command}
     if not (given.servers or given.cluster):
         return await run_faults(folder, say=_say, **options)

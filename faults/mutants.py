@@ -21,15 +21,25 @@ FIRST_SEED = 11
 
 
 class Mutant(NamedTuple):
-    """One change of the source: `old`, which must occur once, becomes `new`."""
+    """One check switched off in the source: `old`, which must occur once, becomes `new`."""
 
     name: str
     #: Below `src/tidebook`.
     file: str
     old: str
     new: str
+    #: A second change of the file, where two checks do the same work: its old text, which occurs once, and its new one.
+    also: tuple[str, str] | None = None
     #: The role that all faults of a try are done to, where those of others only take the time.
     only: str | None = None
+
+    def apply(self, text: str) -> str:
+        """Return the changed text of the file; raise ValueError if what it changes does not occur once."""
+        for old, new in [(self.old, self.new), *([] if self.also is None else [self.also])]:
+            if text.count(old) != 1:
+                raise ValueError(f"mutant {self.name!r}: its text occurs {text.count(old)} times in {self.file}")
+            text = text.replace(old, new)
+        return text
 
 
 _FOLD, _WAL = "core/fold.py", "wal/meta.py"
@@ -122,6 +132,7 @@ MUTANTS: Sequence[Mutant] = (
         "domain/projection_tables.py",
         "                    SLICE.c.owner == member,\n                    SLICE.c.position == before,\n",
         "",
+        also=("SLICE.c.owner == member, SLICE.c.position == position)", "SLICE.c.position == position)"),
         only="consumer",
     ),
     Mutant(
@@ -129,6 +140,27 @@ MUTANTS: Sequence[Mutant] = (
         "domain/projection_tables.py",
         ".values(position=after)",
         ".values(position=before)",
+    ),
+    # deciders and process managers
+    Mutant(
+        "a refusal is not checked against the journal",
+        "domain/decider.py",
+        "                if is_fresh:\n                    raise\n",
+        "                if True:\n                    raise\n",
+    ),
+    Mutant(
+        "a process executes its commands without an id",
+        "domain/process.py",
+        "each.command, command_id=each.command_id)",
+        "each.command)",
+        only="consumer",
+    ),
+    Mutant(
+        "a process does not look at its marks",
+        "domain/process.py",
+        "if not mark.covers(placed)]",
+        "if mark is not None]",
+        only="consumer",
     ),
     # outbox
     Mutant(
@@ -218,10 +250,7 @@ def make_mutant(mutant: Mutant, source: Path, target: Path) -> None:
     """Copy the source to a new folder with the mutant's change; raise ValueError if its text is not there once."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     file = target / "tidebook" / mutant.file
-    text = file.read_text()
-    if text.count(mutant.old) != 1:
-        raise ValueError(f"mutant {mutant.name!r}: its text occurs {text.count(mutant.old)} times in {mutant.file}")
-    file.write_text(text.replace(mutant.old, mutant.new))
+    file.write_text(mutant.apply(file.read_text()))
 
 
 def _try(mutant: Mutant) -> TryResult:

@@ -10,6 +10,8 @@ import msgspec
 TOPIC = "ledger"
 MAIL = "mail"
 QUEUE = "work"
+#: The topic of deciders, the prefix of the ids that a process manager writes to, and the queue of its entries.
+ACCOUNTS, MIRROR, CAUSED = "accounts", "mirror-", "caused"
 TAGS = ("red", "blue")
 GROUP, GROUP_TAG = "readers", "red"
 NAMESPACE, REGION = "faults", 1
@@ -19,6 +21,7 @@ SERVER_LEASE_S = 3.0
 #: A journal is written to for this long; then others are, so that the history of each stays short enough to decide.
 GENERATION_S = 5.0
 KEYS = 6
+ACCOUNT_GENERATION_S, ACCOUNTS_AT_ONCE = 20.0, 3
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -45,10 +48,29 @@ class Plan(msgspec.Struct, frozen=True):
         """The database of the application that follows the journals."""
         return Path(self.folder) / "effects.db"
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all faults are over: then nothing of the workload is slow on purpose."""
+        return self._quiet_file.exists()
+
+    def be_quiet(self) -> None:
+        """Tell all processes that the faults are over."""
+        self._quiet_file.touch()
+
+    @property
+    def _quiet_file(self) -> Path:
+        return Path(self.folder) / "quiet"
+
     def key(self, choice: float) -> str:
         """Return the id of one of the journals of this moment."""
-        generation = int((time.monotonic_ns() - self.began_ns) / 1e9 / GENERATION_S)
-        return f"k{generation * KEYS + int(choice * KEYS)}"
+        return f"k{self._generation(GENERATION_S) * KEYS + int(choice * KEYS)}"
+
+    def account(self, choice: float) -> str:
+        """Return the id of one of the accounts of this moment."""
+        return f"a{self._generation(ACCOUNT_GENERATION_S) * ACCOUNTS_AT_ONCE + int(choice * ACCOUNTS_AT_ONCE)}"
+
+    def _generation(self, lasts_s: float) -> int:
+        return int((time.monotonic_ns() - self.began_ns) / 1e9 / lasts_s)
 
 
 def read_plan(folder: Path) -> Plan:

@@ -40,7 +40,7 @@ class TcpProxy:
         """Stop listening and reset every connection."""
         assert self._server is not None
         self._server.close()
-        self._reset_all()
+        self.reset_all()
         await self._server.wait_closed()
 
     def set_mode(self, mode: Mode) -> None:
@@ -50,9 +50,10 @@ class TcpProxy:
         """
         before, self.mode = self.mode, mode
         if mode == "drop" or before in ("half_open", "one_way"):
-            self._reset_all()
+            self.reset_all()
 
-    def _reset_all(self) -> None:
+    def reset_all(self) -> None:
+        """Reset every connection."""
         for writer in list(self._connections):
             _reset(writer)
 
@@ -66,9 +67,11 @@ class TcpProxy:
             _reset(writer)
             return
         self._connections |= {writer, to_writer}
+        peer = self.identify(writer)
         try:
             await asyncio.gather(
-                self._forward(reader, to_writer, answers=False), self._forward(to_reader, writer, answers=True)
+                self._forward(reader, to_writer, peer, answers=False),
+                self._forward(to_reader, writer, peer, answers=True),
             )
         except OSError:
             pass
@@ -77,17 +80,27 @@ class TcpProxy:
             for each in (writer, to_writer):
                 each.close()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+    def identify(self, writer: asyncio.StreamWriter) -> str | None:
+        """Return who has connected, if that matters."""
+        return None
+
+    def mode_of(self, peer: str | None, *, answers: bool) -> Mode:
+        """Return what happens to bytes from a peer, or to the answers for it."""
+        return "half_open" if self.mode == "one_way" and answers else self.mode
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str | None, *, answers: bool
+    ) -> None:
         sent = 0
         while data := await reader.read(CHUNK_BYTES):
-            mode = self.mode
-            if mode == "half_open" or (mode == "one_way" and answers):
+            mode = self.mode_of(peer, answers=answers)
+            if mode == "half_open":
                 continue
             if mode == "delay":
                 await asyncio.sleep(DELAY_S)
             elif mode == "reset" and sent + len(data) > RESET_AFTER_BYTES:
                 writer.write(data[: max(1, len(data) // 2)])
-                self._reset_all()
+                self.reset_all()
                 return
             elif mode == "drip":
                 for start in range(0, len(data), DRIP_BYTES):
@@ -104,8 +117,8 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection with RST instead of FIN."""
+    """Close a connection with RST instead of FIN; do nothing if it is closed."""
     found = writer.get_extra_info("socket")
-    if found is not None:
+    if found is not None and found.fileno() >= 0:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -16,96 +18,174 @@ from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHist
 
 PAGE = Path(__file__).with_name("report.html")
 #: Errors that are answers: the book was available.
-ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound"}
+ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
 #: After this time with one broker and one node down, calls succeed again.
 AVAILABLE_AFTER_S = 8.0
 #: How many calls of one operation the timeline shows.
 POINTS_MAX = 4_000
 
 
-def _calls(history: RecordedHistory, result: RunResult) -> dict[str, list[RecordedCall]]:
-    """Return the calls of the workload by operation, without observations and the inspector."""
-    found: dict[str, list[RecordedCall]] = defaultdict(list)
-    for call in history.calls:
-        if call.start_ns >= result.began_ns and call.start_ns != call.end_ns and "inspector" not in call.process:
-            found[call.op].append(call)
-    return found
+#: What must succeed again after a fault of a server.
+SERVER_OPS = {
+    "kafka": ("append", "wal_write"),
+    "cassandra": ("append", "read"),
+    "postgres": ("put", "transaction"),
+    "servers": ("append", "read", "put", "transaction"),
+}
 
 
 def _answered(call: RecordedCall) -> bool:
     return call.outcome == "ok" or call.error in ANSWERS
 
 
+class _OperationCalls:
+    """The calls of one operation, by their beginning: a long run has many, and counts them for many faults."""
+
+    def __init__(self, calls: Sequence[RecordedCall]) -> None:
+        self.calls = calls
+        self._starts = [call.start_ns for call in calls]
+        self._answered = [0, *accumulate(map(_answered, calls))]
+
+    def answered_between(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return how many of the calls that began within a time were answered, and how many there were."""
+        first, last = bisect_left(self._starts, start_ns), bisect_right(self._starts, end_ns)
+        return self._answered[last] - self._answered[first], last - first
+
+    @property
+    def answered(self) -> int:
+        """How many were answered."""
+        return self._answered[-1]
+
+
+class _Successes:
+    """When calls succeeded: by the process, without the number of its life, and by the operation."""
+
+    def __init__(self, history: RecordedHistory) -> None:
+        self._ends: dict[str, list[int]] = defaultdict(list)
+        for call in history.calls:
+            if call.outcome == "ok":
+                self._ends[call.process.rsplit(".", 1)[0]].append(call.end_ns)
+                self._ends[call.op].append(call.end_ns)
+        for ends in self._ends.values():
+            ends.sort()
+
+    def recovery_s(self, fault: DoneFault) -> float | None:
+        """Return how long after a fault its target succeeded again; None if nothing says so.
+
+        The target of a fault of servers is whatever needs them.
+        """
+        kind = fault.target.rsplit("-", 1)[0]
+        names: Sequence[str] = SERVER_OPS.get(kind, (fault.target,))
+        if fault.target in ("http", "server"):
+            names = ("remote-1",)
+        firsts = [self._first_after(name, fault.end_ns) for name in names]
+        if any(first is None for first in firsts):
+            return None
+        return round((max(first for first in firsts if first is not None) - fault.end_ns) / 1e9, 3)
+
+    def _first_after(self, name: str, ns: int) -> int | None:
+        ends = self._ends.get(name, [])
+        at = bisect_right(ends, ns)
+        return ends[at] if at < len(ends) else None
+
+
+def _by_operation(history: RecordedHistory, result: RunResult) -> dict[str, _OperationCalls]:
+    """Return the calls of the workload by operation, without observations and the inspector."""
+    found: dict[str, list[RecordedCall]] = defaultdict(list)
+    for call in history.calls:
+        if call.start_ns >= result.began_ns and call.start_ns != call.end_ns and "inspector" not in call.process:
+            found[call.op].append(call)
+    return {op: _OperationCalls(calls) for op, calls in sorted(found.items())}
+
+
 def _latency_ms(calls: Sequence[RecordedCall]) -> dict[str, float]:
     took = sorted((call.end_ns - call.start_ns) / 1e6 for call in calls if call.end_ns < NEVER_NS)
     if len(took) < 2:
         return {}
-    cuts = quantiles(took, n=100)
+    cuts = quantiles(took, n=100, method="inclusive")
     return {"p50": round(cuts[49], 2), "p99": round(cuts[98], 2), "max": round(took[-1], 2)}
 
 
-def _recovery_s(fault: DoneFault, history: RecordedHistory) -> float | None:
-    """Return how long after the fault its target succeeded again; None if the target records nothing."""
-    target = "remote-" if fault.target in ("http", "server") else f"{fault.target}."
-    ends = [
-        call.end_ns
-        for call in history.calls
-        if call.process.startswith(target) and call.outcome == "ok" and call.end_ns > fault.end_ns
-    ]
-    return round((min(ends) - fault.end_ns) / 1e9, 3) if ends else None
+def _availability(operations: Mapping[str, _OperationCalls], start_ns: int, end_ns: int) -> dict[str, list[int]]:
+    found = {op: calls.answered_between(start_ns, end_ns) for op, calls in operations.items()}
+    return {op: [answered, count] for op, (answered, count) in found.items() if count}
 
 
-def _availability(calls: Mapping[str, Sequence[RecordedCall]]) -> dict[str, list[int]]:
-    return {op: [sum(map(_answered, found)), len(found)] for op, found in sorted(calls.items()) if found}
-
-
-def _after_pause(fault: DoneFault, calls: Mapping[str, Sequence[RecordedCall]]) -> dict[str, list[RecordedCall]]:
-    """Return the calls that began while servers were down, after the pause in which the others take over."""
+def _available_after(fault: DoneFault, operations: Mapping[str, _OperationCalls]) -> dict[str, list[int]]:
+    """Return what was answered while servers were down, after the pause in which the others take over."""
     if fault.kind != ONE_DOWN or fault.down_ns is None:
         return {}
-    start_ns = fault.start_ns + int(AVAILABLE_AFTER_S * 1e9)
-    return {op: [call for call in found if start_ns <= call.start_ns < fault.down_ns] for op, found in calls.items()}
+    return _availability(operations, fault.start_ns + int(AVAILABLE_AFTER_S * 1e9), fault.down_ns)
+
+
+def _sum(counts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in counts:
+        for op, (answered, count) in each.items():
+            before = found.setdefault(op, [0, 0])
+            found[op] = [before[0] + answered, before[1] + count]
+    return found
+
+
+def _spread(recoveries: Iterable[float | None]) -> dict[str, float] | None:
+    known = sorted(each for each in recoveries if each is not None)
+    return {"p50": known[len(known) // 2], "worst": known[-1]} if known else None
+
+
+def _by_kind(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the faults of each kind have in common."""
+    kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for fault in faults:
+        target = fault["target"].rsplit("-", 1)[0]
+        of = f" {target}" if target in SERVER_OPS or fault["kind"] in ("kill", "pause") else ""
+        kinds[f"{fault['kind']}{of}"].append(fault)
+    return [
+        {
+            "kind": kind,
+            "count": len(found),
+            "recovery_s": _spread(fault["recovery_s"] for fault in found),
+            "availability": _sum(fault["availability"] for fault in found),
+        }
+        for kind, found in sorted(kinds.items())
+    ]
 
 
 def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
     """Return the report as data."""
-    calls = _calls(history, result)
+    by_operation, successes = _by_operation(history, result), _Successes(history)
     operations = {
         op: {
-            "calls": len(found),
-            "ok": sum(call.outcome == "ok" for call in found),
-            "answered": sum(map(_answered, found)),
-            "unknown": sum(call.outcome == "unknown" for call in found),
-            "latency_ms": _latency_ms(found),
+            "calls": len(found.calls),
+            "ok": sum(call.outcome == "ok" for call in found.calls),
+            "answered": found.answered,
+            "unknown": sum(call.outcome == "unknown" for call in found.calls),
+            "latency_ms": _latency_ms(found.calls),
         }
-        for op, found in sorted(calls.items())
+        for op, found in by_operation.items()
     }
-    faults: list[dict[str, Any]] = []
-    for fault in result.faults:
-        during = {
-            op: [call for call in found if fault.start_ns <= call.start_ns <= fault.end_ns]
-            for op, found in calls.items()
+    faults: list[dict[str, Any]] = [
+        {
+            "kind": fault.kind,
+            "target": fault.target,
+            "start_s": round((fault.start_ns - result.began_ns) / 1e9, 2),
+            "end_s": round((fault.end_ns - result.began_ns) / 1e9, 2),
+            "recovery_s": successes.recovery_s(fault),
+            "availability": _availability(by_operation, fault.start_ns, fault.end_ns),
+            "available_after": _available_after(fault, by_operation),
         }
-        faults.append(
-            {
-                "kind": fault.kind,
-                "target": fault.target,
-                "start_s": round((fault.start_ns - result.began_ns) / 1e9, 2),
-                "end_s": round((fault.end_ns - result.began_ns) / 1e9, 2),
-                "recovery_s": _recovery_s(fault, history),
-                "availability": _availability(during),
-                "available_after": _availability(_after_pause(fault, calls)),
-            }
-        )
-    recoveries = sorted(fault["recovery_s"] for fault in faults if fault["recovery_s"] is not None)
+        for fault in result.faults
+    ]
     return {
         "ok": result.ok,
         "seed": result.seed,
         "command": result.command,
         "operations": operations,
-        "calls": sum(len(found) for found in calls.values()),
+        "calls": sum(len(found.calls) for found in by_operation.values()),
         "faults": faults,
-        "recovery_s": {"p50": recoveries[len(recoveries) // 2], "worst": recoveries[-1]} if recoveries else None,
+        "kinds": _by_kind(faults),
+        "one_down": _sum(fault["available_after"] for fault in faults),
+        "one_down_after_s": AVAILABLE_AFTER_S,
+        "recovery_s": _spread(fault["recovery_s"] for fault in faults),
         "recovered_s": result.recovered_s,
         "recovery_s_max": result.recovery_s_max,
         "restarts": result.restarts,
@@ -126,9 +206,8 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
     }
 
 
-def summarize(result: RunResult, history: RecordedHistory) -> Iterator[str]:
-    """Yield the lines that the command prints."""
-    found = facts(result, history)
+def summarize(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that the command prints, of these facts."""
     yield f"{found['calls']:,} calls, {len(found['faults'])} faults"
     for verdict in found["verdicts"]:
         yield f"  {'holds   ' if verdict['ok'] else 'VIOLATED'} {verdict['rule']} ({verdict['checked']:,} checked)"
@@ -138,11 +217,10 @@ def summarize(result: RunResult, history: RecordedHistory) -> Iterator[str]:
         yield "recovery after a fault: p50 {p50:.2f} s, worst {worst:.2f} s".format(**found["recovery_s"])
     if found["caught_up_s"] is not None:
         yield f"caught up {found['caught_up_s']:.1f} s after the last write"
-    for fault in found["faults"]:
-        for op, (answered, calls) in fault["available_after"].items():
-            if op in ("append", "read"):
-                share = 100 * answered / calls
-                yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
+    for op, (answered, calls) in found["one_down"].items():
+        if op in ("append", "read"):
+            share = 100 * answered / calls
+            yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
     for name, count in found["restarts"].items():
         yield f"{name} ended {count} times because a server was unavailable, and was started again"
     for lacking in found["lacking"]:
@@ -152,12 +230,12 @@ def summarize(result: RunResult, history: RecordedHistory) -> Iterator[str]:
     yield f"checked in {found['checker_s']:.1f} s; repeat: {found['command']}"
 
 
-def write_report(folder: Path, result: RunResult, history: RecordedHistory) -> Path:
-    """Write `report.json` and `report.html` into the folder of the run; return the page's path."""
-    found = facts(result, history)
+def write_report(folder: Path, found: Mapping[str, Any], result: RunResult, history: RecordedHistory) -> Path:
+    """Write the facts as `report.json` and `report.html` into the folder of the run; return the page's path."""
     (folder / "report.json").write_text(json.dumps(found, indent=1))
     points = {}
-    for op, calls in _calls(history, result).items():
+    for op, of_operation in _by_operation(history, result).items():
+        calls = of_operation.calls
         step = max(1, len(calls) // POINTS_MAX)
         points[op] = [
             [

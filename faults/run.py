@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,18 +16,35 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from faults.crew import PIPELINE, SERVER, SOURCES, Crew
-from faults.plan import GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
+from faults.disk import SmallDisk
+from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
 from faults.roles.inspector import catch_up_s_max
 from faults.roles.streams import create_effects
-from faults.schedule import FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.schedule import (
+    DEAF,
+    DISK_FULL,
+    FOREIGN,
+    MORE_PARTITIONS,
+    MUTE,
+    ONE_DOWN,
+    PARTITIONS,
+    ROLLING,
+    UPGRADE,
+    PlannedFault,
+    Targets,
+    make_schedule,
+)
 from faults.servers import RunServers
 from faults.topics import add_partition, key_of, send_foreign
+from faults.upgrade import make_next_build
+from tidebook.core.errors import Unavailable
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
 from tidebook.testing.histories.verdict import RuleVerdict
+from tidebook.testing.servers.errors import ServerError
 from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault every process must have done something again.
@@ -34,7 +52,9 @@ RECOVERY_S_MAX = 30.0
 #: The same with servers: Spark, Kafka and Cassandra start in many seconds, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
-SERVER_START_S_MAX = 240.0
+SERVER_START_S_MAX = 480.0
+#: A rolling upgrade waits so long for one process before it stops the next.
+UPGRADED_S_MAX = 60.0
 HTTP = "http"
 SETTINGS = f"""folder = "data"
 [journal]
@@ -94,9 +114,10 @@ async def run_faults(
     command: str,
     say: Callable[[str], None],
     servers: RunServers | None = None,
-) -> tuple[RunResult, RecordedHistory]:
-    """Run the workload for some time under faults, then let it settle, and check its history."""
+) -> RunResult:
+    """Run the workload for some time under faults, then let it settle; `check_run` checks its history."""
     (folder / "history").mkdir(parents=True)
+    disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
     port = _free_port()
     proxies = {HTTP: TcpProxy(("127.0.0.1", port))}
@@ -112,7 +133,8 @@ async def run_faults(
         book.write_text(servers.settings(lock_limit_s=2 * SERVER_LEASE_S))
         plan = msgspec.structs.replace(plan, lease_s=SERVER_LEASE_S, sql_url=servers.sql_url, brokers=servers.brokers)
     async with open_book(book, create=True) as opened:  # so that no process has to create the topic
-        await opened.journal(TOPIC).create()
+        for topic in (TOPIC, ACCOUNTS):
+            await opened.journal(topic).create()
         if servers is not None:
             await opened.outbox.create_tables()
     await asyncio.to_thread(create_effects, Context(plan, "setup", seed))
@@ -131,38 +153,56 @@ async def run_faults(
         say(f"all processes work {(time.monotonic_ns() - plan.began_ns) / 1e9:.1f} s after their start")
         began_ns = time.monotonic_ns()
         targets = Targets(
-            crew.names, [*proxies], {} if servers is None else servers.kinds, plan.lease_s, [SERVER, PIPELINE]
+            crew.names,
+            [*proxies],
+            {} if servers is None else servers.kinds,
+            plan.lease_s,
+            [SERVER, PIPELINE],
+            [] if servers is None else servers.partitionable,
+            disk is not None,
         )
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
-        done = await FaultInjector(plan, crew, proxies, servers, began_ns, say).disturb(schedule, seconds)
+        done = await FaultInjector(plan, crew, proxies, servers, disk, began_ns, say).disturb(schedule, seconds)
+        plan.be_quiet()
         quiet_ns = time.monotonic_ns()
         recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
-        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max)
+        # To write down what a long run has stored takes longer.
+        await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
         watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
     finally:
         watch.cancel()
         crew.kill_all()
         await proxies[HTTP].close()
-    history = pair_lines(read_lines(sorted(plan.histories.glob("*.ndjson"))))
+    return RunResult(
+        seed, command, began_ns, done, quiet_ns, recovered_s, None, [], crew.ended_badly, [], 0.0, recovery_s_max,
+        crew.restarts,
+    )  # fmt: skip
+
+
+def check_run(result: RunResult, folder: Path) -> RecordedHistory:
+    """Check the history of a run, and complete its result; the servers need not run any more."""
     began = time.monotonic()
-    verdicts = check_history(history)
+    history = pair_lines(read_lines(sorted((folder / "history").glob("*.ndjson"))))
+    result.verdicts = check_history(history)
     caught = history.of("caught_up")
     found: dict[str, Any] = caught[-1].result if caught else {"took_s": 0.0, "lacking": ["the inspector ended early"]}
-    result = RunResult(
-        seed, command, began_ns, done, quiet_ns, recovered_s, None if found["lacking"] else found["took_s"],
-        found["lacking"], crew.ended_badly, verdicts, time.monotonic() - began, recovery_s_max, crew.restarts,
-    )  # fmt: skip
-    return result, history
+    result.lacking = found["lacking"]
+    result.caught_up_s = None if found["lacking"] else found["took_s"]
+    result.checked_s = time.monotonic() - began
+    return history
 
 
 async def _replicated_some(book: Path) -> None:
     """Wait until Spark replicates: its start takes longer than all others, and no fault should find only that."""
     async with open_book(book) as opened:
-        while await opened.store.pointer(TOPIC, 0) is None:  # noqa: ASYNC110
+        while True:
+            with contextlib.suppress(Unavailable):  # a busy machine: a node has not answered in time
+                if await opened.store.pointer(TOPIC, 0) is not None:
+                    return
             await asyncio.sleep(1.0)
 
 
@@ -182,10 +222,11 @@ class FaultInjector:
         crew: Crew,
         proxies: Mapping[str, TcpProxy],
         servers: RunServers | None,
+        disk: SmallDisk | None,
         began_ns: int,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._crew, self._proxies, self._servers = plan, crew, proxies, servers
+        self._plan, self._crew, self._proxies, self._servers, self._disk = plan, crew, proxies, servers, disk
         self._began_ns = began_ns
         self._say = say
         #: Targets that a fault is being done to: a server may start for longer than the schedule assumes.
@@ -208,21 +249,58 @@ class FaultInjector:
             return
         self._busy |= held
         start_ns = time.monotonic_ns()
-        down_ns = None
+        try:
+            down_ns = await self._do_it(fault)
+        except (
+            OSError,
+            ServerError,
+            subprocess.SubprocessError,
+        ) as error:  # such as a server that does not start: the run goes on, and has failed
+            down_ns = None
+            self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
+        self._busy -= held
+        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
+        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+
+    async def _do_it(self, fault: PlannedFault) -> int | None:
+        """Do a fault from its beginning to its end; return when servers that were down were started again, or None."""
         if fault.is_network:
             proxy = self._proxies[fault.target]
             proxy.set_mode(_mode(fault.kind))
             await asyncio.sleep(fault.duration_s)
             proxy.set_mode("pass")
         elif self._servers is not None and (
-            fault.target in self._servers.nodes or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS)
+            fault.target in self._servers.nodes
+            or fault.kind in (ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *PARTITIONS)
         ):
-            down_ns = await self._do_to_servers(self._servers, fault)
+            return await self._do_to_servers(self._servers, fault)
+        elif fault.kind == UPGRADE:
+            await self._upgrade()
+        elif fault.kind == DISK_FULL:
+            assert self._disk is not None
+            self._disk.fill()
+            await asyncio.sleep(fault.duration_s)
+            self._disk.make_room()
         else:
             await self._do_to_process(fault)
-        self._busy -= held
-        self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
-        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+        return None
+
+    async def _upgrade(self) -> None:
+        """Replace every process by one of the next build, in the order of the documentation."""
+        build = await asyncio.to_thread(make_next_build, Path(self._plan.folder) / "next-build")
+        self._crew.use_build(build)
+        first = [name for name in (PIPELINE, SERVER) if name in self._crew.names]
+        first += [name for name in self._crew.names if name.startswith(("replicator", "relay"))]
+        for name in [*first, *(name for name in self._crew.names if name not in first)]:
+            while name in self._busy:  # noqa: ASYNC110 - another fault is being done to it
+                await asyncio.sleep(0.1)
+            self._busy.add(name)
+            await self._crew.stop([name])
+            self._crew.start(name)
+            self._busy.remove(name)
+            with contextlib.suppress(TimeoutError):  # then the end of the run says what did not recover
+                async with asyncio.timeout(UPGRADED_S_MAX):
+                    await self._crew.started(name)
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds
@@ -235,6 +313,7 @@ class FaultInjector:
             "kill": (self._crew.kill, self._crew.start),
             "pause": (self._crew.pause, self._crew.resume),
             "clock": (self._crew.jump, self._crew.jump_back),
+            "disk_error": (self._crew.fail_disk, self._crew.heal_disk),
         }[fault.kind]
         begin(fault.target)
         await asyncio.sleep(fault.duration_s)
@@ -255,6 +334,11 @@ class FaultInjector:
             case _ if fault.kind == ROLLING:
                 for name in servers.kinds[fault.target]:
                     await servers.restart(name)
+            case _ if fault.kind in PARTITIONS:
+                name = chance.choice(servers.kinds[fault.target])
+                servers.cut_off(name, sends=fault.kind == DEAF, receives=fault.kind == MUTE)
+                await asyncio.sleep(fault.duration_s)
+                servers.heal(fault.target)
             case _ if fault.kind == ONE_DOWN:
                 down = [chance.choice(servers.kinds[kind]) for kind in ("kafka", "cassandra")]
                 for name in down:
@@ -285,9 +369,12 @@ def _mode(kind: str) -> Mode:
 
 async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> float | None:
     """Wait until each process that records calls has had a success since a moment; return how long it took."""
-    recording = [name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote")]
+    recording = [
+        name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote", "decider")
+    ]
     deadline = time.monotonic() + bound_s
     first: dict[str, int] = {}
+    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # what they had is older
     while len(first) < len(recording):
         if time.monotonic() > deadline:
             return None
@@ -295,12 +382,12 @@ async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> f
         for name in recording:
             if name not in first:
                 # In a thread: the proxies of this process must go on meanwhile.
-                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns)
+                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns, sizes)
                 if moment is not None:
                     first[name] = moment
     return (max(first.values()) - since_ns) / 1e9
 
 
-def _first_success_ns(plan: Plan, name: str, since_ns: int) -> int | None:
-    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"))
+def _first_success_ns(plan: Plan, name: str, since_ns: int, sizes: Mapping[Path, int]) -> int | None:
+    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"), after=sizes)
     return min((line.ns for line in lines if line.type == "ok" and line.ns > since_ns), default=None)

@@ -26,10 +26,21 @@ CLOCK_S = (2.0, 6.0)
 DOWN_S, START_S = (1.0, 6.0), 12.0
 #: How long one broker and one node are down together, to measure what is available meanwhile.
 ONE_DOWN_S = (20.0, 25.0)
+#: How long a node is cut off from the others of its cluster: longer than a broker's session and a node's timeouts.
+PARTITION_S = (4.0, 15.0)
 #: Kinds that are done to one kind of server, or to the topics of the book, and not to one node.
 ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS = "rolling", "one_down", "foreign", "more_partitions"
+#: One node neither sends nor receives, only sends, or only receives; its clients still reach it.
+PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
+PARTITIONS = (PARTITION, DEAF, MUTE)
 #: The topics as a target.
 TOPICS = "topics"
+#: Writes and syncs of one process fail; the file system of all is full.
+DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
+DISK_S = (0.5, 3.0)
+#: Every process is replaced by one of a later build, once in a run that is long enough, after this part of it.
+UPGRADE, BUILD = "upgrade", "build"
+UPGRADE_AT, UPGRADE_S_MIN = 0.6, 60.0
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
@@ -59,6 +70,10 @@ class Targets(msgspec.Struct, frozen=True):
     lease_s: float = LEASE_S
     #: Commands have the clock of the machine.
     clockless: Sequence[str] = ()
+    #: The kinds of servers whose nodes can be cut off from each other.
+    partitionable: Sequence[str] = ()
+    #: Whether the files of an embedded book are on a file system that can be filled.
+    fillable: bool = False
 
     def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
         """Return the choices of kind and target, in families that are chosen by weight, however large they are."""
@@ -70,6 +85,12 @@ class Targets(msgspec.Struct, frozen=True):
             found += [(3, [(kind, target) for target in nodes]) for kind in ("kill", "pause")]
             found.append((1, [(ROLLING, kind) for kind in self.servers]))
             found += [(1, [(FOREIGN, TOPICS)]), (1, [(MORE_PARTITIONS, TOPICS)])]
+        else:
+            found.append((2, [(DISK_ERROR, target) for target in self.processes if target not in self.clockless]))
+        if self.fillable:
+            found.append((2, [(DISK_FULL, DISK)]))
+        if self.partitionable:
+            found.append((3, [(kind, target) for kind in PARTITIONS for target in self.partitionable]))
         if len(nodes) > len(self.servers):
             found.append((2, [(ONE_DOWN, "servers")]))
         return found
@@ -85,9 +106,13 @@ def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | No
             for weight, family in families
         ]
     families = [(weight, family) for weight, family in families if family]
+    planned: list[PlannedFault] = []
+    if only in (None, UPGRADE) and (seconds >= UPGRADE_S_MIN or only is not None):
+        planned.append(PlannedFault(round(seconds * UPGRADE_AT, 2), UPGRADE, BUILD, 0.0))
+        if only is not None:
+            return planned
     if not families:
         raise ValueError(f"there is no fault or target {only!r}")
-    planned: list[PlannedFault] = []
     at_s, busy_until = FIRST_S, dict[str, float]()
     while at_s < seconds:
         [(_, family)] = chance.choices(families, [weight for weight, _ in families])
@@ -102,7 +127,7 @@ def make_schedule(seed: int, seconds: float, targets: Targets, *, only: str | No
             busy_until |= dict.fromkeys(held, at_s + duration_s + start_s + 1.0)
         if chance.random() >= TOGETHER:
             at_s += chance.uniform(*GAP_S)
-    return planned
+    return sorted(planned, key=lambda fault: fault.at_s)
 
 
 def _kind_of_server(target: str, targets: Targets) -> str | None:
@@ -115,6 +140,8 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
     if kind == "kill" and _kind_of_server(target, targets) is not None:
         return DOWN_S
     known = {"kill": RESTART_S, "pause": pause, "clock": CLOCK_S, ONE_DOWN: ONE_DOWN_S}
+    known |= {DISK_ERROR: DISK_S, DISK_FULL: DISK_S}
+    known |= dict.fromkeys(PARTITIONS, PARTITION_S)
     return known.get(kind, NETWORK_S)
 
 
@@ -125,6 +152,8 @@ def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
     """
     if kind == ONE_DOWN:
         return [*targets.servers], START_S
+    if kind in PARTITIONS:
+        return [target], 0.0
     if kind == ROLLING:
         return [target], START_S * len(targets.servers[target])
     server = _kind_of_server(target, targets)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from faults.links import LinkProxy
 from faults.proxy import TcpProxy
 from tidebook.testing.servers.cassandra import KEYSPACE, Cassandra
 from tidebook.testing.servers.cluster import CassandraCluster, KafkaCluster, PostgresPair
@@ -13,8 +14,10 @@ from tidebook.testing.servers.kafka import Kafka
 from tidebook.testing.servers.postgres import DATABASE, USER, Postgres
 from tidebook.testing.servers.server import Server
 
-#: Clients find a Cassandra node by its address and the common port, so each proxy has an address of its own.
+#: Clients find a Cassandra node by its address and the common port, so each proxy has a separate address.
 PROXY_HOST = "127.0.1.{}"
+#: And the nodes of a ring know each other by the address of a second proxy.
+LINK_HOST = "127.0.2.{}"
 KAFKA_HEAP_MB = 256
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")
 MEMTABLES = {"memtable_heap_space": "64MiB", "memtable_offheap_space": "64MiB"}
@@ -49,6 +52,13 @@ class RunServers:
         self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
         self.nodes: dict[str, Server] = {}
         self.proxies: dict[str, TcpProxy] = {}
+        #: The proxies between the nodes of each kind that is a cluster.
+        self._links: dict[str, list[LinkProxy]] = {}
+
+    @property
+    def partitionable(self) -> list[str]:
+        """The kinds whose nodes can be cut off from each other."""
+        return [*self._links]
 
     @property
     def kinds(self) -> Mapping[str, list[str]]:
@@ -84,16 +94,67 @@ class RunServers:
         brokers = KafkaCluster(self._folder / "kafka")
         for number, broker in enumerate(brokers.nodes, 1):
             await self._put(f"kafka-{number}", broker)
-            assert isinstance(broker, Kafka)
-            broker.advertised = self.address(f"kafka-{number}")
+        await self._link_brokers([node for node in brokers.nodes if isinstance(node, Kafka)])
         hosts = [PROXY_HOST.format(number) for number in (1, 2, 3)]
         ring = CassandraCluster(self._folder / "cassandra", client_hosts=hosts)
         for number, (node, host) in enumerate(zip(ring.nodes, hosts, strict=True), 1):
             await self._put(f"cassandra-{number}", node, host)
+        await self._link_ring([node for node in ring.nodes if isinstance(node, Cassandra)])
         pair = PostgresPair(self._folder / "postgres")
         await self._put("postgres-1", pair.nodes[0])
         self.nodes["postgres-2"] = pair.nodes[1]  # the standby has no clients, hence no proxy
         self._groups = {"kafka": brokers, "cassandra": ring, "postgres": pair}
+
+    async def _link_brokers(self, brokers: Sequence[Kafka]) -> None:
+        """Let brokers and controllers find each other through proxies."""
+        links: dict[str, list[str]] = {"internal": [], "controller": []}
+        for number, broker in enumerate(brokers, 1):
+            for port, addresses in links.items():
+                proxy = await self._link("kafka", f"kafka-{number}", (broker.host, broker.ports[port]))
+                addresses.append("{}:{}".format(*proxy.address))
+        voters = ",".join(f"{number}@{address}" for number, address in enumerate(links["controller"], 1))
+        for number, (broker, internal, controller) in enumerate(zip(brokers, *links.values(), strict=True), 1):
+            client = self.address(f"kafka-{number}")
+            broker.properties |= {
+                "advertised.listeners": f"CLIENT://{client},INTERNAL://{internal},CONTROLLER://{controller}",
+                "controller.quorum.voters": voters,
+            }
+
+    async def _link_ring(self, ring: Sequence[Cassandra]) -> None:
+        """Let the nodes of the ring find each other through proxies."""
+        for number, node in enumerate(ring, 1):
+            host, port = LINK_HOST.format(number), node.ports["storage"]
+            await self._link("cassandra", f"cassandra-{number}", (node.host, port), (host, port))
+            seeds = f'parameters: [{{seeds: "{LINK_HOST.format(1)}:{port}"}}]'
+            node.settings |= {
+                "broadcast_address": host,
+                "seed_provider": f"[{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, {seeds}}}]",
+            }
+
+    async def _link(
+        self, kind: str, name: str, target: tuple[str, int], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> LinkProxy:
+        proxy = LinkProxy(target, name, lambda: self._pids(kind))
+        await proxy.start(*address)
+        self._links.setdefault(kind, []).append(proxy)
+        return proxy
+
+    def _pids(self, kind: str) -> dict[str, int]:
+        return {name: self.nodes[name].pid for name in self.kinds[kind] if self.nodes[name].alive()}
+
+    def cut_off(self, name: str, *, sends: bool, receives: bool) -> None:
+        """Cut a node off from the others of its kind: it may still send to them, or receive from them."""
+        kind = name.rsplit("-", 1)[0]
+        others = [each for each in self.kinds[kind] if each != name]
+        lost = [] if sends else [(name, other) for other in others]
+        lost += [] if receives else [(other, name) for other in others]
+        for proxy in self._links[kind]:
+            proxy.cut(lost)
+
+    def heal(self, kind: str) -> None:
+        """Connect all nodes of a kind again."""
+        for proxy in self._links[kind]:
+            proxy.cut(())
 
     async def _put(self, name: str, node: Server, host: str = "127.0.0.1") -> None:
         port = node.ports["client"]
@@ -154,7 +215,8 @@ class RunServers:
             await asyncio.to_thread(node.kill9)
         for each in (self._groups or self.nodes).values():
             await asyncio.to_thread(each.remove)
-        for proxy in self.proxies.values():
+        links = [proxy for proxies in self._links.values() for proxy in proxies]
+        for proxy in [*self.proxies.values(), *links]:
             await proxy.close()
 
 

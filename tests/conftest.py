@@ -1,4 +1,4 @@
-"""What every test may ask for: the long form, and the addresses of the real servers."""
+"""Fixtures for all tests: whether to run the long form, and the addresses of the real servers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def mariadb_url() -> str:
 
 
 def server_entry(name: str) -> dict[str, Any]:
-    """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
+    """Return the entry of one server in the status file; fail if it is missing and was not left out by name."""
     _skip_if_left_out(name)
     status = status_file()
     if not status.exists():
@@ -132,7 +132,7 @@ def server_entry(name: str) -> dict[str, Any]:
 
 
 def status_file() -> Path:
-    """Where the running servers are written down."""
+    """Return the file in which the running servers are recorded."""
     return Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
 
 

@@ -1,6 +1,6 @@
 """Fails a test in which a secret appears in a log, in the text of an error, on standard error, or in a log file.
 
-The secrets of tests are known: tokens have a form of their own, and passwords are the words below. A test that gives a
+The secrets of tests are known: tokens have a recognizable form, and passwords are the words below. A test that gives a
 secret to what masks it is exempt by name. Standard output is not scanned: `tidebook token create` prints its result.
 """
 
@@ -40,14 +40,14 @@ class SecretScan(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look at a record as a plain handler would print it."""
+        """Check a record as a plain handler would print it."""
         try:
             self.look(f"the log {record.name}", self.format(record))
         except Exception:  # a record that cannot be formatted is the business of its own test
             return
 
     def look(self, place: str, text: str) -> None:
-        """Note a secret, without repeating it."""
+        """Record that a secret appeared, without repeating it."""
         if SECRET.search(text):
             self.found.append(f"{place}: {SECRET.sub('<SECRET>', text)[:300]}")
 
@@ -79,7 +79,7 @@ def _log_files(folder: Path | None) -> list[Path]:
 
 
 def _watch_errors(scan: SecretScan) -> None:
-    """Look at the text of every error of Tidebook when it is made."""
+    """Check the text of every error of Tidebook when it is created."""
     make = TidebookError.__init__
 
     def make_and_look(error: TidebookError, *args: Any, **fields: Any) -> None:

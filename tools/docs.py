@@ -1,4 +1,4 @@
-"""`./dev docs`: the documentation as a site, built by Zensical in an environment of its own."""
+"""`./dev docs`: the documentation as a site, built by Zensical in a separate environment."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
             await replicate(book.log, book.store, "accounts", batch_records=5_000)
             await tick(book.log, book.store, ["accounts"])
             await replicate(book.log, book.store, "accounts")
-        # A name of its own: the database may be shared, and an earlier run has left its offsets there.
+        # A separate name: the database may be shared, and an earlier run has left its offsets there.
         name = f"bench-{uuid.uuid4().hex}"
         projection = book.projection(name, topics=["accounts"], into=engine, tables=[BALANCES])(apply)
         with timed("catch-up") as watch:

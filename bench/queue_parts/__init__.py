@@ -1,1 +1,1 @@
-"""The parts of `bench queue`, each of which fills in figures of its own."""
+"""The parts of `bench queue`, each of which fills in its own figures."""

@@ -60,7 +60,7 @@ async def _make(url: str, side: Ours, count: int) -> None:
 async def churn(run: Run, elsewhere: str) -> None:
     """Ten periods are put and worked off while a transaction keeps its snapshot; then most of another one.
 
-    Claims there and claims from a fresh queue come in turn. The fresh one is in a database of its own: what is finished
+    Claims there and claims from a fresh queue come in turn. The fresh one is in a separate database: what is finished
     in it can be cleared away, since a snapshot that is held in one database holds up nothing in another.
     """
     fresh, churned = Ours(elsewhere, schema=SCHEMA), Ours(run.url, schema=SCHEMA)

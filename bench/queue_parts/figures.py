@@ -36,7 +36,7 @@ async def rate_of(what: str, count: int, work: Callable[[], Awaitable[int]]) -> 
 
 
 async def fill(side: Side, count: int, *, tasks: int = 4) -> float:
-    """Put so many; how many a second."""
+    """Put this many; how many a second."""
     with timed(f"{side.name}: put {count:,} in hundreds, {tasks} at one time") as watch:
         await side.put(count, tasks=tasks)
     return watch.rate(count)

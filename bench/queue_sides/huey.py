@@ -23,7 +23,7 @@ class Huey:
         self._task = self._huey.task(name="bench")(_nothing)
 
     def put(self, count: int) -> int:
-        """Enqueue so many."""
+        """Enqueue this many."""
         for _ in range(count):
             self._task(PAYLOAD)
         return count

@@ -18,7 +18,7 @@ class Side(Protocol):
         ...
 
     async def put(self, count: int, *, tasks: int) -> None:
-        """Put so many entries in batches of BATCH, by so many tasks at one time."""
+        """Put this many entries in batches of BATCH, by this many tasks at one time."""
         ...
 
     async def drain(self, *, connections: int) -> int:

@@ -53,6 +53,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.engine = create_engine("sqlite:///bank.db")
         app.state.accounts = book.decider("accounts", Account, snapshot_every=100)
         app.state.balances = book.projection("balances", topics=["accounts"], into=app.state.engine, tables=[balances])
+        await app.state.balances.start()  # creates the table: a request may read it at once
         async with book.running(app.state.balances(apply)):
             yield
         app.state.engine.dispose()

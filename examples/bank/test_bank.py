@@ -13,6 +13,7 @@ async def test_money_goes_in_and_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://bank") as client:
         async with app.router.lifespan_context(app):
+            assert (await client.get("/balances")).json() == {}
             for _ in range(2):  # a request that is repeated takes effect once
                 assert (await client.post("/ada/deposit?amount=50&request=1")).json() == 50
             assert (await client.post("/ada/withdraw?amount=51&request=2")).status_code == 409

@@ -18,4 +18,4 @@ def send(to: str, *, subject: str = "") -> None:
 def send_at_the_third_attempt(context: TaskContext, to: str) -> None:
     ATTEMPTS.append(context.attempt)
     if context.attempt < 3:
-        raise ConnectionError("the mail server is away")
+        raise ConnectionError("the mail server is down")

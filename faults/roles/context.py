@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from faults.disk import install_faulty_files
 from faults.plan import Plan
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.clock import SystemClock
@@ -41,6 +42,8 @@ class Context:
         self.history = HistoryFile(plan.histories / f"{name}.ndjson", name)
         self.stopping = asyncio.Event()
         self.clock = JumpingClock()
+        #: Of a process of an embedded book: its files may fail.
+        self.disk = install_faulty_files(random.Random(seed)) if plan.brokers is None else None
         self._values = 0
 
     def open_book(self, *, replicate: bool = False) -> Book:
@@ -66,7 +69,7 @@ class Context:
         call: Callable[[], Awaitable[Any]],
         result: Callable[[Any], Any] = lambda found: None,
         *,
-        failures: tuple[type[TidebookError], ...] = WITHOUT_EFFECT,
+        failures: tuple[type[Exception], ...] = WITHOUT_EFFECT,
         **args: Any,
     ) -> Any:
         """Make a call, write it down, and return what it returned or its error."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from typing import Any
 
-from faults.plan import GROUP, GROUP_TAG, MAIL, NAMESPACE, QUEUE, REGION, TAGS, TOPIC, Plan
-from faults.roles import journals, streams, wal
+from faults.plan import ACCOUNTS, CAUSED, GROUP, GROUP_TAG, MAIL, MIRROR, NAMESPACE, QUEUE, REGION, TAGS, TOPIC, Plan
+from faults.roles import deciders, journals, streams, wal
 from faults.roles.context import Context
 from tidebook.core.action import Append, Delete, Purge
 from tidebook.core.event import event_tags, read_payload, unpack_events
@@ -19,22 +19,31 @@ from tidebook.core.record import read_record
 from tidebook.log.port import Record, read_all
 from tidebook.testing.histories.line import read_lines
 
-CATCH_UP_S_MAX = 60.0
+CATCH_UP_S_MAX = 90.0
 SERVER_CATCH_UP_S_MAX = 180.0
+AT_ONCE = 16
+DRAINED_AT_ONCE, DRAIN_LEASE_S = 200, 3600.0
 
 
 async def inspect(context: Context) -> None:
     """Wait for all consumers within the bound, then observe log, store, effects, messages, queue and region."""
     async with context.open_book() as book:
         began, bound_s = time.monotonic(), catch_up_s_max(context.plan)
-        lacking = await _wait(lambda: _lacking(context, book), bound_s)
+        wanted = WantedEvents(context, book)
+        lacking = await _wait(lambda: _lacking(context, book, wanted), bound_s)
         context.history.observe(
             "caught_up", {"took_s": time.monotonic() - began, "bound_s": bound_s, "lacking": lacking}
         )
-        await _dump_journals(context, book)
+        for topic in (TOPIC, ACCOUNTS):
+            await _dump_journals(context, book, topic)
         for tag in TAGS:
             context.history.observe("dump_tag", [event.payload async for event in book.tags.read(tag)], tag=tag)
         _dump_effects(context)
+        for effect, rows in (
+            ("command", await deciders.caused_commands(book)),
+            ("entry", await _drain(book.queue(CAUSED))),
+        ):
+            context.history.observe("dump_caused", rows, process="mirror", effect=effect)
         await _dump_messages(context, book)
         await _dump_queue(context, book)
         region = await book.wal(NAMESPACE).open_region(REGION, create=True, writable=False)
@@ -47,24 +56,70 @@ def catch_up_s_max(plan: Plan) -> float:
 
 
 async def _wait(lacking: Callable[[], Awaitable[list[str]]], bound_s: float) -> list[str]:
-    deadline = time.monotonic() + bound_s
+    began = time.monotonic()
     while found := await lacking():
-        if time.monotonic() > deadline:
+        print(f"{time.monotonic() - began:.1f} s: {'; '.join(found)}", flush=True)  # into the log of the process
+        if time.monotonic() > began + bound_s:
             return found
         await asyncio.sleep(bound_s / 200)
     return []
 
 
-async def _lacking(context: Context, book: Any) -> list[str]:
+class WantedEvents:
+    """The events that all consumers must have; they are read once, because nothing appends any more."""
+
+    def __init__(self, context: Context, book: Any) -> None:
+        self._context = context
+        self._book = book
+        self._surviving: set[str] | None = None
+        self._executed: set[str] | None = None
+
+    async def surviving(self) -> set[str]:
+        """Return the values of the events in the journals."""
+        if self._surviving is None:
+            self._surviving = await _payloads(self._book.journal(TOPIC), lambda id: True)
+        return self._surviving
+
+    async def executed(self) -> set[str]:
+        """Return the values of the events that commands of the workload have appended."""
+        if self._executed is None:
+            journal = self._book.journal(ACCOUNTS)
+            self._executed = await _payloads(journal, lambda id: not id.startswith(MIRROR))
+        return self._executed
+
+
+async def _payloads(journal: Any, wanted: Callable[[str], bool]) -> set[str]:
+    """Return the values of the events of some journals."""
+    found: set[str] = set()
+
+    async def read(id: str) -> None:
+        found.update([_named(event.payload) async for event in journal.read(id)])
+
+    await _each([id async for id in journal.ids() if wanted(id)], read)
+    return found
+
+
+async def _each(ids: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+    """Do the work for each id, some at once: a long run has thousands of journals."""
+    waiting = iter(ids)
+
+    async def run() -> None:
+        for id in waiting:
+            await work(id)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(run())
+
+
+async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[str]:
     """Return what has not caught up yet."""
-    if lag := await _lag(book):
+    if lag := sum([await _lag(book, topic) for topic in (TOPIC, ACCOUNTS)]):
         return [f"{lag} records are not replicated"]
     found: list[str] = []
     events = {tag: [event.payload async for event in book.tags.read(tag)] for tag in TAGS}
-    surviving = [
-        event.payload async for id in book.journal(TOPIC).ids() async for event in book.journal(TOPIC).read(id)
-    ]
-    if late := set(surviving) - {value for values in events.values() for value in values}:
+    surviving = await wanted.surviving()
+    if late := surviving - {value for values in events.values() for value in values}:
         found.append(f"{len(late)} events are not below the horizon")
     delivered: dict[tuple[str, str], set[str]] = {}
     for line in read_lines(context.plan.histories.glob("consumer-*.ndjson")):
@@ -76,8 +131,14 @@ async def _lacking(context: Context, book: Any) -> list[str]:
     effects = _effects(context)
     if late := set(events[GROUP_TAG]) - {row["value"] for row in effects[GROUP]}:
         found.append(f"the group lacks {len(late)} events")
-    if late := set(surviving) - {row["value"] for row in effects[streams.PROJECTION]}:
+    if late := surviving - {row["value"] for row in effects[streams.PROJECTION]}:
         found.append(f"the projection lacks {len(late)} events")
+    executed = await wanted.executed()
+    if late := executed - {row["value"] for row in await deciders.caused_commands(book)}:
+        found.append(f"the process manager lacks the commands of {len(late)} events")
+    caused = await book.queue(CAUSED).status()
+    if caused.waiting < len(executed):
+        found.append(f"the process manager lacks the entries of {len(executed) - caused.waiting} events")
     status = await book.queue(QUEUE).status()
     if status.waiting or status.processing:
         found.append(f"the queue has {status.waiting} waiting and {status.processing} running entries")
@@ -85,46 +146,70 @@ async def _lacking(context: Context, book: Any) -> list[str]:
     return found
 
 
-async def _lag(book: Any) -> int:
-    config = await book.store.topic_config(TOPIC)
+async def _drain(queue: Any) -> list[dict[str, str]]:
+    """Return the data of all entries of a queue that nobody works on."""
+    rows: list[dict[str, str]] = []
+    while jobs := await queue.claim(limit=DRAINED_AT_ONCE, lease=DRAIN_LEASE_S):
+        rows += [{"key": queue.name, "value": job.data} for job in jobs]
+    return rows
+
+
+async def _lag(book: Any, topic: str) -> int:
+    config = await book.store.topic_config(topic)
     lag = 0
     for partition in range(config.partitions):
-        pointer = await book.store.pointer(TOPIC, partition)
+        pointer = await book.store.pointer(topic, partition)
         done = -1 if pointer is None else pointer.position.offset
         # The records after the last append are ticks, which never end.
-        end = await book.log.end(TOPIC, partition)
-        records = await read_all(book.log, TOPIC, partition, start=done + 1, stop=end)
+        end = await book.log.end(topic, partition)
+        records = await read_all(book.log, topic, partition, start=done + 1, stop=end)
         lag += sum(journal_of(each.key, partition, config.partitions) is not None for each in records)
     return lag
 
 
-async def _dump_journals(context: Context, book: Any) -> None:
-    config = await book.store.topic_config(TOPIC)
+async def _dump_journals(context: Context, book: Any, topic: str) -> None:
+    config = await book.store.topic_config(topic)
     ids: set[str] = set()
     for partition in range(config.partitions):
-        stop = await book.log.end(TOPIC, partition)
-        start = await book.log.start(TOPIC, partition)
+        stop = await book.log.end(topic, partition)
+        start = await book.log.start(topic, partition)
         rows = []
-        for record in await read_all(book.log, TOPIC, partition, start=start, stop=stop):
+        for record in await read_all(book.log, topic, partition, start=start, stop=stop):
             id = journal_of(record.key, partition, config.partitions)
             if id is not None:
                 ids.add(id)
-                rows.append(_record_row(record, f"{TOPIC}/{id}", config))
-        context.history.observe("dump_log", rows, topic=TOPIC, partition=partition)
+                rows.append(_record_row(record, f"{topic}/{id}", config))
+        context.history.observe("dump_log", rows, topic=topic, partition=partition)
     stored = {}
-    for id in sorted(ids):
-        await journals.read(context, book.journal(TOPIC), id, f"{TOPIC}/{id}")
-        key = Key(TOPIC, id)
+    accounts = deciders.accounts_of(book)
+
+    async def dump(id: str) -> None:
+        if topic == TOPIC:
+            await journals.read(context, book.journal(topic), id, f"{topic}/{id}")
+        elif not id.startswith(MIRROR):
+            await deciders.balance(context, accounts, id)
+        key = Key(topic, id)
         head = await book.store.head(key)
         if head is not None and head.live:
             events = await book.store.events(key, head, after=head.delete_to, to=head.seq_nr, limit=100_000)
-            stored[f"{TOPIC}/{id}"] = {
+            stored[f"{topic}/{id}"] = {
                 "last": head.seq_nr,
                 "deleted": head.delete_to,
                 "incarnation": _place(head.incarnation),
-                "events": [[row.seq_nr, read_payload(row.encoded)] for row in events],
+                "events": [[row.seq_nr, _value(row.encoded)] for row in events],
             }
-    context.history.observe("dump_store", stored, topic=TOPIC)
+
+    await _each(sorted(ids), dump)
+    context.history.observe("dump_store", stored, topic=topic)
+
+
+def _value(encoded: Any) -> str:
+    """Return the value that names an event: its payload, or the field of a command's event."""
+    return _named(read_payload(encoded))
+
+
+def _named(payload: Any) -> str:
+    return str(payload["value"] if isinstance(payload, dict) else payload)
 
 
 def _place(position: Position | None) -> list[int] | None:
@@ -141,7 +226,7 @@ def _record_row(record: Record, key: str, config: Any) -> dict[str, Any]:
                 "kind": "append",
                 "epoch": action.epoch,
                 "append_id": action.append_id.hex(),
-                "values": [read_payload(event) for event in events],
+                "values": [_value(event) for event in events],
                 "tags": [list(event_tags(event)) for event in events],
                 "expected": action.expected,
                 "at": action.at,

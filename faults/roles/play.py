@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from faults.disk import FAIL_SIGNAL, HEAL_SIGNAL
 from faults.plan import read_plan
 from faults.roles.context import Context
 from tidebook.core.errors import Unavailable
@@ -19,7 +20,7 @@ CLOCK_JUMP_MS = 3_600_000
 
 def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
     # Imported here, so that the process that starts all others loads no driver.
-    from faults.roles import inspector, journals, messages, replicator, streams, wal
+    from faults.roles import deciders, inspector, journals, messages, replicator, streams, wal
 
     return {
         "writer": journals.write,
@@ -30,6 +31,7 @@ def _roles() -> dict[str, Callable[[Context], Awaitable[None]]]:
         "relay": messages.relay,
         "worker": messages.work,
         "wal": wal.own,
+        "decider": deciders.decide,
         "inspector": inspector.inspect,
     }
 
@@ -51,6 +53,9 @@ def play_role(role: str, name: str, folder: str, seed: int, log: str) -> None:
         loop.add_signal_handler(signal.SIGTERM, context.stopping.set)
         loop.add_signal_handler(signal.SIGUSR1, _jump, context, CLOCK_JUMP_MS)
         loop.add_signal_handler(signal.SIGUSR2, _jump, context, 0)
+        if context.disk is not None:
+            loop.add_signal_handler(FAIL_SIGNAL, setattr, context.disk, "is_faulty", True)
+            loop.add_signal_handler(HEAL_SIGNAL, setattr, context.disk, "is_faulty", False)
         while not context.stopping.is_set():
             try:
                 await _roles()[role](context)

@@ -9,13 +9,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any, Literal
 
+import msgspec
 import psycopg
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.event import listen
 from sqlalchemy.exc import DBAPIError
 
 from faults.plan import GROUP, GROUP_TAG, TAGS, TOPIC
+from faults.roles import deciders
 from faults.roles.context import Context
 from tidebook.core.errors import Fenced, TidebookError
+from tidebook.domain.projection import Projection
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.testing.histories.line import read_lines
@@ -25,6 +29,9 @@ EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
 PROJECTION = "rows"
 #: How often a member of the group takes some time before it handles an event, and how long at most.
 SLOW, SLOW_S = 0.2, 0.3
+#: A member stops (a long garbage collection, a swapped machine) between an event and its transaction, and a connection
+#: of the projection's pool takes long, each about so often and for so many leases: the fences of both must hold then.
+STALL_EVERY_S, STALL_LEASES = (6.0, 12.0), 1.5
 
 
 def connect(context: Context) -> Any:
@@ -55,6 +62,7 @@ async def consume(context: Context) -> None:
             *(lambda tag=tag: follow(context, book, tag) for tag in TAGS),
             lambda: join(context, book),
             lambda: project(context, book),
+            lambda: cause(context, book),
         )
 
 
@@ -111,15 +119,37 @@ async def follow(context: Context, book: Any, tag: str) -> None:
         )
 
 
+class Stalls:
+    """Stops the thread that asks for longer than a lease, now and then."""
+
+    def __init__(self, context: Context) -> None:
+        self._plan = context.plan
+        self._chance = context.chance
+        self._lasts_s = context.plan.lease_s * STALL_LEASES
+        self._due_s = self._next_s()
+
+    def _next_s(self) -> float:
+        return time.monotonic() + self._chance.uniform(*STALL_EVERY_S)
+
+    def stall_if_due(self) -> None:
+        """Sleep if it is time."""
+        if time.monotonic() >= self._due_s and not self._plan.is_quiet:
+            time.sleep(self._lasts_s)
+            self._due_s = self._next_s()
+
+
 async def join(context: Context, book: Any) -> None:
     """Handle the group's events, each in one transaction with its offset."""
     style: Literal["qmark", "format"] = "qmark" if context.plan.sql_url is None else "format"
     offsets = SqlOffsets(GROUP_TAG, GROUP, lambda: connect(context), paramstyle=style)
+    stalls = Stalls(context)
     async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=context.plan.lease_s) as events:
         with closing(connect(context)) as connection:
             async for event in events:
-                if context.chance.random() < SLOW:  # its lease may end before the event is handled
+                # Its lease may end before the event is handled.
+                if context.chance.random() < SLOW and not context.plan.is_quiet:
                     await context.pause(SLOW_S)
+                stalls.stall_if_due()  # in the event loop, so that nothing renews the lease
                 handled = await asyncio.to_thread(_handle, context, connection, offsets, event)
                 # The offsets of the database count; a commit to the store, which is costly on servers, may be rare.
                 if handled and (context.plan.sql_url is None or context.chance.random() < 0.1):
@@ -139,13 +169,35 @@ def _handle(context: Context, connection: Any, offsets: SqlOffsets, event: Tagge
     return True
 
 
-async def project(context: Context, book: Any) -> None:
-    """Run a projection of the topic into the same database."""
+def _engine(context: Context) -> Engine:
     if context.plan.sql_url is None:
         engine = create_engine(f"sqlite:///{context.plan.effects}", connect_args={"timeout": 30})
     else:
         url = context.plan.sql_url.replace("postgresql://", "postgresql+psycopg://")
         engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 5})
+    stalls = Stalls(context)
+    listen(engine, "checkout", lambda *connection: stalls.stall_if_due())
+    return engine
+
+
+def with_short_lease(context: Context, projection: Projection) -> Projection:
+    """Give a projection the lease of the run: with its own, which is no setting, slices would rarely change hands."""
+    projection._settings = msgspec.structs.replace(projection._settings, lease_s=context.plan.lease_s)
+    return projection
+
+
+async def cause(context: Context, book: Any) -> None:
+    """Run the process manager, with its offsets in the same database."""
+    engine = _engine(context)
+    try:
+        await with_short_lease(context, deciders.mirror(book, engine)).run()
+    finally:
+        engine.dispose()
+
+
+async def project(context: Context, book: Any) -> None:
+    """Run a projection of the topic into the same database."""
+    engine = _engine(context)
     projection = book.projection(PROJECTION, topics=[TOPIC], into=engine)
 
     @projection  # type: ignore[untyped-decorator]
@@ -154,6 +206,6 @@ async def project(context: Context, book: Any) -> None:
         tx.execute(text("INSERT INTO effects (consumer, key, value) VALUES (:consumer, :key, :value)"), row)
 
     try:
-        await projection.run()
+        await with_short_lease(context, projection).run()
     finally:
         engine.dispose()

@@ -1,4 +1,4 @@
-"""Fixtures: one Chromium a module, and pages that fail a test when the browser reports an error."""
+"""Fixtures: one Chromium per module, and pages that fail a test when the browser reports an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """What a page must not do: report errors, run a planted script, or ask another host."""
+    """Records what a page must not do: report errors, run an injected script, or call another host."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -50,7 +50,7 @@ class Watched:
         page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        # A status of 4xx is reported by the browser as an error, and checked by the test that asks for it.
+        # The browser reports a status of 4xx as an error; the test that expects it checks it.
         if message.type == "error" and "the server responded with a status of 4" not in message.text:
             self.errors.append(f"console: {message.text}")
 
@@ -61,7 +61,7 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """Fail the test if a page reported an error or asked another host."""
+    """Fail the test if a page reported an error or called another host."""
     found = Watched()
     yield found
     assert not found.errors

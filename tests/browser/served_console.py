@@ -1,4 +1,4 @@
-"""A server in a thread of its own, so that a test may drive a real browser with blocking calls."""
+"""A server in a separate thread, so that a test may drive a real browser with blocking calls."""
 
 from __future__ import annotations
 

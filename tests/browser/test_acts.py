@@ -113,6 +113,11 @@ def test_a_filter_is_in_the_url_and_reload_back_and_a_shared_link_show_the_same(
     page.get_by_label("Filter").fill("payload.n >")
     page.keyboard.press("Enter")
     expect(page.get_by_text("the filter ends where")).to_be_visible()
+    expect(page.get_by_label("Filter")).to_have_value("payload.n >")
+    page.get_by_label("Filter").fill("payload.n > 118")
+    page.get_by_role("button", name="Try again").click()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_role("heading", level=1)).to_have_text("f-1")
 
 
 def test_a_live_view_shows_new_events_pauses_and_resumes(console: ServedConsole, page: Page) -> None:

@@ -14,7 +14,7 @@ from tidebook import Event
 from tidebook.sqlite.checksums import connect
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
-#: How long a job may take, which starts a Spark of its own.
+#: How long a job may take; it starts its own Spark.
 JOB_MS = 120_000
 
 
@@ -26,13 +26,18 @@ def console(tmp_path: Path) -> Iterator[ServedConsole]:
         yield served
 
 
-def run_job(page: Page, console: ServedConsole, kind: str, word: str | None, *, to: str = "") -> None:
-    """Start a job of one topic from the page of the pipeline, and wait until it has ended."""
+def choose_job(page: Page, console: ServedConsole, kind: str, *, to: str = "") -> None:
+    """Ask for the dry run of a job of one topic on the page of the pipeline."""
     page.goto(f"{console.url}/pipeline")
     page.locator("select[name=kind]").select_option(kind)
     page.get_by_label("Topics, separated by commas").fill("orders")
     page.get_by_label("Export to").fill(to)
     page.get_by_role("button", name="Start").click()
+
+
+def run_job(page: Page, console: ServedConsole, kind: str, word: str | None, *, to: str = "") -> None:
+    """Start a job of one topic, and wait until it has ended."""
+    choose_job(page, console, kind, to=to)
     confirm(page, word, "Start job")
     expect(page.get_by_role("heading", name=f"Job {kind}")).to_be_visible()
     expect(page.locator("main .badge")).not_to_have_text("running", timeout=JOB_MS)
@@ -60,6 +65,29 @@ def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, 
     assert console.run(payloads()) == [{"n": 1}, {"n": 2}]
 
 
+@pytest.mark.parametrize(
+    ("kind", "word", "to", "does"),
+    [
+        ("rebuild", "rebuild", "", "This writes the store again from the log: 1 topic."),
+        ("export", None, "sales", "This exports events to sales: 1 topic."),
+    ],
+)
+def test_a_rebuild_and_an_export_are_confirmed_shown_while_they_run_and_cancelled(
+    console: ServedConsole, page: Page, kind: str, word: str | None, to: str, does: str
+) -> None:
+    choose_job(page, console, kind, to=to)
+    expect(page.get_by_text(does)).to_be_visible()
+    if word is not None:
+        confirm(page, "verify", "Start job")
+        expect(page.get_by_role("alert")).to_contain_text("Nothing was done")
+    confirm(page, word, "Start job")
+    expect(page.get_by_role("heading", name=f"Job {kind}")).to_be_visible()
+    expect(page.get_by_label("The job runs")).to_be_visible()
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.locator("main .badge")).to_have_text("cancelled")
+
+
+# Each starts a Spark of its own, which takes more processor time than all other tests of the console.
 @pytest.mark.long
 def test_a_rebuild_and_an_export_run_to_their_result(console: ServedConsole, page: Page, tmp_path: Path) -> None:
     journal = console.book.journal("orders")

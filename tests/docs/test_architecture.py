@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
     @property
     def called_as(self) -> str:
-        """How a caller names it: an object that is called goes by the name of its class."""
+        """Return the name by which callers refer to a step: an object that is called has the name of its class."""
         owner, _, last = self.name.rpartition(".")
         return owner if last == "__call__" else last
 

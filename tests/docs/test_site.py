@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_is_built_without_a_warning_and_asks_no_other_host(root: Path, venv: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_other_hosts(root: Path, venv: Path) -> None:
     assert build_site(root, venv=venv) is None
     pages = [*(root / "site").rglob("*.html")]
     assert len(pages) > len([*(ROOT / "docs").rglob("*.md")]) - 1
@@ -41,7 +41,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(root: Path, 
     assert "kafka-journal" in json.dumps(index)
 
 
-def test_a_link_that_leads_nowhere_fails_the_build(venv: Path, tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(venv: Path, tmp_path: Path) -> None:
     for section in SECTIONS:
         (tmp_path / "docs" / section).mkdir(parents=True)
         (tmp_path / "docs" / section / "README.md").write_text(f"# {section}\n")

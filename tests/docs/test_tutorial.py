@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(folder: Path) -> Iterator[None]:
-    """`./dev up` in the first terminal."""
+    """Run `./dev up`, as in the first terminal of the tutorial."""
     command = [sys.executable, "-m", "tidebook.cli", "up", "--json", "--port", "0"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:

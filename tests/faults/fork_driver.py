@@ -249,14 +249,14 @@ def asynchronous(folder: str) -> dict[str, Any]:
                 calls += [listed(journal.ids()), listed(tags.read("x")), outbox.status()]
                 return [asyncio.create_task(call) for call in calls]
 
-            for where in ("the parent's loop", "a loop of its own"):
+            for where in ("the parent's loop", "a separate loop"):
                 source, sink = os.pipe()
                 begun = in_flight()
                 await asyncio.sleep(0)
                 pid = os.fork()
                 if pid == 0:
                     signal.alarm(SECONDS_MAX)
-                    if where == "a loop of its own":
+                    if where == "a separate loop":
                         found: dict[str, str] = {}
                         asker = threading.Thread(target=lambda: found.update(asyncio.run(ask(each))))  # noqa: B023
                         asker.start()

@@ -59,8 +59,8 @@ def acknowledged(sender: subprocess.Popen[str], name: str, count: int) -> dict[t
 @pytest.mark.parametrize("count", [1, 50, 777, 4000])
 async def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, count: int) -> None:
     reported: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-    for life in range(3):
-        reported |= acknowledged(start(tmp_path, f"p{life}"), f"p{life}", count)
+    for run_number in range(3):
+        reported |= acknowledged(start(tmp_path, f"p{run_number}"), f"p{run_number}", count)
     assert len(reported) >= 3 * count
     log = SqliteLog(tmp_path)
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}

@@ -31,7 +31,7 @@ def mount(folder: Path, options: str) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB."""
+    """A file system of 2 MB."""
     folder = tmp_path / "small"
     mount(folder, "size=2m")
     yield folder
@@ -47,7 +47,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_up(filling: Path) -> None:
-    """Take all room that is left."""
+    """Fill the rest of the file system."""
     with filling.open("wb", buffering=0) as file:
         try:
             while file.write(b"x" * 4096):

@@ -98,7 +98,7 @@ def test_an_async_book_is_refused_in_the_child_at_once(tmp_path: Path) -> None:
 
 
 def assert_every_use_is_refused(refused: dict[str, str]) -> None:
-    assert refused.pop("ended in the parent's loop") == refused.pop("ended in a loop of its own") == "0"
+    assert refused.pop("ended in the parent's loop") == refused.pop("ended in a separate loop") == "0"
     assert len(refused) == 42
     assert {name: reported for name, reported in refused.items() if reported != "InvalidInput"} == {}
 

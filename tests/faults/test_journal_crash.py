@@ -18,15 +18,15 @@ WRITER = """
 import asyncio, sys
 import tidebook
 
-async def main(folder, life, replicating):
+async def main(folder, run_number, replicating):
     async with tidebook.open(folder) as book:
         orders = book.journal("orders")
 
         async def write(writer):
             id, n = f"j{writer % 16}", 0
             while True:
-                done = await orders.append(id, [tidebook.Event([life, writer, n])])
-                sys.stdout.write(f"{id} {done.first} {life} {writer} {n}\\n")
+                done = await orders.append(id, [tidebook.Event([run_number, writer, n])])
+                sys.stdout.write(f"{id} {done.first} {run_number} {writer} {n}\\n")
                 sys.stdout.flush()
                 n += 1
 
@@ -45,9 +45,9 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"))
 Reported = dict[tuple[str, int], list[int]]
 
 
-def killed_after(folder: Path, life: int, count: int, *, replicating: bool) -> Reported:
+def killed_after(folder: Path, run_number: int, count: int, *, replicating: bool) -> Reported:
     """Run a process until `count` appends were acknowledged, kill it, and return all acknowledgements."""
-    command = [sys.executable, "-c", WRITER, str(folder), str(life), str(replicating)]
+    command = [sys.executable, "-c", WRITER, str(folder), str(run_number), str(replicating)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     reported: Reported = {}
     assert process.stdout is not None
@@ -66,8 +66,8 @@ def killed_after(folder: Path, life: int, count: int, *, replicating: bool) -> R
 @pytest.mark.parametrize("replicating", [False, True], ids=["log only", "replicating"])
 async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicating: bool, long_form: bool) -> None:
     reported: Reported = {}
-    for life in range(20 if long_form else 4):
-        new = killed_after(tmp_path, life, 100 + 400 * (life % 3), replicating=replicating)
+    for run_number in range(20 if long_form else 4):
+        new = killed_after(tmp_path, run_number, 100 + 400 * (run_number % 3), replicating=replicating)
         assert not reported.keys() & new.keys(), "a number was given twice"
         reported |= new
     async with tidebook.open(tmp_path) as book:

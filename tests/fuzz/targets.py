@@ -1,7 +1,7 @@
-"""The fuzz targets: each takes any bytes, and raises only if Tidebook fails on them in a way that it must not.
+"""The fuzz targets: each takes arbitrary bytes, and raises only if Tidebook handles them wrongly.
 
-Refusing input with one of Tidebook's errors is right. A traceback, an answer 500 or a value that is not read back as it
-was written is a failure; so is, by the limits of the fuzzer and of the tests, a hang or unbounded memory.
+Rejecting input with one of Tidebook's errors is correct. A traceback, a response 500 or a value that does not survive a
+round trip is a failure; so is a hang or unbounded memory, which the limits of the fuzzer and of the tests detect.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ GROUPS = ("journal", "tags", "topics", "wal", "queue", "token", "audit", "outbox
 
 
 def record_codec(data: bytes) -> None:
-    """Decode a journal's record, with the frame as given and with a valid one; what is decoded is encoded again."""
+    """Decode a journal's record, with the frame as given and with a valid one; check the round trip of the result."""
     for value in (data, records._frame.seal(data)):
         with contextlib.suppress(TidebookError):
             action = records.decode_record(value)
@@ -98,7 +98,7 @@ def settings(data: bytes) -> None:
         found = read_settings(file, environment={})
         repr(found)
         assert settings_to_json(settings_from_json(settings_to_json(found))) == settings_to_json(found)
-        # A server that the fuzzer names is not called, and no other folder is written.
+        # Do not connect to servers that the input names, nor write to other folders.
         embedded = all(found.section(name).url is None for name in SERVERS)
         if embedded and _folder() in found.folder.resolve().parents:
             _run(_open_and_close(file))

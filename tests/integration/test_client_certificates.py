@@ -1,4 +1,4 @@
-"""Servers that want TLS, a password and the client's certificate: clients, and books from a settings file."""
+"""Servers that require TLS, a password and a client certificate: clients, and books from a settings file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_kafka_refuses_other_clients(guarded_kafka: Kafka, security: Security, w
 
 
 def shown(security: Security) -> dict[str, object]:
-    """What opens Cassandra's door."""
+    """Return the settings of a client that Cassandra accepts."""
     made = security.certificates
     return {
         "username": security.credentials.user,
@@ -214,7 +214,7 @@ async def test_the_pipeline_replicates_with_what_the_same_file_names(settings_fi
 
 @pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
 @pytest.mark.parametrize("part", ["log", "store"])
-async def test_without_the_right_certificate_a_book_is_not_let_in_and_tells_no_secret(
+async def test_without_the_right_certificate_a_book_is_refused_and_reveals_no_secret(
     part: str,
     whose: str,
     tmp_path: Path,

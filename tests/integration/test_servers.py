@@ -61,7 +61,7 @@ async def connect(address: str, **options: object) -> acsylla.Session:
 
 
 @pytest.mark.kafka
-def test_kafka_gives_back_what_was_produced(kafka_bootstrap: str) -> None:
+def test_kafka_returns_what_was_produced(kafka_bootstrap: str) -> None:
     settings = {"bootstrap.servers": kafka_bootstrap}
     topic = f"servers-answer-{uuid.uuid4().hex[:8]}"  # a developer's servers outlive a run
     create_topic(settings, topic)
@@ -110,7 +110,7 @@ def test_a_killed_kafka_comes_back_with_its_data_at_the_same_address(tmp_path: P
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """A server of our own; each test leaves it running."""
+    """A separate server; each test leaves it running."""
     with Postgres(tmp_path_factory.mktemp("postgres") / "server").for_now() as postgres:
         yield postgres
 
@@ -143,7 +143,7 @@ def test_a_second_start_in_the_same_folder_is_refused(postgres: Postgres) -> Non
 
 
 def command(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """`./dev servers …`, after its set-up: the exit code, and the status that it prints."""
+    """Run `./dev servers …` without its set-up; return the exit code and the printed status."""
     line = [sys.executable, "-m", "tidebook.testing.servers", *arguments, "--home", str(home), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER_S_MAX)
     return done.returncode, json.loads(done.stdout)

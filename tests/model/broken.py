@@ -1,4 +1,4 @@
-"""Broken rules of replication, each of which the search must find: a test that the tests can fail.
+"""Broken rules of replication, each of which the search must find: this shows that the tests can fail.
 
 The names in brackets are those of the rules' traces.
 """
@@ -44,14 +44,14 @@ def no_guard(key: Key, head: Head | None, records: Sequence[PositionedAction], c
 
 
 def no_redo(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
-    """[R7] What a dead replicator may have left undone is not done again."""
+    """[R7] Writes that a crashed replicator may have left undone are not repeated."""
     return plan_key(key, head, [each for each in records if head is None or each.position > head.position], config)
 
 
 def redo_without_the_head(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R7c] Tombstones are done again, and the head, which only one read may have seen, is not."""
+    """[R7c] Tombstones are repeated, but the head, which only one read may have seen, is not."""
     return [
         write
         for write in plan_key(key, head, records, config)
@@ -73,7 +73,7 @@ def head_before_rows(
 def tombstones_before_head(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R6] Events are cleared before the head says so."""
+    """[R6] Events are cleared before the head is written that deletes them."""
     writes = list(plan_key(key, head, records, config))
     for i, (one, next_) in enumerate(pairwise(writes)):
         if isinstance(one, PutHead) and isinstance(next_, ClearEvents | ClearJournal):
@@ -84,7 +84,7 @@ def tombstones_before_head(
 def coalesced_purge(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R8] A purge and the next life in one go: the new rows, their head, and the old life's tombstones last."""
+    """[R8] A purge and the next incarnation in one batch: new rows, their head, then the tombstones of the old one."""
     writes = list(plan_key(key, head, records, config))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
         return writes
@@ -109,7 +109,7 @@ def nothing_for_the_short_lived(
 def raw_delete_bound(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R10] A delete's tombstone goes up to the number that was asked for, not to the one that was there."""
+    """[R10] A delete's tombstone ends at the requested number, not at the last existing one."""
     raw = max((each.action.to for each in records if isinstance(each.action, Delete)), default=0)
     return [
         ClearEvents(key, msgspec.structs.replace(write.head, delete_to=max(raw, write.head.delete_to)), 0)
@@ -122,7 +122,7 @@ def raw_delete_bound(
 def clears_from_the_old_bound(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R7b] A delete that is done again clears only above what the head says was cleared."""
+    """[R7b] A repeated delete clears only numbers above those that the head records as deleted."""
     return [
         ClearEvents(key, write.head, head.delete_to)
         if isinstance(write, ClearEvents) and head is not None and head.live
@@ -162,7 +162,7 @@ def forgotten_before_cleared(
 def never_forgotten(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R18b] Segments of a life that is over stay listed."""
+    """[R18b] Segments of an incarnation that is over stay listed."""
     return [write for write in plan_key(key, head, records, config) if not isinstance(write, ForgetSegments)]
 
 

@@ -40,7 +40,7 @@ class Concrete:
         self._pointer_early = pointer_early
 
     def trace(self) -> list[str] | None:
-        """The shortest way to a store that is replicated to the end and not the fold, or whose pointer moves back."""
+        """Return a shortest path to a fully replicated store that is not the fold, or whose pointer moves back."""
         begin = State(self._world.empty, Process(1), Process(2))
         came: dict[State, tuple[State, str] | None] = {begin: None}
         queue = deque([begin])
@@ -128,8 +128,8 @@ class Concrete:
             case Tombstone():
                 return f"tombstone of {id}: {single.first} to {single.last}"
             case SegmentCell():
-                return f"segment {single.segment} of {id} into the list of {single.life.offset}"
+                return f"segment {single.segment} of {id} into the list of {single.incarnation.offset}"
             case ListTombstone():
-                return f"tombstone of the list of {id}, {single.life.offset}: below {single.below}"
+                return f"tombstone of the list of {id}, {single.incarnation.offset}: below {single.below}"
             case _:
                 return f"tombstone of the head of {id}"

@@ -1,4 +1,4 @@
-"""Replicators and a reader, in every order: what a read returns is the journal as of one position, or it says so."""
+"""Replicators and a reader, in every order: a read returns the journal as of one position, or raises an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidebook.core.segments import event_segment
 
 
 def violation(lattice: Lattice, world: World, reading: Reading) -> str | None:
-    """A read that returns, or has yielded, what the journal never was at or after its barrier, or None."""
+    """Return a read whose result the journal never had at or after the read's barrier, or None."""
     visible = [tuple(each for each in truth.seen if reading.start <= each[0] <= reading.to) for truth in world.truth[0]]
     first = (world.empty, reading.first)
     met = {(world.empty, reading.first.number)}
@@ -38,7 +38,7 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
     store = world.stores[at]
     match question.what:
         case "end":
-            # Whatever the store speaks of is in the log already; what comes after it may be.
+            # Every position in the store is in the log already; later records may be too.
             least = max(store.top, node.last_barrier, node.seen_offset)
             return [reading.answered(node, end) for end in range(least, world.size)]
         case "pointer":
@@ -47,7 +47,9 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
             head = store.keys[0].head
             return [reading.answered(node, -1 if head is None else head.head)]
         case "segments":
-            listed = tuple(sorted(segment for life, segment in world.listed(at, 0) if life == question.life))
+            listed = tuple(
+                sorted(segment for incarnation, segment in world.listed(at, 0) if incarnation == question.incarnation)
+            )
             return [reading.answered(node, listed)]
         case _:
             return [reading.answered(node, _page(world, at, question))]

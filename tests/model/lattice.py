@@ -1,4 +1,4 @@
-"""Every store state that any number of replicators can bring about, whatever crashes, lags or comes back from the dead.
+"""Every store state that any number of replicators can cause, whichever of them crash, lag or continue late.
 
 Stamps come from positions, so a state is the set of writes that have landed. A replicator decides from the pointer and
 then the head as some state has them; each of its single writes may land in that state or any later one, once those of
@@ -78,7 +78,7 @@ class Lattice:
                 known.add((key, first, last, world.program(key, stages, first, last, world.listed(seen, key))))
 
     def visible(self, at: int) -> list[int]:
-        """What a single read may see in this state."""
+        """Return what a single read may see in this state."""
         return [at, *self.edges[at]] if self.flicker else [at]
 
     def _next(self, at: int, known: set[Decided]) -> set[int]:

@@ -1,4 +1,4 @@
-"""A last-write-wins store of cells, in which each row, each segment's tombstone and each head lands by itself.
+"""A last-write-wins store of cells, in which each row, each segment's tombstone and each head is applied separately.
 
 It is a model of Cassandra, not a backend: what a replicator writes is taken apart into single writes, any of which
 may be the last before a crash, or land long after its writer was given up. States are immutable and hashable.
@@ -26,7 +26,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.segments import event_segment
 
-#: Which segments of which life are listed.
+#: Which segments of which incarnation are listed.
 Listed = Set[tuple[Position, int]]
 
 
@@ -54,23 +54,23 @@ class HeadCell(NamedTuple):
 
 
 class HeadTombstone(NamedTuple):
-    """The head row, deleted; no rule of ours writes it, broken ones do."""
+    """A deleted head row; only broken rules write it."""
 
     stamp: int
 
 
 class SegmentCell(NamedTuple):
-    """A segment in the list of one life."""
+    """A segment in the list of one incarnation."""
 
-    life: Position
+    incarnation: Position
     segment: int
     stamp: int
 
 
 class ListTombstone(NamedTuple):
-    """The segments before `below` of one life's list, cleared."""
+    """The segments before `below` of one incarnation's list, cleared."""
 
-    life: Position
+    incarnation: Position
     below: int
     stamp: int
 
@@ -90,14 +90,14 @@ class KeyCells(NamedTuple):
 
     @property
     def listed(self) -> Listed:
-        return frozenset((cell.life, cell.segment) for cell in self.segments)
+        return frozenset((cell.incarnation, cell.segment) for cell in self.segments)
 
 
 EMPTY = KeyCells()
 
 
 def land(cells: KeyCells, single: Single) -> KeyCells:
-    """The cells after one write has landed; the very same where it came too late to matter."""
+    """Return the cells after one write has been applied; the same object if it was too late to have an effect."""
     match single:
         case RowCell():
             return _land_row(cells, single)
@@ -160,29 +160,29 @@ def _land_segment(cells: KeyCells, cell: SegmentCell) -> KeyCells:
 
 def _land_list_tombstone(cells: KeyCells, dead: ListTombstone) -> KeyCells:
     for old in cells.list_tombstones:
-        if old.life == dead.life and old.below >= dead.below and old.stamp >= dead.stamp:
+        if old.incarnation == dead.incarnation and old.below >= dead.below and old.stamp >= dead.stamp:
             return cells
     others = [
         old
         for old in cells.list_tombstones
-        if not (old.life == dead.life and old.below <= dead.below and old.stamp <= dead.stamp)
+        if not (old.incarnation == dead.incarnation and old.below <= dead.below and old.stamp <= dead.stamp)
     ]
     segments = tuple(cell for cell in cells.segments if not _unlists(dead, cell))
     return cells._replace(segments=segments, list_tombstones=tuple(sorted([*others, dead])))
 
 
 def _unlists(dead: ListTombstone, cell: SegmentCell) -> bool:
-    return dead.life == cell.life and cell.segment < dead.below and dead.stamp >= cell.stamp
+    return dead.incarnation == cell.incarnation and cell.segment < dead.below and dead.stamp >= cell.stamp
 
 
 def is_found(head: Head, seq_nr: int, listed: Listed) -> bool:
-    """Whether a store looks for a number in its segment: it is in the head's last run, or listed."""
+    """Return whether a store reads the segment of a number: it is in the head's last run, or listed."""
     segment = event_segment(seq_nr, head.segment_size)
     return segment >= head.run_start or (head.incarnation, segment) in listed
 
 
 def land_by_arrival(cells: KeyCells, single: Single) -> KeyCells:
-    """What would happen if stamps came from a clock: whatever lands last wins."""
+    """Apply a write as if stamps came from a clock: the last write to arrive wins."""
     match single:
         case RowCell():
             kept = [row for row in cells.rows if row.seq_nr != single.seq_nr]
@@ -251,7 +251,7 @@ def singles_of(write: Write, interned: Interned, listed: Listed) -> Iterator[Sin
             below = head.delete_to // head.segment_size if head.live else head.run_start
             yield ListTombstone(head.incarnation, below, tombstone_stamp(head.position))
         case PutTags():
-            pass  # tag rows have a model of their own
+            pass  # tag rows have a separate model
         case _:
             assert_never(write)
 

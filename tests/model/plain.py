@@ -1,4 +1,4 @@
-"""A journal as a plain list: no log, no store, no replication; only what a user was promised."""
+"""A journal as a plain list, without log, store or replication: the behaviour that users are promised."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ REMEMBERED = 16
 
 
 @dataclass
-class Life:
-    """One life of a journal: its events by number, and the snapshots that were saved of it."""
+class Incarnation:
+    """One incarnation of a journal: its events by number, and the snapshots that were saved of it."""
 
     last: int = 0
     events: dict[int, int] = field(default_factory=dict)
@@ -19,14 +19,14 @@ class Life:
 
 @dataclass
 class Plain:
-    """All lives of one journal."""
+    """All incarnations of one journal."""
 
-    life: Life | None = None
+    incarnation: Incarnation | None = None
     appended: list[tuple[bytes, int, int]] = field(default_factory=list)
 
     @property
     def last(self) -> int:
-        return self.life.last if self.life is not None else 0
+        return self.incarnation.last if self.incarnation is not None else 0
 
     def known(self, append_id: bytes) -> tuple[int, int] | None:
         for id, first, last in self.appended[-REMEMBERED:]:
@@ -39,37 +39,37 @@ class Plain:
         if (expected is not None and expected != self.last) or (at is not None and at <= self.last):
             return None
         first = at if at is not None else self.last + 1
-        if self.life is None:
-            self.life = Life()
+        if self.incarnation is None:
+            self.incarnation = Incarnation()
         for i, payload in enumerate(payloads):
-            self.life.events[first + i] = payload
-        self.life.last = first + len(payloads) - 1
-        self.appended.append((append_id, first, self.life.last))
+            self.incarnation.events[first + i] = payload
+        self.incarnation.last = first + len(payloads) - 1
+        self.appended.append((append_id, first, self.incarnation.last))
         return first
 
     def delete(self, to: int) -> None:
-        if self.life is None:
-            self.life = Life(last=to)
+        if self.incarnation is None:
+            self.incarnation = Incarnation(last=to)
             return
-        for number in [number for number in self.life.events if number <= to]:
-            del self.life.events[number]
+        for number in [number for number in self.incarnation.events if number <= to]:
+            del self.incarnation.events[number]
 
     def purge(self) -> None:
-        self.life = None
+        self.incarnation = None
 
     def read(self, start: int, end: int) -> list[tuple[int, int]]:
-        if self.life is None:
+        if self.incarnation is None:
             return []
-        return sorted((n, payload) for n, payload in self.life.events.items() if start <= n <= end)
+        return sorted((n, payload) for n, payload in self.incarnation.events.items() if start <= n <= end)
 
     def save(self, seq_nr: int, payload: int, slots: int) -> None:
-        assert self.life is not None
-        self.life.snapshots[seq_nr] = payload
-        for number in sorted(self.life.snapshots)[:-slots]:
-            del self.life.snapshots[number]
+        assert self.incarnation is not None
+        self.incarnation.snapshots[seq_nr] = payload
+        for number in sorted(self.incarnation.snapshots)[:-slots]:
+            del self.incarnation.snapshots[number]
 
     def load(self) -> tuple[int, int] | None:
-        if self.life is None or not self.life.snapshots:
+        if self.incarnation is None or not self.incarnation.snapshots:
             return None
-        newest = max(self.life.snapshots)
-        return newest, self.life.snapshots[newest]
+        newest = max(self.incarnation.snapshots)
+        return newest, self.incarnation.snapshots[newest]

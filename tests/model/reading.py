@@ -1,7 +1,7 @@
-"""The real reader, step by step: each question that it puts to log or store is answered by the explorer.
+"""The real reader, step by step: each of its requests to log or store is answered by the explorer.
 
 The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
-nodes are computed once a world, by running the reader again from the start.
+nodes are computed once per world, by running the reader again from the start.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """What the reader asks, with where a page begins, where it ends, and how long it is.
+    """A request of the reader, with the start, the end and the length of its page.
 
-    A page may need the list of segments first; what it said is then a part of the question for rows.
+    A page may need the list of segments first; that list is then a part of the request for rows.
     """
 
     what: str
     after: int = 0
     to: int = 0
     limit: int = 0
-    life: Position | None = None
+    incarnation: Position | None = None
     run_start: int = 0
     listed: tuple[int, ...] = ()
 
 
 class Ask:
-    """Awaited by the reader, it hands the question to its driver."""
+    """When the reader awaits it, it passes the request to the driver of the reader."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -56,7 +56,7 @@ class Ask:
 
 
 class AskedLog:
-    """The log: its end is asked for, its records are there."""
+    """The log: its end is a request, and its records are known."""
 
     indexed_by_key = True
     end_is_linearizable = True
@@ -72,7 +72,7 @@ class AskedLog:
 
 
 class AskedStore:
-    """The store: all that it holds is asked for."""
+    """The store: every read of it is a request."""
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         offset = await Ask(Question("pointer"))
@@ -83,7 +83,7 @@ class AskedStore:
         return head
 
     async def events(self, key: Key, head: Head | None, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        if head is None:  # a reader that is broken asks without one
+        if head is None:  # a broken reader requests rows without a head
             return list(await Ask(Question("events", after, to, limit)))
         question = Question("events", after, to, limit, head.incarnation, head.run_start)
         if listed_between(head, after, to):
@@ -112,12 +112,12 @@ class Answered:
 
 
 class HeadKnown(Reader):
-    """A reader that has read this journal before: it asks for the first rows with the head of then.
+    """A reader that has read this journal before: it requests the first rows with the earlier head.
 
-    The head of then is asked for at any time before the read; the mark is slow.
+    The earlier head is read at any time before this read; the mark is slow.
     """
 
-    #: What was asked and answered so far, and from where on it belongs to a read that has used no row yet.
+    #: The requests with their answers so far, and the index from which they belong to a read that has used no row yet.
     asked: list[tuple[str, Any]]
     since: int | None = None
 
@@ -130,14 +130,14 @@ class HeadKnown(Reader):
         return await self._with_rows(key, kind, known, rows)
 
     async def view(self, key: Key, kind: BarrierKind, *, again: bool = False) -> ReadView:
-        self.since = None  # nothing of what was answered before is used
+        self.since = None  # earlier answers are not used
         return await super().view(key, kind, again=again)
 
     async def _earlier(self, key: Key) -> Head | None:
         return await self._store.head(key)
 
     async def _hold(self, key: Key, known: Head, rows: RowPrefetcher) -> None:
-        """A part is answered now, and taken later."""
+        """Read a range of rows now, and give it to the prefetcher, which returns it later."""
         after, to = rows.next_range()
         if after == to:
             return
@@ -152,7 +152,7 @@ class HeadKnown(Reader):
 
 
 class MarkFirst(HeadKnown):
-    """The same with a quick mark, and a pointer that is answered before the rows."""
+    """A `HeadKnown` with a fast mark, whose pointer is read before the rows."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         barrier = await self.barriers.fix(kind)
@@ -163,7 +163,7 @@ class MarkFirst(HeadKnown):
 
 
 class PartsApart(HeadKnown):
-    """The first part is answered before everything else, the second one after it."""
+    """A `HeadKnown` that reads its first range before everything else, and the second one after it."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
@@ -175,7 +175,7 @@ class PartsApart(HeadKnown):
 
 
 class PointerKnown(HeadKnown):
-    """It has the pointer of an earlier read, too, which may be older than that head."""
+    """A `HeadKnown` that also has the pointer of an earlier read, which may be older than the head."""
 
     pointer: Pointer | None
 
@@ -191,7 +191,7 @@ class PointerKnown(HeadKnown):
 
 
 class HeadFolded(HeadKnown):
-    """It has the head from its own fold of the log, and asks the store for nothing but a pointer and rows."""
+    """A `HeadKnown` with the head of its own fold of the log, which reads only a pointer and rows from the store."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
@@ -213,12 +213,12 @@ class Node(NamedTuple):
     answers: tuple[int | tuple[int, ...], ...]
     yielded: Seen
     question: Question | None
-    #: "whole", "truncated", or an error that should not be.
+    #: "whole", "truncated", or an unexpected error.
     end: str
     #: The first barrier that it was given, and the greatest.
     first_barrier: int
     last_barrier: int
-    #: The greatest offset that anything it was shown speaks of: the log is that long at least.
+    #: The greatest offset in any answer so far: the log has at least that length.
     seen_offset: int
 
 
@@ -239,7 +239,7 @@ class Reading:
         self.first = self._run(())
 
     def answered(self, node: Node, answer: int | tuple[int, ...]) -> Node:
-        """The reader after one more answer: an offset, a head's number, or the rows of a page."""
+        """Return the reader after one more answer: an offset, a head's number, or the rows of a page."""
         found = self._next.get((node.number, answer))
         if found is None:
             found = self._next[node.number, answer] = self._run((*node.answers, answer))
@@ -277,7 +277,7 @@ class Reading:
                 except TidebookError as error:
                     end = repr(error)
                     break
-                if question is None:  # it only gave others a turn
+                if question is None:  # it only yielded to other tasks
                     answer = None
                     continue
                 if not left:
@@ -309,20 +309,20 @@ class Reading:
             max(barriers_given, default=-1),
             max(offsets, default=-1),
         )
-        # Whatever was answered before: from here on the reader does the same, and the same is asked of it.
+        # Readers with the same memory behave alike from here on, whatever was answered before.
         return self._alike.setdefault((*node[2:], memory), node)
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
-        """All that the suspended reader will still use of what it has learned."""
+        """Return the answers so far that the suspended reader may still use."""
         kept = reading.ag_frame.f_locals
         carried = (kept["after"], kept["again"], kept["incarnation"], kept["to"])
         reader = kept["self"]
         if isinstance(reader, HeadKnown) and reader.since is not None:
-            # As long as a plan made with an earlier head is carried out, all that was answered may matter.
+            # While a plan made with an earlier head is executed, all answers may matter.
             return (*carried, *asked[reader.since :])
         began = max((i for i, (what, _) in enumerate(asked) if what == self._begins_with), default=0)
         if all(what != "events" for what, _ in asked[began:]) and question.what != "events":
-            return (*carried, *(answer for _, answer in asked[began:]))  # in the midst of a view
+            return (*carried, *(answer for _, answer in asked[began:]))  # while a view is built
         view = kept["view"]
         appends = tuple((each.first, each.offset) for each in view.appends)
         heads = tuple(-1 if head is None else self.world.interned.head(head) for head in (view.stored, view.head))
@@ -330,7 +330,7 @@ class Reading:
         return (*carried, *heads, appends, view.as_of, repr(kept["plan"]), page)
 
     def _row(self, row: EventRow) -> int:
-        """Which row of the world this is, by number, record and bytes; -1 for an event that nobody appended so."""
+        """Return the index of this row in the world, by number, record and bytes; -1 for an unknown event."""
         for index in range(3):
             number = self.world.interned.known_row(
                 EventRow(row.seq_nr, row.encoded, row.timestamp_ms, row.position, index)

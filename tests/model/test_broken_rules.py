@@ -1,4 +1,4 @@
-"""Each rule of replication and reading, broken, is found by the search: what the proofs prove is not nothing."""
+"""Each rule of replication and reading, broken, is found by the search: so the proofs are not vacuous."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pyt
     assert read_is_wrong(SMALL, (2, 3))
 
 
-def test_a_reader_that_looks_only_at_the_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_looks_only_at_the_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q6]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
@@ -241,7 +241,7 @@ def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pyte
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[HeadFolded])
 
 
-def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_kept_from_a_head_of_another_incarnation_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(self: RowPrefetcher, head: Head, *, after: int, to: int) -> bool:
         self._head, self._to = head, to
         self._events = partial(self._store.events, self._key, head)
@@ -260,7 +260,9 @@ def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatc
     assert read_is_wrong(SMALL, (2, 3))
 
 
-def test_a_page_that_is_taken_for_whole_with_rows_of_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_taken_for_whole_with_rows_of_another_incarnation_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def is_gap_free(rows: Sequence[EventRow], after: int, head: Head) -> bool:
         return bool(rows) and rows[-1].seq_nr - after == len(rows)
 
@@ -305,7 +307,7 @@ def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monke
     assert read_is_wrong(SMALL, (3,))
 
 
-def test_a_reader_that_goes_on_in_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_goes_on_in_another_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebook.journal.reader.may_continue", lambda *_: True)
     assert read_is_wrong(["next x2", "delete 1", "delete 2", "purge"], (2, 3))
 

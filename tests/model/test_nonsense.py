@@ -1,4 +1,4 @@
-"""Records that mean anything, in an embedded log: reader, head cache, replicator and store agree on each of them."""
+"""Records with arbitrary contents, in an embedded log: reader, head cache, replicator and store agree on each."""
 
 from __future__ import annotations
 

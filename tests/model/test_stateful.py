@@ -176,7 +176,7 @@ class JournalMachine(RuleBasedStateMachine):
         plain, number = self.of(id), max(1, self.of(id).last - 3 + off)
         self.payload += 1
         saving = self.rigs[book].journal.save_snapshot(id, seq_nr=number, payload=self.payload)
-        if plain.life is None or number > plain.last:
+        if plain.incarnation is None or number > plain.last:
             with pytest.raises((NotFound, InvalidInput)):
                 self.portal.run(saving)
         else:
@@ -202,13 +202,15 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(book=books)
     def list_the_ids(self, book: int) -> None:
         found = list(self.portal.iterate(self.rigs[book].journal.ids()))
-        assert sorted(found) == sorted(id for id, plain in self.plain.items() if plain.life is not None)
+        assert sorted(found) == sorted(id for id, plain in self.plain.items() if plain.incarnation is not None)
 
     @invariant()
     def both_books_see_every_journal_as_it_is(self) -> None:
         for book in (0, 1):
             for id, plain in self.plain.items():
-                assert self.portal.run(self.rigs[book].journal.pointer(id)) == (plain.last if plain.life else None)
+                assert self.portal.run(self.rigs[book].journal.pointer(id)) == (
+                    plain.last if plain.incarnation else None
+                )
         for id, plain in self.plain.items():
             assert self.read(0, id, 1, LAST) == plain.read(1, LAST)
 

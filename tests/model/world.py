@@ -57,14 +57,14 @@ Seen = tuple[tuple[int, int], ...]
 
 
 def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed) -> Stages:
-    """The right way: each write is a stage of its own, and the list is read when what the slice adds is in it."""
+    """The correct rule: each write is a separate stage, and the list is read after the slice's additions to it."""
     listed = listed | own_segments(writes)
     stages = (tuple(dict.fromkeys(singles_of(write, interned, listed))) for write in writes)
     return tuple(stage for stage in stages if stage)
 
 
 def own_segments(writes: Sequence[Write]) -> Listed:
-    """What these writes add to the list."""
+    """Return the segments that these writes add to the list."""
     return frozenset(
         (write.head.incarnation, segment)
         for write in writes
@@ -75,12 +75,12 @@ def own_segments(writes: Sequence[Write]) -> Listed:
 
 
 def reads_the_list(writes: Sequence[Write]) -> bool:
-    """Whether what these writes clear depends on the list of segments."""
+    """Return whether what these writes clear depends on the list of segments."""
     return any(isinstance(write, ClearEvents | ClearJournal) and write.head.run_start for write in writes)
 
 
 class Store(NamedTuple):
-    """Both journals' cells, the pointer, and the largest offset that anything in here speaks of."""
+    """Both journals' cells, the pointer, and the largest offset that any of them refers to."""
 
     keys: tuple[KeyCells, KeyCells] = (EMPTY, EMPTY)
     pointer: int = -1
@@ -179,7 +179,7 @@ class World:
             case HeadCell():
                 return self.interned.heads[single.head].position.offset
             case SegmentCell():
-                return single.life.offset
+                return single.incarnation.offset
             case Tombstone() | ListTombstone():
                 return (single.stamp >> 4) & ((1 << 47) - 1)
             case _:
@@ -201,7 +201,7 @@ class World:
         return -1 if cell is None else cell.head
 
     def reads_the_list(self, key: int, name: int, first: int, last: int) -> bool:
-        """Whether a replicator that has read this head has to read the list of segments."""
+        """Return whether a replicator that has read this head has to read the list of segments."""
         return reads_the_list(self._plan(key, name, first, last)[0])
 
     def _plan(self, key: int, name: int, first: int, last: int) -> tuple[Sequence[Write], Sequence[PositionedAction]]:
@@ -214,7 +214,7 @@ class World:
         return found
 
     def program(self, key: int, name: int, first: int, last: int, listed: Listed = frozenset()) -> Stages:
-        """What a replicator that has read this head, and then this list, writes for the records `first` to `last`."""
+        """Return the writes for the records `first` to `last` of a replicator that has read this head and this list."""
         found = self._programs.get((key, name, first, last, listed))
         if found is None:
             writes, records = self._plan(key, name, first, last)
@@ -225,7 +225,7 @@ class World:
     # ---- what must hold
 
     def unlike_the_fold(self, at: int, offset: int | None = None) -> str | None:
-        """How the store differs from the fold of the log through `offset`, or None."""
+        """Return how the store differs from the fold of the log through `offset`, or None."""
         through = self.size - 1 if offset is None else offset
         for key in self.keys:
             truth = self.truth[key][through + 1]
@@ -238,7 +238,11 @@ class World:
             listed = self.listed(at, key)
             if head is not None and not all(is_found(head, seq_nr, listed) for seq_nr, _ in rows):
                 return f"rows of {KEYS[key].id}: {rows} are there, and the list has only {sorted(listed)}"
-            if left := [life for life, _ in listed if head is None or not head.live or life != head.incarnation]:
+            if left := [
+                incarnation
+                for incarnation, _ in listed
+                if head is None or not head.live or incarnation != head.incarnation
+            ]:
                 return f"segments of {KEYS[key].id}: lives {left} are over and still listed"
         return None
 

@@ -1,4 +1,4 @@
-"""`tidebook` as a process of its own, read line by line."""
+"""`tidebook` as a separate process, read line by line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Command:
         )
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first line from here on of which this holds; the test's time limit ends a vain wait."""
+        """Return the next line that satisfies a condition; the test's time limit ends a wait that fails."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             row: dict[str, Any] = json.loads(line)
@@ -43,7 +43,7 @@ class Command:
         raise AssertionError(f"it ended with {self.process.wait()}: {self._errors()}")
 
     def end(self) -> tuple[int, list[dict[str, Any]]]:
-        """Ask it to end; its exit code and last lines."""
+        """Send SIGTERM; return the exit code and the last lines."""
         self.process.terminate()
         out, _ = self.process.communicate(timeout=END_S)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()]
@@ -116,7 +116,7 @@ def free_port() -> int:
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes that have this among their arguments."""
+    """Return the processes that have this among their arguments."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -128,7 +128,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def descendants(pid: int) -> dict[int, int]:
-    """Process → its parent, of all below one."""
+    """Return the descendants of a process, each with its parent."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""One Spark session a run, and books: embedded on temporary folders, and on the real servers."""
+"""One Spark session per run, and books: embedded on temporary folders, and on the real servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that no other test uses, for the real servers outlive a test."""
+    """A topic that no other test uses, because the real servers outlive a test."""
     return f"t{uuid.uuid4().hex[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""Stores that fail on purpose inside Spark's workers, and a driver that dies. Each fault happens once."""
+"""Stores that fail on purpose inside Spark's workers, and a driver that is killed. Each fault happens once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidebook.wiring.settings import Settings
 
 
 def once(folder: Path, name: str) -> bool:
-    """True for the first who asks, over all processes."""
+    """Return True for the first call in any process."""
     try:
         (folder / name).touch(exist_ok=False)
     except FileExistsError:
@@ -79,7 +79,7 @@ class KillAround(NamedTuple):
         die()
 
 
-class AwayAtFirst(NamedTuple):
+class UnavailableAtFirst(NamedTuple):
     """Opens a store that does not answer the first few times."""
 
     folder: str
@@ -92,7 +92,7 @@ class AwayAtFirst(NamedTuple):
         async def failing(writes: SliceWrites) -> None:
             for n in range(self.times):
                 if once(folder, f"away-{n}"):
-                    raise Unavailable("the store is away")
+                    raise Unavailable("the store is down")
             await apply(writes)
 
         store.apply = failing
@@ -102,8 +102,8 @@ class AwayAtFirst(NamedTuple):
 class StopInSlice(NamedTuple):
     """Opens a store whose worker stops between the plan and the writes of one slice, until it gets SIGCONT.
 
-    The file `stopped` then has its process id and the slice's partition; `tried` is there when the slice was written,
-    or refused.
+    The file `stopped` then has its process id and the slice's partition; `tried` exists after the slice was written
+    or rejected.
     """
 
     folder: str
@@ -161,7 +161,7 @@ class KillDriver(NamedTuple):
 
 
 def _parent_of_workers() -> int:
-    """The JVM: a worker is forked by Spark's daemon, whose parent it is."""
+    """Return the pid of the JVM, which is the parent of the daemon that forks the workers."""
     with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as stat:
         return int(stat.read().rpartition(")")[2].split()[1])
 
@@ -170,7 +170,7 @@ def main() -> None:
     """Replicate a book: `faults.py BOOK TOPIC POINT LEASE_S`, or `faults.py BOOK TOPIC executor FOLDER ROUND…`.
 
     In the first form this driver is killed at a point of its first batch; in the second one its executors are, as
-    `KillAround` says, and it goes on with the settings of the book.
+    `KillAround` describes, and it continues with the settings of the book.
     """
     where, topic, point, *more = sys.argv[1:]
     import tidebook

@@ -1,4 +1,4 @@
-"""A flush that ends in the middle: by an exception in a test's own process, by kill -9 in a driver of its own."""
+"""Interrupt a flush at a given step: by an exception in the test's process, or by kill -9 in a separate driver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tidebook.wal.region import Region
 
 
 class Patch(Protocol):
-    """What setattr is, and pytest's monkeypatch."""
+    """The signature of `setattr`, and of `setattr` of pytest's monkeypatch."""
 
     def __call__(self, target: Any, name: str, value: Any, /) -> None: ...
 
 
 def end_at(step: str, end: Callable[[], None], patch: Patch) -> None:
-    """Have the next flush call `end` at this step."""
+    """Make the next flush call `end` at this step."""
 
     def after(kind: type, name: str) -> None:
         whole: Callable[..., Any] = getattr(kind, name)

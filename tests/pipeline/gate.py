@@ -1,4 +1,4 @@
-"""A gate before a server: connections pass through it, until it is shut."""
+"""A TCP gate in front of a server: connections pass through it until it is shut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class TcpGate:
-    """Listens on a port of its own, on a loop of its own, and passes on what comes to the server behind it."""
+    """Listens on a separate port, in a separate event loop, and forwards connections to the server."""
 
     def __init__(self, server: str) -> None:
         host, port = server.split(":")

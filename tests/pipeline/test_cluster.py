@@ -82,11 +82,11 @@ class Cluster:
             time.sleep(0.2)
 
     def executors(self) -> list[int]:
-        """The executors that run now: Spark's workers start each in a folder of its own."""
+        """The executors that run now: Spark's workers start each in a separate folder."""
         return [pid for pid in processes_with("CoarseGrainedExecutorBackend") if _works_in(pid, self.folder)]
 
     def is_served_by_all(self) -> bool:
-        """Whether there are two executors, and each has a Python worker: it has served a lease at least."""
+        """Return whether there are two executors with a Python worker each, so that each has served a lease."""
         running = self.executors()
         daemons = [descendants(pid).keys() & set(processes_with("pyspark.daemon")) for pid in running]
         return len(running) == 2 and all(len(each) > 1 for each in daemons)  # the daemon, and what it has forked
@@ -138,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The package as an archive, marked so that a worker can tell where it has it from."""
+    """The package as an archive, marked so that a worker can report from where it was imported."""
     archive = tmp_path / "tidebook-shipped.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         for file in (ROOT / "src" / "tidebook").rglob("*.py"):
@@ -147,7 +147,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def submitted(cluster: Cluster, package: Path, script: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """`spark-submit` of a script, as the documents tell it."""
+    """Run `spark-submit` with a script, as documented."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
     conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2"]
@@ -217,7 +217,7 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
     long_form: bool,
     lease_s: int,
 ) -> None:
-    """An executor is killed within a slice; then a machine vanishes without a word, and comes back later.
+    """An executor is killed within a slice; then a machine disappears from the network, and returns later.
 
     Long leases are taken over because Spark reports the loss, long before they end; short ones because they end.
     """

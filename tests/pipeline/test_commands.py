@@ -1,4 +1,4 @@
-"""The pipeline as its users meet it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
+"""The pipeline as its users see it: commands, exit codes, lines of JSON, signals, and `tidebook up`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ STOP_S = 2.0
 WITHOUT_PYSPARK = "import sys; sys.modules['pyspark'] = None; from tidebook.cli.app import main; main()"
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     code: int
     rows: list[dict[str, Any]]
     err: str
 
 
-Cli = Callable[..., Told]
+Cli = Callable[..., Answered]
 
 
 @pytest.fixture
@@ -57,21 +57,21 @@ def cli(
     for each in (spark, spark.sparkContext):
         monkeypatch.setattr(each, "stop", lambda: None)
 
-    def run(*arguments: str) -> Told:
+    def run(*arguments: str) -> Answered:
         monkeypatch.setattr(sys, "argv", ["tidebook", *arguments, "--json", "--book", str(embedded.settings.folder)])
         with pytest.raises(SystemExit) as exit_:
             main()
         out, err = capsys.readouterr()
         code = exit_.value.code
         assert isinstance(code, int | None)
-        return Told(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
+        return Answered(code or 0, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err)
 
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
+def test_a_running_replication_reports_how_far_it_is_and_ends_well_when_asked_to(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -83,9 +83,9 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
         # The rate is that of the time between two looks.
         command.until(lambda row: row["records"] > first["records"] and row["lag"] == 0 and row["records_per_s"] > 0)
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            told = answer.read().decode()
+            reported = answer.read().decode()
         for name in ("lag_records", "lag_seconds", "records_per_second", "stopped_partitions"):
-            assert f"tidebook_pipeline_{name}" in told
+            assert f"tidebook_pipeline_{name}" in reported
         code, rows = command.end()
     assert code == 0
     partitions = portal.run(embedded.journal(topic).topic_config()).partitions
@@ -93,7 +93,7 @@ def test_a_running_replication_tells_how_far_it_is_and_ends_well_when_asked_to(
     assert rows[-1]["lag"] in {0, partitions}  # a tick in each partition may follow the last batch
 
 
-def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
+def test_status_reports_the_lag_in_records_and_seconds_and_what_is_parked(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
@@ -109,7 +109,7 @@ def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
 
 
 def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
-    """Not 0: a misspelt name would look as if all were well."""
+    """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
 
@@ -126,7 +126,7 @@ def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
     assert [row["stopped"] for row in cli("pipeline", "status").rows if row.get("stopped")]
 
 
-def test_verify_tells_differences_as_rows_and_by_its_exit_code(
+def test_verify_reports_differences_as_rows_and_by_its_exit_code(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
@@ -195,7 +195,7 @@ def test_up_on_spark_ends_two_seconds_after_a_signal_and_spark_ends_by_itself(
 
 
 def slowdown() -> float:
-    """How much longer than alone a process takes now, because others use the cores."""
+    """Return by which factor a process is slower now because others use the cores."""
     began_s = time.monotonic()
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import tidebook.cli.app"], os.environ)
     _, status, usage = os.wait4(pid, 0)
@@ -264,7 +264,7 @@ def test_inline_replication_beside_the_job_changes_nothing(
 def test_replicate_waits_for_servers_that_are_down_when_it_starts_and_an_interrupt_ends_it_with_130(
     tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, portal: BlockingPortal, topic: str
 ) -> None:
-    """Each is up as soon as it was waited for."""
+    """Each part is ready as soon as the wait for it returns."""
 
     def settings(name: str, kafka: str, cassandra: str) -> Path:
         file = tmp_path / name

@@ -86,7 +86,7 @@ def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """Before its manifest it leaves staged files; behind it, files that are not yet in their place."""
+    """A crash before the manifest leaves staged files; one after it, files that are not yet in their place."""
     from tidebook.wal.flush import FolderManifest
 
     output = tmp_path / "lake"
@@ -129,7 +129,7 @@ def test_of_two_exports_at_once_one_changes_nothing(
     assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
 
 
-def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
+def test_of_two_exports_at_once_to_delta_one_learns_that_it_added_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import DeltaTarget

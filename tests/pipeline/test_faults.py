@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.faults import KillAround, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that fails starts anew after half a second, however often it has failed: it is killed many times here."""
+    """A query that fails starts again after half a second, however often it failed: it is killed many times here."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
@@ -48,7 +48,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: 
 
 
 def run_until_done(job: Replication, portal: BlockingPortal, timeout_s: float = 600) -> None:
-    """Run continuously, however often it starts anew, until nothing is left."""
+    """Run continuously, however often it starts again, until nothing is left."""
     done = threading.Event()
     job._report = lambda progress: done.set() if progress.batches and not progress.lag else None
     thread = threading.Thread(target=job.run)
@@ -158,20 +158,20 @@ def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=30))
     away = tmp_path / "away"
     away.mkdir()
-    done = replication(spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 4)).run(once=True)
+    done = replication(spark, embedded, portal, topic, opening=UnavailableAtFirst(str(away), 4)).run(once=True)
     assert done.lag == 0
     assert len(list(away.iterdir())) == 4
     assert_as_expected(embedded, portal, topic, open_book)
 
 
 def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
-    """A driver, a process of its own, that is killed at a point of its first batch."""
+    """A driver, a separate process, that is killed at a point of its first batch."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point, str(lease_s)],
@@ -186,7 +186,7 @@ def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
 def test_a_driver_that_is_killed(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
-    """Before the store's first write, behind it and its pointer, and between the last one and Spark's commit."""
+    """Before the store's first write, after it, after its pointer, and between the last one and Spark's commit."""
     portal.run(write_history(embedded, topic, steps=80))
     killed(embedded.settings.folder, topic, point)
     portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
@@ -200,7 +200,7 @@ def test_a_driver_that_is_killed(
 def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
-    """Behind the first statement of a slice on Cassandra, behind the last, its pointer, and before Spark's commit."""
+    """After the first and the last statement of a slice on Cassandra, after its pointer, and before Spark's commit."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=80))
         partitions = portal.run(book.journal(topic).create()).partitions
@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
     tmp_path: Path,
     open_book: OpenBook,
 ) -> None:
-    """A gate stands before Cassandra. While it is shut the job says what it waits for, and goes on unaided."""
+    """A gate is in front of Cassandra. While it is shut the job reports what it waits for, and then continues."""
     with TcpGate(cassandra_address) as gate, opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=60))
         gated = tmp_path / "gated.toml"
@@ -234,7 +234,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
         gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\nlease_s = 0\n")
         waited, done = threading.Event(), threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waited.set()
                 gate.open()
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
                 gate.shut()
 
         with opened(portal, gated) as through:
-            job = replication(spark, through, portal, topic, report=tell, on_batch=on_batch, settings=None)
+            job = replication(spark, through, portal, topic, report=report, on_batch=on_batch, settings=None)
             thread = threading.Thread(target=job.run)
             thread.start()
             try:

@@ -43,12 +43,12 @@ def book(request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path: Path)
 
 @pytest.fixture
 def namespace() -> str:
-    """One of its own: the servers are shared."""
+    """A separate namespace, because the servers are shared."""
     return f"metrics-{uuid4().hex[:12]}"
 
 
 class Crash(Exception):
-    """The driver ends here."""
+    """Raised where a driver would be killed."""
 
 
 async def fill(book: Book, namespace: str, *, start: int = 0, stop: int = 300) -> Region:
@@ -198,7 +198,7 @@ def test_a_folder_of_another_namespace_is_refused_and_nothing_is_marked(
         portal.run(fill(embedded, name, stop=6))
     output = tmp_path / "out"
     assert flush(spark, embedded, portal, namespace, output) == 12
-    with pytest.raises(InvalidInput, match="a folder of its own"):
+    with pytest.raises(InvalidInput, match="a separate folder"):
         flush(spark, embedded, portal, f"{namespace}-b", output)
     region = portal.run(embedded.wal(f"{namespace}-b").open_region(7, writable=False))
     assert all(held.latest_marked_deleted <= 1 for held in region.meta.tables.values())

@@ -1,4 +1,4 @@
-"""Leases: the live tail reaches the store at once, whatever dies, hangs, doubles or is away for a while."""
+"""Leases: the live tail reaches the store at once, whatever dies, hangs, runs twice or is down for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from tests.pipeline.commands import descendants, processes_with
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import AwayAtFirst, KillAround, StopInSlice
+from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
 from tests.pipeline.workloads import rows_of, write_history
@@ -43,7 +43,7 @@ BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails starts anew after half a second, however often it has failed."""
+    """Let a failed query start again after half a second, however often it has failed."""
     from tidebook.pipeline.jobs import replicate
 
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
@@ -133,7 +133,7 @@ def test_a_new_topic_joins_the_leases_of_the_others_go_on_and_a_stop_ends_all_wi
 def test_a_stop_does_not_wait_for_a_store_that_hangs(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leases would go on for an hour, and nothing that the driver asks the store for is ever answered."""
+    """The leases would go on for an hour, and no request of the driver to the store is ever answered."""
     portal.run(embedded.journal(topic).append("a", [Event(1)]))
 
     async def hang(*arguments: Any, **more: Any) -> Any:
@@ -362,13 +362,13 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     away = tmp_path / "away"
     away.mkdir()
 
-    def tell(progress: Progress) -> None:
-        if progress.waiting is not None:  # the store is away
+    def report(progress: Progress) -> None:
+        if progress.waiting is not None:  # the store is down
             portal.run(book.log.truncate(topic, 0, before=end - 1))
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
-    opening = AwayAtFirst(str(away), 10_000)
-    job = replication(spark, book, portal, topic, opening=opening, report=tell, settings=settings)
+    opening = UnavailableAtFirst(str(away), 10_000)
+    job = replication(spark, book, portal, topic, opening=opening, report=report, settings=settings)
     with pytest.raises(LogLost) as caught:
         job.run()
     assert (caught.value.partition, caught.value.first, caught.value.last) == (0, 0, end - 2)
@@ -407,7 +407,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_is_away_for_a_while_is_waited_for(
+def test_a_store_that_is_down_for_a_while_is_waited_for(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,
@@ -422,11 +422,11 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
         gated.write_text(servers_toml.read_text().replace(cassandra_address, gate.address))
         waiting = threading.Event()
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.waiting is not None:
                 waiting.set()
 
-        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=tell)):
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=report)):
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))

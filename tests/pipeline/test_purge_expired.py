@@ -81,7 +81,7 @@ async def test_a_purge_that_waits_for_replication_is_not_repeated(book: Book, cl
     assert await purge(book) == []
 
 
-async def test_a_dry_run_only_tells(book: Book, clock: Clock) -> None:
+async def test_a_dry_run_only_reports(book: Book, clock: Clock) -> None:
     await append(book, "s-1", timedelta(hours=1))
     clock.ms += DAY_MS
     assert [each.purged for each in await purge(book, dry_run=True)] == [False]

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The real servers with a keyspace of this file's own: other tests scan theirs, and must not meet spoiled rows."""
+    """The real servers with a keyspace of this file's own: other tests scan theirs, and must not find damaged rows."""
     kafka, cassandra = request.getfixturevalue("kafka_bootstrap"), request.getfixturevalue("cassandra_address")
     toml = tmp_path / "tidebook.toml"
     toml.write_text(
@@ -129,19 +129,19 @@ def test_damaged_rows_are_differences_and_are_repaired(
     assert portal.run(tagged(book, topic)) == before
 
 
-def test_where_the_log_no_longer_tells_a_damaged_head_is_reported_and_left(
+def test_where_the_log_no_longer_has_a_damaged_head_is_reported_and_left(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """To fold what is left of the log onto nothing would number the journal anew."""
+    """To fold what is left of the log onto nothing would renumber the journal."""
     for n in range(6):
         portal.run(embedded.journal(topic).append("a", [Event({"n": n}, tags={TAG})]))
     portal.run(replicate_here(embedded, embedded.store, topic))
     for number in portal.run(embedded.store.pointers(topic)):
         portal.run(embedded.log.truncate(topic, number, before=3))
     portal.run(Spoiler(embedded).head(Key(topic, "a")))
-    [told] = verify_here(embedded, portal, topic, repair=True)
-    assert (told["what"], told["repaired"]) == ("head damaged", False)
-    assert "the log does not reach back far enough" in told["found"]
+    [reported] = verify_here(embedded, portal, topic, repair=True)
+    assert (reported["what"], reported["repaired"]) == ("head damaged", False)
+    assert "the log does not reach back far enough" in reported["found"]
     with pytest.raises(Corrupt):
         portal.run(embedded.store.head(Key(topic, "a")))
 
@@ -161,7 +161,7 @@ def test_a_damaged_event_is_repaired_if_the_log_still_has_it(
     rows = portal.run(embedded.store.events(Key(topic, "a"), head, after=0, to=6, limit=10))
     portal.run(embedded.log.truncate(topic, home, before=rows[3].position.offset))
     portal.run(Spoiler(embedded).event(Key(topic, "a"), number))
-    told = verify_here(embedded, portal, topic, repair=True)
-    assert [(row["what"], row["seq_nr"], row["repaired"]) for row in told] == [("event damaged", number, repaired)]
+    reported = verify_here(embedded, portal, topic, repair=True)
+    assert [(row["what"], row["seq_nr"], row["repaired"]) for row in reported] == [("event damaged", number, repaired)]
     again = verify_here(embedded, portal, topic)
     assert [(row["what"], row["seq_nr"]) for row in again] == ([] if repaired else [("event damaged", number)])

@@ -48,7 +48,7 @@ def test_once_replicates_all_that_the_log_holds(
     assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_second_run_goes_on_where_the_store_stands(
+def test_a_second_run_continues_from_the_store_s_pointers(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))

@@ -236,7 +236,7 @@ def test_over_an_adopt_a_table_has_everything_and_a_stream_says_that_it_cannot_g
     assert len(stream(spark, embedded, topic, tmp_path / "new")) == 5
 
 
-def test_a_stream_that_stands_behind_the_logs_end_fails_loudly(
+def test_a_stream_that_is_past_the_logs_end_fails_loudly(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     portal.run(embedded.journal(topic).append("a", [Event({"step": 1})]))

@@ -68,7 +68,7 @@ def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
     assert job.progress().lag > RECORDS / 2
 
 
-def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> None:
+def test_a_gate_that_is_closed_waits_for_the_users_within_and_admits_no_others() -> None:
     from tidebook.pipeline.jobs.replicate import BatchGate
 
     gate, within, leave = BatchGate(), threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Streams by tag behind the real job: it ticks, so that followers see events, and rests when nothing comes."""
+"""Streams by tag with the real job: it ticks so that followers see events, and stops when nothing is appended."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:
 
 
 def _rests(book: Book, portal: BlockingPortal, topic: str) -> bool:
-    """Whether the log stops growing."""
+    """Return whether the log stops growing."""
     deadline = time.monotonic() + PATIENCE_S
     before, since = -1, time.monotonic()
     while time.monotonic() < deadline:

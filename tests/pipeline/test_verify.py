@@ -34,8 +34,8 @@ def verify(
 ) -> tuple[VerifyResult, list[Difference]]:
     from tidebook.pipeline.jobs.verify import verify as job
 
-    told: list[Difference] = []
-    return job(spark, book, portal, [topic], report=told.append, **more), told
+    reported: list[Difference] = []
+    return job(spark, book, portal, [topic], report=reported.append, **more), reported
 
 
 async def damage(book: Book, topic: str) -> dict[str, str]:
@@ -88,33 +88,33 @@ def test_a_store_that_was_replicated_from_the_log_does_not_differ(
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
     portal.run(write_history(book, topic, steps=20, seed=5))  # not replicated yet, and so not compared
-    done, told = verify(spark, book, portal, topic)
-    assert told == []
+    done, reported = verify(spark, book, portal, topic)
+    assert reported == []
     assert (done.left, done.partial) == (0, ())
     assert done.journals >= 15
     assert done.events > 50
 
 
-def test_every_damage_is_told_and_mended(
+def test_every_damage_is_reported_and_repaired(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
     done_to = portal.run(damage(book, topic))
-    found, told = verify(spark, book, portal, topic)
-    assert done_to.items() <= {(each.id, each.what) for each in told}
-    assert found.left == len(told)
+    found, reported = verify(spark, book, portal, topic)
+    assert done_to.items() <= {(each.id, each.what) for each in reported}
+    assert found.left == len(reported)
     repaired, _ = verify(spark, book, portal, topic, repair=True)
-    assert (repaired.repaired, repaired.left) == (len(told), 0)
+    assert (repaired.repaired, repaired.left) == (len(reported), 0)
     fresh = open_book("fresh")
     rows = portal.run(rows_of(book.store, topic))
-    # A head that no record speaks of is repaired by a grave over it.
+    # A head without any record in the log is repaired by a grave that replaces it.
     assert {id for id, what in done_to.items() if what == "head extra"} <= rows["graves"].keys()
     rows["graves"] = {id: head for id, head in rows["graves"].items() if id not in done_to}
     assert rows == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_missing_tag_row_is_told_and_mended(
+def test_a_missing_tag_row_is_reported_and_repaired(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild_tags
@@ -131,8 +131,8 @@ def test_a_missing_tag_row_is_told_and_mended(
         extra_tags=(rows[0].place,),
     )  # fmt: skip
     portal.run(book.store.repair(spoil))
-    _, told = verify(spark, book, portal, topic, repair=True)
-    assert [each.what for each in told] == ["tag missing"]
+    _, reported = verify(spark, book, portal, topic, repair=True)
+    assert [each.what for each in reported] == ["tag missing"]
     again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
     assert list(again) == list(rows)
     portal.run(book.store.repair(spoil))
@@ -181,8 +181,8 @@ def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
     for number in range(4):
         end = portal.run(book.log.end(topic, number))
         portal.run(book.log.truncate(topic, number, before=end // 2))
-    done, told = verify(spark, book, portal, topic)
-    assert told == []
+    done, reported = verify(spark, book, portal, topic)
+    assert reported == []
     assert done.partial == (topic,)
     with pytest.raises(LogLost):
         rebuild(spark, book, portal, topic)
@@ -242,13 +242,13 @@ def test_rows_that_nothing_can_decode_are_repaired_by_both_jobs(
     portal.run(spoiler.head(Key(topic, ids[0])))
     portal.run(spoiler.event(Key(topic, ids[1]), expected["events"][ids[1]][0].seq_nr))
     portal.run(spoiler.tag(expected["tags"][0]))
-    found, told = verify(spark, embedded, portal, topic)
-    assert {"head damaged", "event damaged", "tag damaged"} <= {each.what for each in told}
-    assert found.left == len(told)
+    found, reported = verify(spark, embedded, portal, topic)
+    assert {"head damaged", "event damaged", "tag damaged"} <= {each.what for each in reported}
+    assert found.left == len(reported)
     if how == "repair":
         done, _ = verify(spark, embedded, portal, topic, repair=True)
     else:
         done = rebuild(spark, embedded, portal, topic)
-    assert (done.repaired, done.left) == (len(told), 0)
+    assert (done.repaired, done.left) == (len(reported), 0)
     if how == "repair":  # a rebuild replicates the log to its end, ticks included
         assert portal.run(rows_of(embedded.store, topic)) == expected

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 #: `random() < probability` is false for it, and `randrange` and `choice` take the first.
 CALM = 0.999_999
@@ -20,8 +21,10 @@ Choice = float | int | None
 class RecordedChoices(random.Random):
     """A source of choices that writes down what it gave; with `replayed`, it gives those, and calm ones after them."""
 
-    def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
-        self.recorded: list[Choice] = []
+    def __init__(
+        self, seed: float, replayed: Sequence[Choice] | None = None, *, recorded: list[Choice] | None = None
+    ) -> None:
+        self.recorded: list[Choice] = [] if recorded is None else recorded
         self._replayed = replayed
         super().__init__(seed)
 
@@ -39,6 +42,10 @@ class RecordedChoices(random.Random):
     def fork(self) -> RecordedChoices:
         """Return this source: a part of the simulation draws from the same choices."""
         return self
+
+    def split(self) -> RecordedChoices:
+        """Return a source of its own for a part of the simulation; its choices are written down with these."""
+        return RecordedChoices(self.random(), self._replayed, recorded=self.recorded)
 
     def _next(self, drawn: float, calm: float) -> float:
         place = len(self.recorded)
@@ -87,3 +94,20 @@ def reduce_choices(
 def count_wild(choices: Sequence[Choice]) -> int:
     """Return how many choices are not calm."""
     return sum(each is not IS_CALM for each in choices)
+
+
+class Explainable(NamedTuple):
+    """What a run has done and found."""
+
+    recorded: Sequence[Choice]
+    story: Sequence[object]
+    violations: Sequence[str]
+
+
+def explain(seed: int, run: Callable[[Sequence[Choice] | None], Explainable], *, runs_max: int = 400) -> str:
+    """Reduce a failing seed; return what happens in the smallest run that still fails, and what is wrong with it."""
+    recorded = run(None).recorded
+    reduced = reduce_choices(recorded, lambda choices: bool(run(choices).violations), runs_max=runs_max)
+    smallest = run(reduced)
+    kept = f"{count_wild(reduced)} of {len(recorded)} choices"
+    return "\n".join([f"seed {seed}, {kept}:", *map(str, smallest.story), *smallest.violations])

@@ -25,7 +25,7 @@ from tidebook.runtime.futures import resolve_future
 
 
 class LogFaults(msgspec.Struct):
-    """How likely each fault is at a call, and how long calls take."""
+    """The probability of each fault of a call, and the longest duration of a call."""
 
     #: The call fails, and has no effect.
     refused: float = 0.0
@@ -83,7 +83,7 @@ class SimulatedBroker:
 
 
 class SimulatedLog:
-    """The client of one process. A client that is paused gets its answers, and sends what waits, when it goes on."""
+    """The client of one process. A paused client gets its answers, and sends the waiting records, when it continues."""
 
     indexed_by_key = False
     end_is_linearizable = True
@@ -103,7 +103,7 @@ class SimulatedLog:
         self._paused_until_s = asyncio.get_running_loop().time() + seconds
 
     def kill(self) -> None:
-        """End the process: nothing more is sent, nothing is answered; what is on its way arrives."""
+        """End the process: it sends nothing more and gets no answer, but records in flight still arrive."""
         self._dead = True
 
     async def resumed(self) -> None:
@@ -118,7 +118,7 @@ class SimulatedLog:
         await asyncio.sleep(self._chance.random() * self._broker.faults.call_s_max)
 
     async def _call(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
-        """Make a call: there, its effect at one moment, and back."""
+        """Make a call: a delay, its effect at one moment, and another delay."""
         await self.resumed()
         await self._travel()
         faults = self._broker.faults
@@ -197,7 +197,7 @@ class SimulatedLog:
             result = OutcomeUnknown("the log did not answer")
         else:
             result = self._write(record)
-        # Answers come in the order of the records, and not before the process goes on.
+        # Answers come in the order of the records, and not before a paused process continues.
         after_s = loop.time() + chance.random() * faults.call_s_max
         when_s = max(self._answers_s.get(at, 0.0), after_s, self._paused_until_s)
         self._answers_s[at] = when_s

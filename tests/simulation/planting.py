@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -21,6 +22,14 @@ def assert_found(violations: Callable[[int], Sequence[str]], seeds: Sequence[int
         except Exception:
             return
     raise AssertionError(f"not found with {len(seeds)} seeds")
+
+
+def assert_reduced(explained: str) -> None:
+    """Assert that what explains a failing seed keeps fewer of its choices, and still has a violation."""
+    found = re.match(r"seed \d+, (\d+) of (\d+) choices:\n", explained)
+    assert found is not None
+    assert int(found[1]) < int(found[2])
+    assert explained[found.end() :].strip()
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, owner: ModuleType | type, name: str, old: str, new: str) -> None:

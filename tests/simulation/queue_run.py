@@ -16,6 +16,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from tests.simulation.choices import Choice, RecordedChoices
 from tests.simulation.recorder import WITHOUT_EFFECT, Recorder
 from tidebook.core.errors import LeaseLost, OutcomeUnknown, Unavailable
 from tidebook.queue.port import Claimed, Failure, LeasedEntry, NewEntry, QueueRef, QueueSettings
@@ -32,7 +33,7 @@ SETTINGS = QueueSettings(lease_ms=LEASE_MS, max_timeouts=255)
 
 
 class DatabaseFaults(msgspec.Struct):
-    """How likely each fault is at a call, and how long calls take."""
+    """The probability of each fault of a call, and the longest duration of a call."""
 
     refused: float = 0.0
     unanswered: float = 0.0
@@ -196,13 +197,13 @@ def _of(found: dict[LeasedEntry, int], held: LeasedEntry) -> int:
 
 
 class QueueRun:
-    """One course of events, determined by the seed."""
+    """One course of events, determined by the seed, or by choices that are replayed."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = chance = random.Random(seed)
+    def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
+        self.chance = chance = RecordedChoices(seed, replayed)
         self.recorder = Recorder()
         faults = DatabaseFaults(chance.choice((0.0, 0.05)), chance.choice((0.0, 0.05, 0.2)), chance.choice((0.01, 0.3)))
-        self.database = SimulatedDatabase(random.Random(chance.random()), faults)
+        self.database = SimulatedDatabase(chance.split(), faults)
         self.queue = QueueRef(1, "q", SETTINGS)
         self._lives = 0
         self._workers: list[tuple[Process, asyncio.Task[None]]] = []

@@ -74,7 +74,7 @@ _ENGINE: list[sqlite3.Connection] = []
 
 
 class Faults(msgspec.Struct):
-    """How likely each fault is at a call, and how long calls take."""
+    """The probability of each fault of a call, and the longest duration of a call."""
 
     refused: float = 0.0
     unanswered: float = 0.0
@@ -725,7 +725,7 @@ class RelayRun:
         self._names = itertools.count(1)
         self._relays: list[RelayProcess] = []
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.story.append(f"{self.scheduler.now_s:.3f} {text}")
 
     def _now_ns(self) -> int:
@@ -766,23 +766,23 @@ class RelayRun:
         match chance.choice(("none", "pause", "kill", "crash", "stop", "isolate")):
             case "pause":
                 process.paused_until_s = self.scheduler.now_s + chance.random() * 3 * LOCK_LIMIT_S
-                self.tell(f"{process.name} is paused until {process.paused_until_s:.3f}")
+                self.report(f"{process.name} is paused until {process.paused_until_s:.3f}")
                 self._relays.append(process)
             case "kill":
                 process.dead = True
-                self.tell(f"{process.name} is killed")
+                self.report(f"{process.name} is killed")
                 self._start_relay()
             case "stop":
                 process.relay._request_stop()
-                self.tell(f"{process.name} is stopped")
+                self.report(f"{process.name} is stopped")
                 self._start_relay()
             case "crash":
                 self.database.crash()
-                self.tell("the database crashes")
+                self.report("the database crashes")
                 self._relays.append(process)
             case "isolate":
                 process.isolated_until_s = self.scheduler.now_s + chance.random() * LOCK_LIMIT_S / 2
-                self.tell(f"{process.name} is isolated until {process.isolated_until_s:.3f}")
+                self.report(f"{process.name} is isolated until {process.isolated_until_s:.3f}")
                 self._relays.append(process)
             case _:
                 self._relays.append(process)

@@ -1,7 +1,7 @@
 """One seeded run: replicators that race, pause and die, with concurrent readers, over a simulated cluster.
 
-Real are the store with everything down to the driver's session, the planning and application of slices, and the reader
-of journals. Simulated are the cluster, the log, and time.
+The store down to the driver's session, the planning and application of slices, and the reader of journals are real.
+The cluster, the log and time are simulated.
 """
 
 from __future__ import annotations

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.simulation.planting import assert_found, plant
+from tests.simulation.choices import Choice, Explainable, explain
+from tests.simulation.planting import assert_found, assert_reduced, plant
 from tests.simulation.queue_run import QueueRun
 from tests.simulation.virtual_time import run_in_virtual_time
 from tidebook.queue.sqlite import claims, expired_leases
 
 SEEDS, LONG_SEEDS = 20, 4_000
+#: How often the test of a failing seed runs it again.
+RUNS_MAX = 60
 SEEDS_MAX = 60
 
 
-def violations(seed: int) -> list[str]:
-    verdicts = run_in_virtual_time(QueueRun(seed).go)
-    assert all(verdict.checked for verdict in verdicts)
-    return [f"{each.subject}: {each.message}" for verdict in verdicts for each in verdict.violations]
+def run(seed: int, replayed: Sequence[Choice] | None = None) -> Explainable:
+    made = QueueRun(seed, replayed)
+    verdicts = run_in_virtual_time(made.go)
+    assert replayed or all(verdict.checked for verdict in verdicts)
+    return Explainable(
+        made.chance.recorded,
+        made.recorder.history.calls,
+        [f"{each.subject}: {each.message}" for verdict in verdicts for each in verdict.violations],
+    )
+
+
+def violations(seed: int) -> Sequence[str]:
+    return run(seed).violations
 
 
 def test_an_entry_has_one_holder_and_is_finished(long_form: bool) -> None:
     for seed in range(LONG_SEEDS if long_form else SEEDS):
-        assert violations(seed) == [], f"seed {seed}"
+        if violations(seed):
+            raise AssertionError(explain(seed, partial(run, seed)))
 
 
 @pytest.mark.parametrize(
@@ -50,3 +65,9 @@ def test_an_entry_has_one_holder_and_is_finished(long_form: bool) -> None:
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
     plant(monkeypatch, owner, name, old, new)
     assert_found(violations, range(SEEDS_MAX))
+
+
+def test_a_failing_seed_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, claims, "heartbeat", "session.connection.execute(_EXTEND, (now_ms + lease_ms, ids))", "pass")
+    seed = next(seed for seed in range(SEEDS_MAX) if violations(seed))
+    assert_reduced(explain(seed, partial(run, seed), runs_max=RUNS_MAX))

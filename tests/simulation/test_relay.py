@@ -6,12 +6,13 @@ A failing seed is printed with its faults after it was reduced; `RelayRun(SEED).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.simulation.choices import Choice, count_wild, reduce_choices
-from tests.simulation.planting import plant
+from tests.simulation.choices import Choice, Explainable, explain
+from tests.simulation.planting import assert_reduced, plant
 from tests.simulation.relay_run import RelayRun
 from tidebook.outbox import batch_selection
 from tidebook.outbox.fence import Fence
@@ -24,20 +25,15 @@ PARTS, SEEDS, LONG_SEEDS = 8, 2_100, 10_000
 SEEDS_MAX = 600
 
 
-def violations(seed: int, replayed: Sequence[Choice] | None = None) -> list[str]:
-    verdict = RelayRun(seed, replayed).go()
-    return [f"{each.subject}: {each.message}" for each in verdict.violations]
+def run(seed: int, replayed: Sequence[Choice] | None = None) -> Explainable:
+    made = RelayRun(seed, replayed)
+    verdict = made.go()
+    found = [f"{each.subject}: {each.message}" for each in verdict.violations]
+    return Explainable(made.chance.recorded, made.story, found)
 
 
-def explain(seed: int) -> str:
-    """Reduce a failing seed, and return its faults and what the checker says of it."""
-    run = RelayRun(seed)
-    run.go()
-    reduced = reduce_choices(run.chance.recorded, lambda choices: bool(violations(seed, choices)))
-    smallest = RelayRun(seed, reduced)
-    verdict = smallest.go()
-    kept = f"{count_wild(reduced)} of {len(run.chance.recorded)} choices"
-    return "\n".join([f"seed {seed}, {kept}:", *smallest.story, *map(str, verdict.violations)])
+def violations(seed: int) -> Sequence[str]:
+    return run(seed).violations
 
 
 @pytest.mark.timeout(3600)
@@ -45,7 +41,7 @@ def explain(seed: int) -> str:
 def test_a_committed_message_arrives_once_and_in_order(part: int, long_form: bool) -> None:
     for seed in range(part * LONG_SEEDS, part * LONG_SEEDS + (LONG_SEEDS if long_form else SEEDS)):
         if violations(seed):
-            raise AssertionError(explain(seed))
+            raise AssertionError(explain(seed, partial(run, seed)))
 
 
 def test_a_seed_is_one_course_of_events() -> None:
@@ -115,9 +111,4 @@ def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, planted: Plan
 def test_a_failing_seed_is_reduced_and_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *PLANTED["a session left open is not resolved"][:4])
     seed = next(seed for seed in range(SEEDS_MAX) if violations(seed))
-    run = RelayRun(seed)
-    run.go()
-    reduced = reduce_choices(run.chance.recorded, lambda choices: bool(violations(seed, choices)))
-    assert violations(seed, reduced)
-    assert count_wild(reduced) < len(run.chance.recorded) / 4
-    assert f"seed {seed}, {count_wild(reduced)} of" in explain(seed)
+    assert_reduced(explain(seed, partial(run, seed)))

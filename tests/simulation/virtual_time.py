@@ -41,7 +41,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(program: Callable[[], Awaitable[T]]) -> T:
-    """Run a program on a loop of its own, and close the loop."""
+    """Run a program on a separate loop, and close the loop."""
 
     async def main() -> T:
         return await program()

@@ -6,9 +6,10 @@ Real is everything of `tidebook.wal`. Simulated are the log, the network before 
 from __future__ import annotations
 
 import asyncio
-import random
+from collections.abc import Sequence
 from typing import Any
 
+from tests.simulation.choices import Choice, RecordedChoices
 from tests.simulation.log import CALM, LogFaults, SimulatedBroker, SimulatedLog
 from tests.simulation.recorder import WITHOUT_EFFECT, Recorder
 from tidebook.core.errors import Fenced, NotFound, TidebookError, Truncated
@@ -100,10 +101,10 @@ class Owner:
 
 
 class WalRun:
-    """One course of events, determined by the seed."""
+    """One course of events, determined by the seed, or by choices that are replayed."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = chance = random.Random(seed)
+    def __init__(self, seed: int, replayed: Sequence[Choice] | None = None) -> None:
+        self.chance = chance = RecordedChoices(seed, replayed)
         self.recorder = Recorder()
         faults = LogFaults(
             refused=chance.choice((0.0, 0.05)),
@@ -111,7 +112,7 @@ class WalRun:
             late_s_max=chance.choice((0.1, 3.0, 15.0)),
             call_s_max=chance.choice((0.01, 0.2)),
         )
-        self.broker = SimulatedBroker(random.Random(chance.random()), faults)
+        self.broker = SimulatedBroker(chance.split(), faults)
         self.settings = WalSettings(
             clean_every_s=chance.choice((0, 3.0)),
             in_flight_max=chance.choice((1, 5)),

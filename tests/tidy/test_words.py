@@ -10,7 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "tidebook"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "tidebook"
+FOLDERS = (SOURCE, *(ROOT / name for name in ("tests", "bench", "faults", "tools", "examples")))
 #: Words of a private dialect, each with a word of the field beside it.
 ODD = {
     "anew": "again",
@@ -23,13 +25,17 @@ ODD = {
     "whoever": "the process that",
 }
 PATTERN = re.compile(rf"\b({'|'.join(ODD)})\b(?!\.\w)(?!`)", re.IGNORECASE)
+#: The same within the name of a function or a class.
+IN_A_NAME = re.compile(rf"^ *(?:async )?(?:def|class) (?:\w+_)?(?:{'|'.join(ODD)})(?:_\w+)?\(", re.MULTILINE)
 
 CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 
 
-def sources() -> Iterator[tuple[Path, str]]:
-    for file in sorted(SOURCE.rglob("*.py")):
-        yield file, file.read_text(encoding="utf-8")
+def sources(*folders: Path) -> Iterator[tuple[Path, str]]:
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            if file != Path(__file__).resolve():
+                yield file, file.read_text(encoding="utf-8")
 
 
 def texts_of(source: str) -> Iterator[tuple[int, str]]:
@@ -45,8 +51,8 @@ def texts_of(source: str) -> Iterator[tuple[int, str]]:
 
 def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
     odd = [
-        f"{file.relative_to(SOURCE)}:{line}: {found.group()} (say: {ODD[found.group().lower()]})"
-        for file, source in sources()
+        f"{file.relative_to(ROOT)}:{line}: {found.group()} (say: {ODD[found.group().lower()]})"
+        for file, source in sources(*FOLDERS)
         if PATTERN.search(source)  # most have none, and parsing all of them would take seconds
         for line, text in texts_of(source)
         if (found := PATTERN.search(text))
@@ -54,8 +60,17 @@ def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
     assert odd == []
 
 
+def test_names_of_functions_and_classes_use_them_too() -> None:
+    odd = [
+        f"{file.relative_to(ROOT)}: {found.group().strip()}"
+        for file, source in sources(*FOLDERS)
+        for found in IN_A_NAME.finditer(source)
+    ]
+    assert odd == []
+
+
 def test_no_two_classes_have_the_same_name() -> None:
-    written = {file: CLASS.findall(source) for file, source in sources()}
+    written = {file: CLASS.findall(source) for file, source in sources(SOURCE)}
     counts = Counter(name for names in written.values() for name in names)
     homes: dict[str, list[str]] = defaultdict(list)
     for file, names in written.items():

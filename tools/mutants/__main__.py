@@ -151,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Return so many of the mutants, chosen at random and in their order; all of them if `count` is 0."""
+    """Return this many of the mutants, chosen at random and in their order; all of them if `count` is 0."""
     if not 0 < count < len(mutants):
         return list(mutants)
     return [mutants[index] for index in sorted(random.Random(seed).sample(range(len(mutants)), count))]

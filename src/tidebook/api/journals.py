@@ -162,7 +162,7 @@ class ReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PointerQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the end of the log is found."""
+    """How a request determines the end of the log."""
 
     barrier: Literal["mark", "offset"] | None = None
 

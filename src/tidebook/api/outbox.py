@@ -19,7 +19,7 @@ class OutboxAnswer(msgspec.Struct, frozen=True):
 
 
 class ParkedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topic of the parked messages, all without it, and how many to list at most."""
+    """The topic of the parked messages (all topics by default), and the maximum number to list."""
 
     topic: str | None = None
     limit: Annotated[int, Meta(ge=1, le=PARKED_LISTED_MAX)] = 100

@@ -1,8 +1,8 @@
-"""Payloads in JSON: a JSON value or text is itself, and bytes are base64 under a name of their own.
+"""Payloads in JSON: a JSON value or text is written as it is, and bytes as base64 under a separate name.
 
     {"payload": {"total": 3}}      {"payload": "text"}      {"payload_base64": "AAE="}
 
-A JSON text as a whole payload is text, as in Python. The names follow those of CloudEvents (`data`, `data_base64`).
+A payload that is a JSON string is text, as in Python. The names follow those of CloudEvents (`data`, `data_base64`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _encode = msgspec.json.Encoder().encode
 def needs_no_check(raw: bytes) -> bool:
     """Return whether the values in a decoded JSON text are certainly ones that a payload may hold.
 
-    The decoder refuses everything else that a payload must not hold. So a look at the bytes replaces one at each value:
-    there are too few brackets to nest too deep, and no number is long enough to exceed 64 bits.
+    The decoder rejects everything else that a payload must not hold. So it is enough to check the bytes, and not each
+    value: if there are few brackets, nothing is nested too deep, and a number of few digits fits in 64 bits.
     """
     return raw.count(b"{") + raw.count(b"[") <= DEPTH_MAX and _LONG_NUMBER.search(raw) is None
 
 
 def checked_payload(value: Any) -> Any:
-    """Return a payload out of a text that `needs_no_check` so that it is not checked when it is appended."""
+    """Return a payload from a text that `needs_no_check`, so that it is not checked when it is appended."""
     return value if type(value) is str or type(value) is bytes else EncodedJson(_encode(value))
 
 

@@ -14,7 +14,7 @@ JOB_LINES_MAX = 1_000
 
 
 class PartitionAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one partition is replicated."""
+    """The replication progress of one partition."""
 
     topic: str
     partition: int
@@ -28,20 +28,20 @@ class PartitionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How far all partitions are replicated, and what the replication job last reported."""
+    """The replication progress of all partitions, and the last report of the replication job."""
 
     partitions: list[PartitionAnswer]
     job: dict[str, Any] | None
 
 
 class PipelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Topics, separated by commas; all without them."""
+    """Topics, separated by commas; by default all."""
 
     topics: str | None = None
 
 
 class ParkedRecordsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topic of the parked records, all without it, and how many to list at most."""
+    """The topic of the parked records (all topics by default), and the maximum number to list."""
 
     topic: str | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
@@ -98,6 +98,6 @@ class PipelineJobsAnswer(msgspec.Struct, frozen=True):
 
 
 class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From which line on the output is returned."""
+    """The line after which the output is returned."""
 
     after_line: Annotated[int, Meta(ge=0)] = msgspec.field(default=0)

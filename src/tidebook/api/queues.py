@@ -18,7 +18,7 @@ from tidebook.queue.priority import DEFAULT
 from tidebook.queue.views import DeadLetter, EntryView
 
 CLAIM_MAX = 1_000
-#: How long a claim waits for work at most.
+#: The longest time that a claim may wait for work.
 CLAIM_WAIT_S_MAX = 60.0
 ENTRIES_LISTED_MAX = 10_000
 
@@ -50,7 +50,7 @@ class EntryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Entries to put; those of the same key are merged."""
+    """Entries to put; those with the same key are merged."""
 
     entries: Annotated[tuple[EntryBody, ...], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
@@ -152,7 +152,7 @@ class DoneBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The leases of the failed jobs, and how long their entries wait at least."""
+    """The leases of the failed jobs, and the minimum time until their entries are retried."""
 
     leases: Leases
     delay_s: Seconds = 0.0
@@ -160,7 +160,7 @@ class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class FailAnswer(msgspec.Struct, frozen=True):
-    """What became of each entry: waiting, merged, dead or expired."""
+    """The state of each entry afterwards: waiting, merged, dead or expired."""
 
     outcomes: list[str]
 
@@ -176,18 +176,18 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_s: float
     next_at: datetime | None
     tables: int
-    #: Since when the queue is paused, and gives out no claim.
+    #: When the queue was paused; while it is paused, claims return nothing.
     paused_at: datetime | None = None
 
 
 class WorkersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many workers to list at most."""
+    """The maximum number of workers to list."""
 
     limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
 
 
 class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker reports of itself."""
+    """What a worker reports about itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     concurrency: Annotated[int, Meta(ge=0, lt=2**31)] = 1
@@ -224,7 +224,7 @@ class QueuesAnswer(msgspec.Struct, frozen=True):
 
 
 class EntriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many entries to list at most."""
+    """The maximum number of entries to list."""
 
     limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
     unmask: bool = False
@@ -297,7 +297,7 @@ class DataBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DueLine(msgspec.Struct, frozen=True):
-    """Work became due; the time is the store's."""
+    """Work became due, at this time by the store's clock."""
 
     due_at: datetime
 
@@ -328,8 +328,8 @@ def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
     try:
         found = _decode(binascii.a2b_base64((text + "=" * (-len(text) % 4)).encode().translate(_FROM_URL)))
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged") from error
+        raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged") from error
     numbers = (found.slot, found.together, found.id)
     if len(found.keyhash) != 16 or len(found.token) != 16 or not all(0 <= each < 2**63 for each in numbers):
-        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged")
+        raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged")
     return LeasedEntry(found.keyhash, found.token, found.slot, found.together), found.id, found.key

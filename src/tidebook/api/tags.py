@@ -69,7 +69,7 @@ class TagLine(msgspec.Struct, frozen=True):
 
 
 class HorizonQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topics of the horizon, separated by commas; all without them."""
+    """The topics of the horizon, separated by commas; by default all."""
 
     topics: str | None = None
 
@@ -87,7 +87,7 @@ class HorizonAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagRebuildBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topics whose rows of the tag are written again; all without them."""
+    """The topics whose rows of the tag are written again; by default all."""
 
     topics: tuple[str, ...] | None = None
 

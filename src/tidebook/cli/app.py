@@ -65,7 +65,10 @@ app.command("backup")(backup.make_backup)
 app.command("restore")(backup.restore_backup)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    hidden=not (CHECKOUT / "bench" / "__main__.py").exists(),
+)
 def bench(context: typer.Context, name: str = argument("NAME", "The benchmark, for example: journal")) -> None:
     """Run one benchmark and compare it with its reference.
 

@@ -112,7 +112,7 @@ def _check_installation(findings: Findings) -> None:
 
 
 def _check_settings(findings: Findings, settings: Settings) -> None:
-    """Check every section, for a command reads only those of the parts that it uses."""
+    """Check every section, because other commands read only those of the parts that they use."""
     from tidebook.journal.settings import JournalSettings
     from tidebook.outbox.settings import OutboxSettings
     from tidebook.pipeline.session import pipeline_settings

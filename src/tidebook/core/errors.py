@@ -136,7 +136,7 @@ class Fenced(TidebookError):
 class ProjectionStopped(TidebookError):
     """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip.
 
-    A rebuild that meets such an event ends with this error too, and leaves the live tables as they were.
+    A rebuild that encounters such an event ends with this error too, and leaves the live tables as they were.
     """
 
     def __init__(self, *, name: str, slice: int, reason: str, rebuild: bool = False) -> None:

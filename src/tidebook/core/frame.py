@@ -8,7 +8,6 @@ Every version can thus distinguish damage, which is skipped, from a newer versio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import repeat
 from struct import Struct
 from typing import Final
@@ -38,15 +37,15 @@ class Frame:
         self.version = version
         self.what = what
         self._crc = crc32(bytes([version]))
-        self._header = partial(_pack, magic, version)
 
     def seal(self, content: bytes) -> bytes:
         """Return the content with its header."""
-        return self._header(crc32(content, self._crc)) + content
+        return _pack(self.magic, self.version, crc32(content, self._crc)) + content
 
     def seal_all(self, contents: Sequence[bytes]) -> list[bytes]:
         """Return `seal` of each, without a Python call for each."""
-        headers = map(self._header, map(crc32, contents, repeat(self._crc)))
+        checksums = map(crc32, contents, repeat(self._crc))
+        headers = map(_pack, repeat(self.magic), repeat(self.version), checksums)
         return [header + content for header, content in zip(headers, contents, strict=True)]
 
     def unseal(self, value: bytes) -> memoryview:

@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 class Stage(StrEnum):
-    """How far an order is."""
+    """The state of an order."""
 
     NEW = "new"
     PLACED = "placed"

@@ -143,9 +143,11 @@ class Rules(Generic[S]):
         self.name = getattr(decider, "__name__", type(decider).__name__)
         self._has_methods = isinstance(decider, type) and not hasattr(decider, "initial")
         if not callable(getattr(decider, "evolve", None)):
-            raise InvalidInput(f"{self.name} is no decider: it has no function evolve(state, event)")
+            raise InvalidInput(f"{self.name} is not a decider: it has no function evolve(state, event)")
         if not self._has_methods and not (callable(decider.initial) and callable(getattr(decider, "decide", None))):
-            raise InvalidInput(f"{self.name} is no decider: it needs initial(), decide(command, state) and evolve(...)")
+            raise InvalidInput(
+                f"{self.name} is not a decider: it needs initial(), decide(command, state) and evolve(...)"
+            )
         self.types = EventTypes(_event_classes(decider, events, self.name))
         self.state_type = _state_type(decider, self._has_methods)
 
@@ -249,7 +251,7 @@ class StateSnapshots(Generic[S]):
         """Return the payload of a snapshot; raise InvalidInput for a state that could not be read back."""
         state = self._encode(entity.state)
         read = self._decode(state)
-        # Classes without a comparison of their own are compared by their fields.
+        # Classes without an `__eq__` are compared by their fields.
         if read != entity.state and self._plain(read) != self._plain(entity.state):
             raise InvalidInput(
                 "the state would not be the same when read back: declare what it contains, "

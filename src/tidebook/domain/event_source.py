@@ -15,12 +15,11 @@ import msgspec
 from tidebook.core.errors import Corrupt
 from tidebook.core.key import Key, partition_of
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, TopicPosition, TopicRow
-from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
+from tidebook.tags.horizon import Horizons
 
 PAGE_ROWS: Final = 1_000
-#: How long a stream waits for news before it looks again.
+#: How long a stream waits before it polls for new events.
 POLL_S: Final = 0.5
 
 #: A place in a stream. The first element is a time; an empty tuple is the beginning.
@@ -64,12 +63,12 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourcePage(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events of a stream, and the position through which it was read for them."""
+    """Consecutive events of a stream, and the position after which the stream continues."""
 
     rows: Sequence[SourceRow]
     position: SourcePosition
-    #: Whether the position begins or ends a scan, which does not deliver in the order of places: it is stored even if
-    #: there are no rows, and the stream is read again from there.
+    #: Whether a scan of the store begins or ends at this position. A scan does not deliver events in the order of the
+    #: stream, so the position is stored even if there are no rows, and the stream is then read from there.
     jumps: bool = False
 
 
@@ -90,7 +89,7 @@ class EventSource(Protocol):
 
 
 def describe_source(source: EventSource) -> str:
-    """Return the text by which a source is compared with the one that a projection had before."""
+    """Return a text that describes what a source follows; a projection compares it with the stored one."""
     followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
     return _encode({name: value for name, value in followed.items() if value}).decode()
 
@@ -98,26 +97,6 @@ def describe_source(source: EventSource) -> str:
 def slice_of(topic: str, id: str, slices: int) -> int:
     """Return the slice that a journal belongs to."""
     return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % slices
-
-
-class StreamWait:
-    """Waits for the horizon of a source to move, asks for ticks meanwhile, and reports a stall."""
-
-    def __init__(self, store: StoreWriter, clock: Clock, horizons: Horizons, topics: frozenset[str] | None, name: str):
-        self._wait = HorizonWait(store, clock, horizons, topics, stream=name)
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        """What replication the stream waits for; None while there is progress."""
-        return self._wait.waiting
-
-    async def ask_for_ticks(self) -> None:
-        """Renew the hint that a stream is live, so that idle partitions do not hold the horizon back."""
-        await self._wait.ask_for_ticks()
-
-    async def wait(self, *, delivered: bool) -> None:
-        """Wait until the horizon may have moved."""
-        await self._wait.wait(POLL_S, delivered=delivered)
 
 
 class TagSource:

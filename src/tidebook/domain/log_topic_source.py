@@ -138,7 +138,7 @@ class LogTopicSource:
 
 
 class _Start(NamedTuple):
-    """Where one partition is read from: the log's first offset, the next one, and the log time before that."""
+    """The start of reading one partition: the log's first offset, the next offset, and the log time before that."""
 
     topic: str
     partition: int

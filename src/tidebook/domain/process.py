@@ -120,7 +120,7 @@ class ProcessRunner(SliceRunner):
         self, slices: Sequence[int], before: str, after: str, calls: Sequence[tuple[Handler, Any]]
     ) -> None:
         if calls:
-            # Effects of a batch that was taken over are repeated in vain: look first.
+            # Another member may have taken the batch over, and then its effects would only be repeated: check first.
             await self._check_owner(slices, before)
         decided = [(event, await self._decide(handler, event)) for handler, event in calls]
         *first, last = _portions(decided)
@@ -229,7 +229,7 @@ class _Placed(_OfEvent, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
-    """How far the entries of a slice were put into a queue."""
+    """The progress of putting the entries of a slice into a queue."""
 
     at: At = BEGINNING
     #: Within a scan, the mark at which the scan began, which may be after the offset that the scan began from.

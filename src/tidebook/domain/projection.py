@@ -18,7 +18,6 @@ from tidebook.domain.event_source import (
     At,
     EventSource,
     SourceRow,
-    StreamWait,
     decode_position,
     describe_source,
     slice_of,
@@ -31,10 +30,11 @@ from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_h
 from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.log.port import Log
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus
+from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
@@ -67,7 +67,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a slice is, as the target database has it."""
+    """The progress of a slice, as stored in the target database."""
 
     slice: int
     owner: str | None
@@ -117,7 +117,6 @@ class Projection:
         slices: int = SLICES,
         retries: int = RETRIES,
         on_failure: OnFailure = "stop",
-        lease_s: float | None = None,
     ) -> None:
         if on_failure not in ("stop", "park"):
             raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
@@ -134,12 +133,11 @@ class Projection:
         self._types_of = types_of
         self._rows = ProjectionTables(name, engine.dialect)
         self._own_tables = tuple(tables)
-        settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
-        self._settings = settings if lease_s is None else msgspec.structs.replace(settings, lease_s=lease_s)
+        self._settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
         self._handler: Handler | None = None
         self._handlers: dict[str, Handler] = {}
         self._horizons = Horizons(store, log)
-        self._wait = StreamWait(store, clock, self._horizons, source.topics, f"projection {name!r}")
+        self._wait = HorizonWait(store, clock, self._horizons, source.topics, stream=f"projection {name!r}")
         self._progress = RunnerProgress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
@@ -365,7 +363,7 @@ class Projection:
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
-        pause_s = LOOK_FIRST_S
+        backoff = Backoff(first_s=LOOK_FIRST_S, max_s=LOOK_MAX_S)
         while True:
             progress, news = self._progress, self._news
             left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
@@ -380,9 +378,8 @@ class Projection:
             if await self._stored_reach(left):
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(backoff.next_s()):
                     await news.wait()
-            pause_s = min(2 * pause_s, LOOK_MAX_S)
 
     async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
         def read(connection: Connection) -> bool:

@@ -14,12 +14,12 @@ from sqlalchemy.exc import DBAPIError
 
 from tidebook.core.errors import Fenced, ProjectionStopped, UnreadableEvent
 from tidebook.domain.event_source import (
+    POLL_S,
     At,
     EventSource,
     SourcePage,
     SourcePosition,
     SourceRow,
-    StreamWait,
     decode_position,
     encode_position,
     slice_of,
@@ -38,6 +38,7 @@ from tidebook.domain.topic_scan import can_join
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
+from tidebook.tags.horizon import HorizonWait
 
 LOGGER = logging.getLogger("tidebook.domain")
 
@@ -109,7 +110,7 @@ class SliceRunner:
         tables: ProjectionTables,
         engine: SqlEngine,
         source: EventSource,
-        wait: StreamWait,
+        wait: HorizonWait,
         prepare: Prepare,
         settings: ProjectionSettings,
         build: Build,
@@ -144,7 +145,7 @@ class SliceRunner:
                 await self._wait.ask_for_ticks()
                 delivered = False if self._paused else await self._round()
                 if not self._is_renewal_due():
-                    await self._wait.wait(delivered=delivered)
+                    await self._wait.wait(POLL_S, delivered=delivered)
         finally:
             await self._leave()
 
@@ -158,7 +159,7 @@ class SliceRunner:
                 raise ProjectionStopped(name=self._tables.name, slice=number, reason=error, rebuild=True)
             delivered = await self._round()
             if not self._is_renewal_due():
-                await self._wait.wait(delivered=delivered)
+                await self._wait.wait(POLL_S, delivered=delivered)
         raise Fenced(f"projection {self._tables.name!r}: another rebuild has replaced this one: wait for it")
 
     def renew_soon(self) -> None:
@@ -209,7 +210,7 @@ class SliceRunner:
             await _uncancelled(leaving)
 
     async def _database(self, work: Callable[[Connection], T]) -> T:
-        """Run a function in a transaction; retry for as long as the database is away."""
+        """Run a function in a transaction; retry for as long as the database is down."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:

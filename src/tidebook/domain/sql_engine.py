@@ -21,7 +21,7 @@ T = TypeVar("T")
 Handler = Callable[[Any, Any], Any]
 
 
-#: What would end the transaction of a batch, which has the events of others and the offset.
+#: The methods that would end the transaction of a batch, which also has other events and the offset.
 _ENDINGS: Final = frozenset(
     {"begin", "begin_twophase", "commit", "rollback", "close", "aclose", "detach", "invalidate"}
 )
@@ -41,7 +41,7 @@ class ProjectionTx:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Forget what the handler of the event before has done."""
+        """Forget what the handler did for the previous event."""
         #: Whether the handler asked for its tables, and whether it may have written to any.
         self.asked = self.used = False
 
@@ -156,7 +156,7 @@ class RolledBack(InvalidInput):
 
 
 class LiveTableWritten(InvalidInput):
-    """A handler may have written to a live table during a rebuild, which no setting may pass over."""
+    """A handler may have written to a live table during a rebuild, which no setting for failed events may skip."""
 
     def __init__(self) -> None:
         super().__init__("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
@@ -273,9 +273,9 @@ PASSING_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error is of a server or the way to it, so that the same batch may succeed later.
+    """Return whether an error comes from a server or its connection, so that the same batch may succeed later.
 
-    A statement of a handler may fail with the same class of error for its own fault, such as a missing table. The log,
+    A statement of a handler may fail with the same class of error by its own mistake, such as a missing table. The log,
     the store or the queue that the effects of a process manager need may be unavailable, as the database may.
     """
     if isinstance(error, HandlerFailed):
@@ -288,6 +288,6 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _has_passing_state(error: BaseException) -> bool:
-    """Return whether the SQLSTATE says so: asyncpg's errors are of no more specific class."""
+    """Return whether the SQLSTATE is transient: asyncpg's errors have no more specific class."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
     return isinstance(state, str) and state.startswith(PASSING_STATES)

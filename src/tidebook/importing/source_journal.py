@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -11,7 +12,6 @@ import msgspec
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import Event
 from tidebook.core.payload import decode_json
-from tidebook.importing.cql_duration import parse_duration
 
 #: The key of an imported event's metadata that holds what only kafka-journal knew about it.
 METADATA_NAME = "kafka_journal"
@@ -25,6 +25,24 @@ EVENT_COLUMNS = (
 OPTIONAL_COLUMNS = frozenset(
     {"expire_after", "expire_on", "record_id", "origin", "version", "meta_record_id", "headers", "metadata"}
 )
+#: A month has no fixed length; kafka-journal itself writes days and nanoseconds only.
+_UNITS_S = {
+    "y": 365 * 86_400.0, "mo": 30 * 86_400.0, "w": 7 * 86_400.0, "d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0,
+    "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9,
+}  # fmt: skip
+_PART = re.compile(r"(\d+)(mo|ms|us|µs|ns|y|w|d|h|m|s)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return the length of a CQL duration; a month counts as 30 days, and a year as 365.
+
+    >>> parse_duration("1d2h")
+    datetime.timedelta(days=1, seconds=7200)
+    """
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise Corrupt(f"{text[:40]!r} is not a duration such as 1d2h")
+    return timedelta(seconds=sum(int(number) * _UNITS_S[unit] for number, unit in parts))
 
 
 class SourceHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,7 +137,7 @@ class PendingAppend(msgspec.Struct, gc=False):
             self._resolve(self._unknown(str(sent), None, sent) if isinstance(sent, OutcomeUnknown) else sent)
             return
         cache = self.cache
-        if cache.is_recreated(sent.offset, self.sent_after):
+        if (sent.offset <= self.sent_after or cache.recreated) and cache.is_recreated(sent.offset, self.sent_after):
             self._resolve(cache.recreated_error())
             return
         if cache.next_offset < 0 and not self.confirm:  # without a tail only the offset is known
@@ -161,10 +161,13 @@ class PendingAppend(msgspec.Struct, gc=False):
     def _resolve(self, outcome: Appended | TidebookError) -> None:
         if self.is_pending:
             self.cache.pending_outcomes.pop(self._action.append_id, None)
-        if isinstance(self.waiter, PendingBatch):
-            self.waiter.set_outcome(self.index, outcome)
+        waiter = self.waiter
+        if isinstance(waiter, PendingBatch):
+            waiter.set_outcome(self.index, outcome)
+        elif type(outcome) is Appended and not waiter.done():  # done if the caller was cancelled
+            waiter.set_result(outcome)
         else:
-            resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled
+            resolve_future(waiter, outcome)
 
     async def _read_outcome(self, sent: Acknowledged) -> None:
         """Read and fold the log up to the record: other writers wrote before it, or the head is not cached."""

@@ -136,7 +136,7 @@ class HeadCache:
         self.seen = -1
         #: Proof that the log was recreated: an offset that it assigned, and a higher or equal one that was seen before.
         #: It is never cleared: the new log may grow past the old one and then look like it.
-        self._recreated: tuple[int, int] | None = None
+        self.recreated: tuple[int, int] | None = None
         #: Heads by id, exact as of the tail. Only `HeadCache` adds to them.
         self.heads = HeadLru(count_max=settings.cached_heads_max, bytes_max=settings.cached_head_bytes_max)
         self._unreplicated = Unreplicated(offsets_max=settings.cached_offsets_max, bytes_max=settings.cached_bytes_max)
@@ -338,19 +338,19 @@ class HeadCache:
 
     def is_recreated(self, offset: int, sent_after: int) -> bool:
         """Record and return whether the log was recreated: it gave `offset` after `sent_after` had been seen."""
-        if offset <= sent_after and self._recreated is None:
-            self._recreated = (offset, sent_after)
-        return self._recreated is not None
+        if offset <= sent_after and self.recreated is None:
+            self.recreated = (offset, sent_after)
+        return self.recreated is not None
 
     def check_log(self) -> None:
         """Raise Corrupt if the log was recreated since this process opened it."""
-        if self._recreated is not None:
+        if self.recreated is not None:
             raise self.recreated_error()
 
     def recreated_error(self) -> Corrupt:
         """Return the error for a recreated log."""
-        assert self._recreated is not None
-        offset, seen = self._recreated
+        assert self.recreated is not None
+        offset, seen = self.recreated
         return Corrupt(
             f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
             "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the "

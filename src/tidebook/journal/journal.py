@@ -175,31 +175,31 @@ class Journal:
         `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        span = tracing.begin("journal.append", topic=self.topic)
-        failure: BaseException | None = None
+        span = tracing.begin("journal.append", topic=self.topic) if tracing.is_on() else None
         try:
-            events = tracing.with_context(events, span)
+            if span is not None:
+                events = tracing.with_context(events, span)
             given = (events, expected, at, expire_after, append_id, retry, incarnation)
             topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
-            partition, record_key = topic.address(id)
+            cache, record_key = topic.address(id)
             action, value = encode_append(topic.config, self._ids, *given)
-            cache = partition.cache
             if topic.check_due:
                 topic.check_epoch()
-            cache.check_log()
+            if cache.recreated is not None:
+                raise cache.recreated_error()
             if confirm and id not in cache.heads:
                 await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
-            future: asyncio.Future[Appended] = topic.loop.create_future()
+            future: asyncio.Future[Appended] = asyncio.Future(loop=topic.loop)
             record = Outgoing(self.topic, cache.partition, record_key, value)
             PendingAppend(cache, id, action, record, confirm, future).send(self._log)
-            return await future
+            appended = await future
         except BaseException as error:
-            failure = error
-            raise
-        finally:
             if span is not None:
-                span.end(failure)
-            failure = None  # the error refers to this frame: without this they would keep each other in memory
+                span.end(error)
+            raise
+        if span is not None:
+            span.end()
+        return appended
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
@@ -232,7 +232,7 @@ class Journal:
         for partition in topic.partitions:
             partition.cache.check_log()
         if confirm:
-            caches = {id: partition.cache for id, (partition, _) in zip(ids, addresses, strict=True)}
+            caches = {id: cache for id, (cache, _) in zip(ids, addresses, strict=True)}
             if unresolved := await self._resolve_heads(caches):
                 others = [index for index, id in enumerate(ids) if id not in unresolved]
                 answers = iter(
@@ -243,10 +243,11 @@ class Journal:
         sent: deque[PendingBatch] = deque()
         for start in range(0, len(ids), BATCH_RECORDS):
             chunk = slice(start, start + BATCH_RECORDS)
-            partition_caches = {partition.cache.partition: partition.cache for partition, _ in addresses[chunk]}
-            partitions = [partition.cache.partition for partition, _ in addresses[chunk]]
-            columns = RecordColumns(self.topic, partitions, [key for _, key in addresses[chunk]], encoded.values(chunk))
-            batch = PendingBatch(ids[chunk], partition_caches, columns, confirm=confirm)
+            chunk_caches, keys = zip(*addresses[chunk], strict=True)
+            partitions = [cache.partition for cache in chunk_caches]
+            columns = RecordColumns(self.topic, partitions, keys, encoded.values(chunk))
+            caches_used = {cache.partition: cache for cache in set(chunk_caches)}
+            batch = PendingBatch(ids[chunk], caches_used, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
             await asyncio.sleep(0)  # lets the log send this batch while the next one is encoded

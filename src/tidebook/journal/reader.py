@@ -96,7 +96,7 @@ SPARSE_IDS_MAX = 4096
 
 
 class Numbered(Protocol):
-    """What a decoded event must have."""
+    """A decoded event, of which a read only needs the number."""
 
     @property
     def seq_nr(self) -> int:
@@ -105,7 +105,7 @@ class Numbered(Protocol):
 
 
 E = TypeVar("E", bound=Numbered)
-#: Decodes rows of one partition, one event for each row: `read_events`, or that of a typed journal.
+#: Decodes rows of one partition, one event for each row: `read_events`, or the decoder of a typed journal.
 DecodeRows = Callable[[Iterable[EventRow], int], Sequence[E]]
 
 

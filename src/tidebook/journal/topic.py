@@ -21,7 +21,7 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
 from tidebook.runtime.metrics import Metrics
-from tidebook.runtime.process import forked_error, tell_of_forks
+from tidebook.runtime.process import forked_error, notify_of_forks
 from tidebook.store.port import StoreWriter
 
 #: How many journals of a topic have a cached address.
@@ -30,8 +30,8 @@ ADDRESSES_MAX = 8192
 CHECK_INTERVAL_S = 3.0
 
 
-#: The partition of a journal, and its id as the key of its records.
-Address = tuple[Reader, bytes]
+#: The head cache of a journal's partition, and its id as the key of its records.
+Address = tuple[HeadCache, bytes]
 
 
 class OpenTopic:
@@ -69,7 +69,7 @@ class OpenTopic:
             cache.seen = end - 1
         self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
-        tell_of_forks(self)
+        notify_of_forks(self)
 
     def inherited(self) -> None:
         """Refuse every use in a forked child, where no task and no driver would answer; an append pays nothing."""
@@ -83,7 +83,7 @@ class OpenTopic:
         """Return the address of a journal; an id in use is validated and hashed only once."""
         address = self._addresses.get(id) if type(id) is str else None
         if address is None:
-            address = self.partition(journal_id(id)), id.encode()
+            address = self.partition(journal_id(id)).cache, id.encode()
             if len(self._addresses) >= ADDRESSES_MAX:
                 self._addresses.clear()
             self._addresses[id] = address

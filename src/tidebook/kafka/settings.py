@@ -142,7 +142,7 @@ def _from_url(url: str) -> dict[str, Any]:
     servers = [server.strip() for server in hosts.split(",") if server.strip()]
     given: dict[str, Any] = dict(parse_qsl(parts.query))
     if "password" in given:
-        raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
+        raise InvalidInput("a password is not an option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
     given["servers"] = tuple(
         server if server.rpartition("]")[2].count(":") == 1 else f"{server}:{PORT}" for server in servers
     )

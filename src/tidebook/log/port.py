@@ -40,9 +40,9 @@ class RecordColumns(msgspec.Struct, frozen=True):
     """Records of one topic as three columns of equal length, which is cheaper than thousands of `Outgoing` objects."""
 
     topic: str
-    partitions: list[int]
-    keys: list[bytes]
-    values: list[bytes]
+    partitions: Sequence[int]
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
 
     def record(self, index: int) -> Outgoing:
         """Return the record at `index`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol, assert_never
 from zlib import crc32
@@ -21,6 +21,7 @@ from tidebook.log.port import Acknowledged, Log, OrderedBatch, Outgoing, Record,
 from tidebook.outbox import port
 from tidebook.outbox.fence import Fence
 from tidebook.outbox.message import order_key
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, iterating
 from tidebook.runtime.blocking_portal import BlockingPortal
 
 #: Marks a message whose payload is None, because this log stores only bytes.
@@ -289,19 +290,15 @@ class LogTopic:
             await asyncio.gather(*waits, return_exceptions=True)
 
 
-class SyncLogTopic:
-    """The blocking variant of `LogTopic`."""
+class SyncLogTopic(BlockingFacade[LogTopic]):
+    """The blocking form of `LogTopic`."""
 
-    def __init__(self, portal: BlockingPortal, topic: LogTopic) -> None:
-        self._portal = portal
-        self._topic = topic
-        self.topic = topic.topic
+    def __init__(self, portal: BlockingPortal, target: LogTopic) -> None:
+        super().__init__(portal, target)
+        self.topic = target.topic
 
-    def offsets(self) -> dict[int, int]:
-        return self._portal.run(self._topic.offsets())
-
-    def read(self, *, offsets: Mapping[int, int] | None = None, follow: bool = False) -> Iterator[LogMessage]:
-        return self._portal.iterate(self._topic.read(offsets=offsets, follow=follow))
+    offsets = blocking(LogTopic.offsets)
+    read = iterating(LogTopic.read)
 
 
 def _check_offsets(offsets: Mapping[int, int], state: TopicState) -> Mapping[int, int]:

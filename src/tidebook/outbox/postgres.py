@@ -15,7 +15,7 @@ from tidebook.outbox.scan_floor import ScanFloors
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import SQL, SqlStatement, StoreStatements, runs
 from tidebook.outbox.store import OutboxStore
-from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url
+from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url, session_settings
 from tidebook.postgres.errors import one_line
 
 #: How long a statement may wait for a row that another transaction has locked.
@@ -54,7 +54,7 @@ _CLEAN = "DELETE FROM kafka_wake WHERE asleep_until < clock_timestamp() - interv
 
 
 class PostgresOutboxStore(OutboxStore):
-    """A connection in autocommit mode. Of a relay's commits, only those that open a session or park wait for the disk.
+    """A connection in autocommit mode. Only the commits that open a session or park messages wait for the disk.
 
     Transactions run in psycopg's pipeline mode: statements are sent without waiting for the results of earlier ones.
     """
@@ -156,7 +156,7 @@ class PostgresOutboxDatabase:
                 autocommit=True,
                 connect_timeout=CONNECT_S_MAX,
                 application_name=name,
-                options=f"-c lock_timeout={LOCK_MS_MAX}",
+                options=session_settings(self._url, f"-c lock_timeout={LOCK_MS_MAX}"),
                 keepalives_idle=15,
                 keepalives_interval=5,
                 keepalives_count=3,
@@ -178,6 +178,8 @@ def _translate(error: psycopg.Error) -> TidebookError:
     text = one_line(error)
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
         return Unavailable(f"the outbox's tables are missing or old ({text}): run 'tidebook outbox migrate'")
+    if isinstance(error, errors.InvalidSchemaName):
+        return InvalidInput(f"PostgreSQL: {text}: create the schema that search_path names")
     if isinstance(error, errors.InvalidPassword | errors.InvalidCatalogName | errors.InsufficientPrivilege):
         return InvalidInput(f"PostgreSQL refused: {text}: check the URL and the rights of its user")
     return Unavailable(f"PostgreSQL: {text}")

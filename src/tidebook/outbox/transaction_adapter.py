@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.outbox.sql import Dialect, SqlStatement, Style, dialect
-from tidebook.runtime.autocommit import class_packages, commits_each_statement, driver_of
+from tidebook.runtime.autocommit import class_packages, commits_each_statement, driver_of, sqlalchemy_connection
 from tidebook.sqlite.libraries import refuse_apsw
 
 _ACCEPTED = (
@@ -109,10 +109,8 @@ def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAd
 
     Raise InvalidInput if the target is not recognized or, unless `transaction=False`, is in no transaction.
     """
-    if driver_of(target) is None and callable(getattr(target, "exec_driver_sql", None)):
-        return _sqlalchemy(target, transaction)
-    if callable(getattr(target, "get_bind", None)) and callable(getattr(target, "connection", None)):
-        return _sqlalchemy(target.connection(), transaction)
+    if driver_of(target) is None and (connection := sqlalchemy_connection(target)) is not None:
+        return _sqlalchemy(connection, transaction)
     if hasattr(target, "vendor") and hasattr(target, "settings_dict"):
         return _django(target, transaction)
     driver = driver_of(target)

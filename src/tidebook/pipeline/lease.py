@@ -77,7 +77,7 @@ async def serve(
 ) -> list[TaskResult]:
     """Tail the partitions of a lease until its end; return what was replicated of each.
 
-    Unless the lease was revoked, its tail goes on for a while; what it replicates is in the results of the next task.
+    Unless the lease was revoked, its tail continues for a while; what it replicates is in the results of the next task.
     """
     outliving = _outliving.setdefault(worker, [])
     tail = LeasedTail(worker, lease, new_tail)
@@ -88,7 +88,7 @@ async def serve(
 
 
 class LeasedTail:
-    """The tail of one lease, which may outlive the task. It begins at once, and ends itself in time."""
+    """The tail of one lease, which may outlive its task. It starts immediately, and ends by itself."""
 
     def __init__(self, worker: LogAndStore, lease: Lease, new_tail: Callable[..., ReplicationTail]) -> None:
         self.lease = lease
@@ -98,11 +98,11 @@ class LeasedTail:
         self._began_s = time.monotonic()
         self._reported: dict[Partition, tuple[int, int]] = {}
         self._revoked = False
-        #: Done when the task must end; the tail goes on for a while if the lease was not revoked.
+        #: Done when the task must end; the tail continues for a while if the lease was not revoked.
         self._over = asyncio.get_running_loop().create_future()
         self._run = asyncio.create_task(self._tail.run(stops))
         self._ending = asyncio.create_task(self._end_in_time())
-        self._run.add_done_callback(ignore_failure)  # the next lease meets it too, if no task raises it
+        self._run.add_done_callback(ignore_failure)  # the next lease encounters it too, if no task raises it
         self._run.add_done_callback(lambda run: self._ending.cancel())
 
     async def serve(self, predecessors: Sequence[LeasedTail]) -> None:
@@ -165,7 +165,7 @@ class LeasedTail:
         return any(each.overtaken for each in self._tail.replicators.values())
 
 
-#: The tails whose tasks have ended, by worker: of this process, which serves one task at a time.
+#: The tails of this process whose tasks have ended, by worker; the process serves one task at a time.
 _outliving: dict[LogAndStore, list[LeasedTail]] = {}
 
 

@@ -17,11 +17,12 @@ from tidebook.pipeline.lease import Lease, LeaseTask
 from tidebook.pipeline.session import unless_spark_is_gone
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.replication.tail import Partition
+from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: How long a tail outlives its task; on busy cores too, its successor starts in this time. It is at most one lease, or
-#: else the successor's own tail would take it for another replicator.
+#: How long a tail outlives its task, as a successor may take so long to start on busy cores. It is no longer than a
+#: lease: beyond that, the tail of the successor would take it for another replicator.
 HANDOVER_S = 5.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
@@ -74,7 +75,11 @@ class _Lane:
     share: Share
     #: The oldest first; at most the current lease and its successor.
     running: list[_LeaseJob] = field(default_factory=list)
-    overdue_s: float = field(default_factory=lambda: OVERDUE_S)
+    overdue: Backoff = field(default_factory=lambda: Backoff(first_s=OVERDUE_S, max_s=OVERDUE_S_MAX))
+    overdue_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.overdue_s = self.overdue.next_s()
 
 
 class LeaseScheduler:
@@ -186,7 +191,7 @@ class LeaseScheduler:
         InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()
 
     def _run_job(self, running: _LeaseJob, number: int) -> None:
-        """Run a lease as a Spark job; in a thread of its own, which waits for it."""
+        """Run a lease as a Spark job; in a separate thread, which waits for it."""
         context, lease = self._context, running.lease
         try:
             partitions = ", ".join(f"{topic}/{partition}" for topic, partition in lease.partitions[:8])
@@ -213,7 +218,7 @@ class LeaseScheduler:
     def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:
         """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
         self._remove(lane, running)
-        lane.overdue_s = min(2 * lane.overdue_s, OVERDUE_S_MAX)
+        lane.overdue_s = lane.overdue.next_s()
         self._retired.add(running)
         self._cancel(running)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Generator
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection, errors
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool
 
@@ -39,13 +41,22 @@ def plain_url(url: str) -> str:
     return f"postgresql://{rest}"
 
 
-def connect_options(application: str, settings: str = "") -> dict[str, Any]:
+def session_settings(url: str, settings: str) -> str:
+    """Return the `options` of a connection: those of its URL or of `PGOPTIONS`, then Tidebook's, which take precedence.
+
+    An argument of `connect` would replace those of the URL, and with them a `search_path`.
+    """
+    given = conninfo_to_dict(plain_url(url)).get("options") or os.environ.get("PGOPTIONS", "")
+    return f"{given} {settings}".strip()
+
+
+def connect_options(url: str, application: str, settings: str = "") -> dict[str, Any]:
     """Return the options of every connection; `settings` adds server settings as `-c name=value`."""
     return {
         "autocommit": True,
         "connect_timeout": CONNECT_S_MAX,
         "application_name": application,
-        "options": f"-c lock_timeout={LOCK_MS_MAX} {settings}",
+        "options": session_settings(url, f"-c lock_timeout={LOCK_MS_MAX} {settings}"),
         "keepalives_idle": 15,
         "keepalives_interval": 5,
         "keepalives_count": 3,
@@ -59,7 +70,7 @@ async def connect_first(url: str, *, application: str, settings: str) -> Connect
     while True:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                return await AsyncConnection.connect(plain_url(url), **connect_options(application, settings))
+                return await AsyncConnection.connect(plain_url(url), **connect_options(url, application, settings))
         except TimeoutError as error:
             raise psycopg.OperationalError(f"no connection within {OPEN_S_MAX:g} s") from error
         except psycopg.OperationalError as error:
@@ -77,7 +88,7 @@ def make_pool(url: str, *, size_max: int, application: str, settings: str) -> Po
         min_size=1,
         max_size=size_max,
         timeout=POOL_WAIT_S_MAX,
-        kwargs=connect_options(application, settings),
+        kwargs=connect_options(url, application, settings),
         open=False,
         name=application,
     )

@@ -5,14 +5,18 @@ Every read follows an index and is bounded, so that a queue of a million entries
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.queue.entry import hash_key
-from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStore, WaitingEntry, WorkerRow
+from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStore, WaitingEntry
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Entries of one page, and dead letters that one page looks at for those that match.
 BROWSE_MAX: Final = 1_000
@@ -173,6 +177,35 @@ class BrowsableStore(QueueStore, QueueBrowser, Protocol):
     """A queue store that can be browsed, as all adapters can."""
 
 
+def _bound(
+    method: Callable[Concatenate[BrowsableStore, QueueRef, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BoundBrowser, P], Coroutine[Any, Any, T]]:
+    """Return the method of a store for the queue of a `BoundBrowser`."""
+
+    @wraps(method)
+    async def call(self: BoundBrowser, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = await getattr(self._store, method.__name__)(self.queue, *args, **kwargs)
+        return found
+
+    return call
+
+
+def _page(
+    method: Callable[Concatenate[BrowsableStore, QueueRef, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BoundBrowser, P], Coroutine[Any, Any, T]]:
+    """Like `_bound`, for a method that returns a page, the size of which is checked."""
+    of_queue = _bound(method)
+
+    @wraps(method)
+    async def call(self: BoundBrowser, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        limit = kwargs.get("limit", BROWSE_MAX)
+        if type(limit) is not int or not 1 <= limit <= BROWSE_MAX:
+            raise InvalidInput(f"a page has 1 to {BROWSE_MAX:,} entries, not {limit!r}")
+        return await of_queue(self, *args, **kwargs)
+
+    return call
+
+
 class BoundBrowser:
     """The bounded reads of one queue, which is not created by them."""
 
@@ -180,59 +213,15 @@ class BoundBrowser:
         self._store = store
         self.queue = queue
 
-    async def browse(
-        self, wanted: EntryFilter, *, after: EntryPlace | None = None, limit: int = 100
-    ) -> list[BrowsedEntry]:
-        """Return a page of entries after a place; see `QueueBrowser.browse`."""
-        return await self._store.browse(self.queue, wanted, after=after, limit=check_browse_limit(limit))
-
-    async def count_up_to(self, wanted: EntryFilter, *, limit: int) -> int:
-        """Return how many entries match, at most `limit`."""
-        return await self._store.count_up_to(self.queue, wanted, limit=limit)
-
-    async def claims(self, *, limit: int = 100) -> list[ClaimSummary]:
-        """Return the claims that hold entries."""
-        return await self._store.claims(self.queue, limit=check_browse_limit(limit))
-
-    async def remove(self, places: Sequence[EntryPlace]) -> int:
-        """Delete entries that wait at these places; return how many."""
-        return await self._store.remove(self.queue, places)
-
-    async def letters(self, wanted: LetterFilter, *, before: int | None = None, limit: int = 100) -> LetterPage:
-        """Return a page of dead letters."""
-        return await self._store.letters(self.queue, wanted, before=before, limit=check_browse_limit(limit))
-
-    async def letter_ids(self, wanted: LetterFilter, *, before: int | None = None) -> tuple[list[int], int | None]:
-        """Return ids of matching dead letters, newest first, and where to continue; see `QueueBrowser.letter_ids`."""
-        return await self._store.letter_ids(self.queue, wanted, before=before)
-
-    async def retry_all(self, ids: Sequence[int]) -> int:
-        """Put dead letters back in this order; return how many there still were."""
-        return await self._store.retry_all(self.queue, ids)
-
-    async def drop_all(self, ids: Sequence[int]) -> int:
-        """Delete dead letters; return how many there still were."""
-        return await self._store.drop_all(self.queue, ids)
-
-    async def letter(self, id: int) -> DeadLetterRow | None:
-        """Return one dead letter, or None."""
-        return await self._store.letter(self.queue, id)
-
-    async def count_letters(self, *, limit: int) -> int:
-        """Return how many dead letters there are, at most `limit`."""
-        return await self._store.count_letters(self.queue, limit=limit)
-
-    async def workers(self, *, limit: int = 100) -> list[WorkerRow]:
-        """Return the workers of the queue, the latest report first."""
-        return await self._store.workers(self.queue, limit=check_browse_limit(limit))
-
-    async def paused_at(self) -> int | None:
-        """Return since when the queue is paused; None if it is not."""
-        return await self._store.paused_at(self.queue)
-
-
-def check_browse_limit(limit: int) -> int:
-    """Return the size of a page; raise InvalidInput if it is out of range."""
-    if type(limit) is not int or not 1 <= limit <= BROWSE_MAX:
-        raise InvalidInput(f"a page has 1 to {BROWSE_MAX:,} entries, not {limit!r}")
-    return limit
+    browse = _page(QueueBrowser.browse)
+    claims = _page(QueueBrowser.claims)
+    letters = _page(QueueBrowser.letters)
+    workers = _page(QueueStore.workers)
+    count_up_to = _bound(QueueBrowser.count_up_to)
+    remove = _bound(QueueBrowser.remove)
+    letter_ids = _bound(QueueBrowser.letter_ids)
+    retry_all = _bound(QueueBrowser.retry_all)
+    drop_all = _bound(QueueBrowser.drop_all)
+    letter = _bound(QueueBrowser.letter)
+    count_letters = _bound(QueueBrowser.count_letters)
+    paused_at = _bound(QueueBrowser.paused_at)

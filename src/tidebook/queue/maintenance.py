@@ -99,7 +99,7 @@ class QueueMaintenance:
             return
         self._clock.observe(swept.now_ms, asked_at)
         self._metrics.count("queue_expired", swept.expired, queue=ref.name)
-        self._metrics.count("queue_leases_expired", swept.run_out, queue=ref.name)
+        self._metrics.count("queue_leases_expired", swept.leases_expired, queue=ref.name)
         self._metrics.count("queue_dead", swept.dead, queue=ref.name)
         due_at = max(self._clock.monotonic_at(swept.next_at), time.monotonic() + SWEEP_S_LEAST)
         self._next_sweep_at[ref.id] = min(self._next_sweep_at[ref.id], due_at)

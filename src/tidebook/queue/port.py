@@ -5,7 +5,7 @@ All times are milliseconds since 1970 on the store's clock, which alone decides 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
@@ -153,6 +153,40 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
         return LeasedEntry(self.keyhash, self.token, self.slot, self.together)
 
 
+class FinishingClaim(msgspec.Struct, frozen=True):
+    """A claim of a caller that has finished other entries."""
+
+    token: bytes
+    limit: int
+    finished: Sequence[LeasedEntry] = ()
+
+
+def find_lost(calls: Iterable[Sequence[LeasedEntry]], finished: Set[LeasedEntry]) -> list[list[LeasedEntry]]:
+    """Return the entries that each caller has lost; an entry that two callers name is finished by the first."""
+    left, lost = set(finished), list[list[LeasedEntry]]()
+    for call in calls:
+        lost.append([each for each in call if each not in left])
+        left.difference_update(call)
+    return lost
+
+
+def limits_without_loss(claims: Sequence[FinishingClaim], finished: Set[LeasedEntry]) -> dict[bytes, int]:
+    """Return the limits of the claims by token, without those whose caller has lost an entry."""
+    limits = dict[bytes, int]()
+    for claim, lost in zip(claims, find_lost([each.finished for each in claims], finished), strict=True):
+        if not lost:
+            limits[claim.token] = limits.get(claim.token, 0) + claim.limit
+    return limits
+
+
+def split_by_key(held: Sequence[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
+    """Split held entries into as few lists as needed for no key to occur twice in one."""
+    while held:
+        by_key = {each.keyhash: each for each in held}
+        yield list(by_key.values())
+        held = [] if len(by_key) == len(held) else [each for each in held if by_key[each.keyhash] is not each]
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A claimed entry whose processing failed."""
 
@@ -229,7 +263,7 @@ class MaintenanceResult(msgspec.Struct, frozen=True):
     """The result of a sweep: the numbers of expired entries, of expired leases, and of new dead letters."""
 
     expired: int = 0
-    run_out: int = 0
+    leases_expired: int = 0
     dead: int = 0
     #: When to sweep next: the earliest expiry, lease end or period end.
     next_at: int = NEVER_MS
@@ -342,6 +376,15 @@ class QueueStore(Protocol):
 
     async def finish(self, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
         """Delete finished entries; return those that were still held. No keyhash occurs twice."""
+
+    async def finish_and_claim(
+        self, queue: QueueRef, claims: Sequence[FinishingClaim], *, lease_ms: int, together: bool = True
+    ) -> tuple[Set[LeasedEntry], list[Claimed]]:
+        """Finish the entries of all callers, then claim for those that have lost none; return both results.
+
+        A store that can do both in one transaction does: then both have happened, or neither. Another one may return
+        what it has finished and no entries, if the claim fails.
+        """
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         """Return entries to the queue, merge them into a waiting one of their key, or make dead letters of them."""

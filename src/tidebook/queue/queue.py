@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from datetime import datetime, timedelta
 from itertools import islice
@@ -49,6 +49,18 @@ class ClaimCall(NamedTuple):
     together: bool
     #: The first bytes of its token.
     holder: bytes = b""
+    #: The jobs that its caller has finished.
+    finished: Sequence[Job[Any]] = ()
+
+    @property
+    def weight(self) -> int:
+        """Return how many entries it finishes and claims."""
+        return self.limit + len(self.finished)
+
+    @property
+    def held(self) -> list[port.LeasedEntry]:
+        """Return what proves the leases of the finished jobs."""
+        return [job.held for job in self.finished]
 
 
 class Queue(Generic[D]):
@@ -60,15 +72,20 @@ class Queue(Generic[D]):
         self._finish: MicroBatcher[list[port.LeasedEntry], list[port.LeasedEntry]] = MicroBatcher(
             self._finish_group, group_max=FINISH_GROUP, flights_max=CALLS_MAX, weigh=len
         )
-        self._claim: MicroBatcher[ClaimCall, list[Job[D]]] = MicroBatcher(
+        self._claim = self._claim_batcher(CALLS_MAX)
+        # One call at a time: its callers work between their calls, so two calls would be two commits of half the size.
+        self._finish_and_claim = self._claim_batcher(1)
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    def _claim_batcher(self, flights_max: int) -> MicroBatcher[ClaimCall, list[Job[D]]]:
+        return MicroBatcher(
             self._claim_group,
             group_max=CLAIM_GROUP,
             share_max=CLAIM_GROUP_MAX,
-            flights_max=CALLS_MAX,
-            weigh=attrgetter("limit"),
+            flights_max=flights_max,
+            weigh=attrgetter("weight"),
             unwanted=self._release,
         )
-        self._releasing: set[asyncio.Task[None]] = set()
 
     async def put(
         self,
@@ -178,7 +195,13 @@ class Queue(Generic[D]):
         return self
 
     async def claim(
-        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True, worker: bytes = b""
+        self,
+        limit: int = 1,
+        lease: timedelta | float | None = None,
+        *,
+        together: bool = True,
+        worker: bytes = b"",
+        finished: Job[D] | Sequence[Job[D]] = (),
     ) -> list[Job[D]]:
         """Claim due entries, by priority, then process date. Each is yours until its lease ends.
 
@@ -187,6 +210,8 @@ class Queue(Generic[D]):
         `together` says that you intend to finish many of them in one call of `done`, which is then cheaper; pass False
         if you finish them one by one. Both are possible in either case.
         `worker` is the id of the `Worker` that claims: a console then shows which entries it holds.
+        `finished` are jobs to finish first, as `done` does, in a folder in the same transaction. If one is no longer
+        held, raise LeaseLost and claim nothing. If they are finished and the claim fails, the list is empty.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
@@ -195,8 +220,15 @@ class Queue(Generic[D]):
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         call = ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES])
+        if not finished:
+            return await self._run_claim(call)
+        own_jobs = self._own_jobs(finished)
+        with self._ending("queue.done", own_jobs):
+            return await self._run_claim(call._replace(finished=own_jobs))
+
+    async def _run_claim(self, call: ClaimCall) -> list[Job[D]]:
         start_ns = time.time_ns() if tracing.is_on() else None
-        claiming = self._claim(call)
+        claiming = (self._finish_and_claim if call.finished else self._claim)(call)
         try:
             jobs = await claiming
             if start_ns is not None and jobs:  # an empty claim is no step of any trace
@@ -213,7 +245,7 @@ class Queue(Generic[D]):
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         own_jobs = self._own_jobs(jobs)
         store, extended = await self._runtime.store(), dict[port.LeasedEntry, int]()
-        for held in _split_by_key([job.held for job in own_jobs]):
+        for held in port.split_by_key([job.held for job in own_jobs]):
             extended |= await store.heartbeat(ref, held, lease_ms=lease_ms)
         for job in own_jobs:
             if job.held in extended:
@@ -341,6 +373,7 @@ class Queue(Generic[D]):
         """Wait for the calls in flight."""
         await self._finish.close()
         await self._claim.close()
+        await self._finish_and_claim.close()
         while self._releasing:
             await asyncio.gather(*self._releasing, return_exceptions=True)
 
@@ -369,6 +402,8 @@ class Queue(Generic[D]):
     async def _claim_group(self, calls: Sequence[ClaimCall]) -> Sequence[list[Job[D]] | BaseException]:
         """Serve concurrent claims; those of the same lease and kind share a call of the store.
 
+        Its first call finishes the jobs that the callers have finished; one that has lost a lease claims nothing.
+
         A claim that got nothing calls again while others got something: a call never mixes slow entries with others and
         returns a bounded number of bytes, so only a call that returns nothing at all proves that nothing is due.
         """
@@ -377,28 +412,42 @@ class Queue(Generic[D]):
         errors: dict[int, TidebookError] = {}
         for lease_ms, together in dict.fromkeys(call[1:3] for call in calls):
             unserved = [index for index, call in enumerate(calls) if call[1:3] == (lease_ms, together)]
+            finishes = any(calls[index].finished for index in unserved)
             while unserved:
-                limits = dict[bytes, int]()
                 if together:  # only entries that are stored together need a token for each caller
                     tokens = {index: self._new_token(calls[index].holder) for index in unserved}
                 else:
                     holders = {calls[index].holder for index in unserved}
                     of_holder = {holder: self._new_token(holder) for holder in holders}
                     tokens = {index: of_holder[calls[index].holder] for index in unserved}
+                limits = dict[bytes, int]()
                 for index, token in tokens.items():
                     limits[token] = limits.get(token, 0) + calls[index].limit
                 try:
-                    claimed = await store.claim(ref, limits, lease_ms=lease_ms, together=together)
+                    if finishes:
+                        claims = [port.FinishingClaim(tokens[i], calls[i].limit, calls[i].held) for i in unserved]
+                        finished, claimed = await store.finish_and_claim(
+                            ref, claims, lease_ms=lease_ms, together=together
+                        )
+                        self._runtime.finished(ref, len(finished))
+                        for index, lost in zip(unserved, port.find_lost(map(_held_by, claims), finished), strict=True):
+                            if lost:
+                                errors[index] = _lease_lost([job for job in calls[index].finished if job.held in lost])
+                        unserved = [index for index in unserved if index not in errors]
+                    else:
+                        claimed = await store.claim(ref, limits, lease_ms=lease_ms, together=together)
                 except TidebookError as error:
-                    errors.update(dict.fromkeys(unserved, error))
+                    # If a later call fails, what the first one has finished stays so: an error would deny it.
+                    errors.update({i: error for i in unserved if finishes or not calls[i].finished})
                     break
+                finishes = False
                 self._runtime.claimed(ref, len(claimed), lease_ms)
                 jobs: dict[bytes, list[Job[D]]] = {token: [] for token in limits}
                 for each in claimed:
                     jobs[each.token].append(Job(self.name, each, decode))
                 dealt = {token: iter(found) for token, found in jobs.items()}
-                for index, token in tokens.items():
-                    shares[index] = list(islice(dealt[token], calls[index].limit))
+                for index in unserved:
+                    shares[index] = list(islice(dealt[tokens[index]], calls[index].limit))
                 unserved = [index for index in unserved if not shares[index]] if claimed else []
         return [errors.get(index, share) for index, share in enumerate(shares)]
 
@@ -415,16 +464,12 @@ class Queue(Generic[D]):
         """
         ref, store = await self._ref(), await self._runtime.store()
         finished: set[port.LeasedEntry] = set()
-        for held in _split_by_key([each for call in calls for each in call]):
+        for held in port.split_by_key([each for call in calls for each in call]):
             finished |= await store.finish(ref, held)
         self._runtime.finished(ref, len(finished))
         if len(finished) == sum(map(len, calls)):
             return [[] for _ in calls]
-        lost: list[list[port.LeasedEntry] | BaseException] = []
-        for call in calls:  # an entry is finished by one caller only
-            lost.append([each for each in call if each not in finished])
-            finished.difference_update(call)
-        return lost
+        return list(port.find_lost(calls, finished))
 
     def _own_jobs(self, jobs: Job[D] | Sequence[Job[D]]) -> list[Job[D]]:
         several: object = jobs or ()
@@ -450,23 +495,23 @@ def _trace_claim(queue: str, jobs: Sequence[Job[Any]], start_ns: int) -> None:
 
 def _raise_if_lost(lost: Sequence[Job[Any]]) -> None:
     if lost:
-        names = ", ".join(str(job.key or job.id) for job in lost[:5])
-        raise LeaseLost(
-            f"{names}{' and more' if len(lost) > 5 else ''} is no longer held: it was finished or returned before, or "
-            "its lease expired: take a longer lease, or send heartbeats"
-        )
+        raise _lease_lost(lost)
+
+
+def _lease_lost(lost: Sequence[Job[Any]]) -> LeaseLost:
+    names = ", ".join(str(job.key or job.id) for job in lost[:5])
+    return LeaseLost(
+        f"{names}{' and more' if len(lost) > 5 else ''} is no longer held: it was finished or returned before, or "
+        "its lease expired: take a longer lease, or send heartbeats"
+    )
+
+
+def _held_by(claim: port.FinishingClaim) -> Sequence[port.LeasedEntry]:
+    return claim.finished
 
 
 def _add(a: port.Put, b: port.Put) -> port.Put:
     return port.Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
-
-
-def _split_by_key(held: list[port.LeasedEntry]) -> Iterator[list[port.LeasedEntry]]:
-    """Split held entries into as few lists as needed for no key to occur twice in one."""
-    while held:
-        by_key = {each.keyhash: each for each in held}
-        yield list(by_key.values())
-        held = [] if len(by_key) == len(held) else [each for each in held if by_key[each.keyhash] is not each]
 
 
 def _clean_reason(text: object) -> str:

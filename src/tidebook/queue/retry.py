@@ -25,11 +25,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         if not numbers or not (0 <= self.first_s <= self.longest_s and self.factor >= 1 and 0 <= self.spread <= 1):
             raise InvalidInput(f"{self!r} is not a retry policy: delays grow from first_s to longest_s")
 
-    def delay_s(self, timeouts: int, chance: float | None = None) -> float:
+    def delay_s(self, timeouts: int) -> float:
         """Return the delay after a failure; `timeouts` is how often the entry failed before."""
-        chance = random.random() if chance is None else chance
         try:
             delay_s = min(self.first_s * self.factor**timeouts, self.longest_s)
         except OverflowError:
             delay_s = self.longest_s
-        return delay_s * (1 - self.spread * chance)
+        return delay_s * (1 - self.spread * random.random())

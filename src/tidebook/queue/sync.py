@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic
 
@@ -57,10 +57,17 @@ class SyncQueue(BlockingFacade[Queue[D]], Generic[D]):
         return self
 
     def claim(
-        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True, worker: bytes = b""
+        self,
+        limit: int = 1,
+        lease: timedelta | float | None = None,
+        *,
+        together: bool = True,
+        worker: bytes = b"",
+        finished: Job[D] | Sequence[Job[D]] = (),
     ) -> list[Job[D]]:
         """Claim due entries; see `Queue.claim`."""
-        return self._portal.run(self._target.claim(limit, lease, together=together, worker=worker))
+        claim = self._target.claim(limit, lease, together=together, worker=worker, finished=finished)
+        return self._portal.run(claim)
 
     put_once = blocking(Queue.put_once)
     marks = blocking(Queue.marks)

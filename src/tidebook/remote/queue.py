@@ -100,6 +100,7 @@ class RemoteQueue(Queue):
         *,
         together: bool = True,
         worker: bytes = b"",
+        finished: Job | Sequence[Job] = (),
         wait_s: float = 0.0,
     ) -> list[Job]:
         """Claim due entries, by priority, then process date. See `Queue.claim`.
@@ -108,7 +109,8 @@ class RemoteQueue(Queue):
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex())
+        done = _leases(self._own_jobs(finished)) if finished else ()
+        body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex(), done)
         answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
         decode = self._runtime.decoder(self.name)
         return [_job(self.name, each, decode) for each in answer.jobs]

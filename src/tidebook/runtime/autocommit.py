@@ -1,4 +1,4 @@
-"""Detect whether a caller's connection is in a transaction; drivers and frameworks are recognized, never imported."""
+"""Recognize a caller's connection, and whether it is in a transaction; drivers and frameworks are never imported."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ def class_packages(target: Any) -> list[str]:
 def driver_of(target: Any) -> str | None:
     """Return the top-level package of the driver that the object belongs to, or None."""
     return next((package for package in class_packages(target) if package in DRIVERS), None)
+
+
+def sqlalchemy_connection(target: Any) -> Any:
+    """Return the SQLAlchemy connection of a session or connection, with its transaction; None for anything else."""
+    if callable(getattr(target, "exec_driver_sql", None)):
+        return target
+    if callable(getattr(target, "get_bind", None)) and callable(getattr(target, "connection", None)):
+        return target.connection()
+    return None
+
+
+def number_placeholders(sql: str, placeholder: str) -> str:
+    """Return SQL with its placeholders replaced by `$1`, `$2` and so on, as PostgreSQL itself takes them.
+
+    >>> number_placeholders("VALUES (?, ?)", "?")
+    'VALUES ($1, $2)'
+    """
+    first, *others = sql.split(placeholder)
+    return first + "".join(f"${number}{other}" for number, other in enumerate(others, 1))
 
 
 def commits_each_statement(connection: Any) -> bool:

@@ -11,6 +11,7 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 Async = TypeVar("Async")
 P = ParamSpec("P")
 T = TypeVar("T")
+Facade = TypeVar("Facade")
 
 
 class BlockingFacade(Generic[Async]):
@@ -50,6 +51,18 @@ def iterating(
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._portal.iterate(getattr(self._target, method.__name__)(*args, **kwargs))
+
+    return call
+
+
+def wrapping(
+    method: Callable[Concatenate[Async, P], T], wrap: Callable[[BlockingPortal, T], Facade]
+) -> Callable[Concatenate[BlockingFacade[Async], P], Facade]:
+    """Return the blocking form of a method that returns an object that needs a facade too, which `wrap` makes."""
+
+    @wraps(method)
+    def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> Facade:
+        return wrap(self._portal, getattr(self._target, method.__name__)(*args, **kwargs))
 
     return call
 

@@ -17,7 +17,7 @@ class Inherited(Protocol):
 
 
 _forks = 0
-_told_of_forks: WeakSet[Inherited] = WeakSet()
+_notified: WeakSet[Inherited] = WeakSet()
 
 
 def generation() -> int:
@@ -36,15 +36,15 @@ def forked_error(what: str) -> InvalidInput:
     return InvalidInput(f"{what} was opened before this process forked: open a book in the child")
 
 
-def tell_of_forks(kept: Inherited) -> None:
+def notify_of_forks(kept: Inherited) -> None:
     """Call `kept.inherited()` in every forked child, for as long as `kept` exists."""
-    _told_of_forks.add(kept)
+    _notified.add(kept)
 
 
 def _after_fork() -> None:
     global _forks
     _forks += 1
-    for kept in list(_told_of_forks):
+    for kept in list(_notified):
         kept.inherited()
 
 

@@ -36,6 +36,7 @@ from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
 from tidebook.server.idempotency import EncodedAnswer, check_key
+from tidebook.server.protocol import send_answer, take_body
 from tidebook.server.router import Router
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
@@ -49,6 +50,12 @@ METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 NO_ROUTE: Final = "none"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
+#: The same as header lines, for a body of a given size and for no body.
+_JSON_HEAD: Final = (
+    b"content-type: application/json\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+    b"content-length: %d\r\n"
+)
+_NO_CONTENT_HEAD: Final = b"cache-control: no-store\r\n"
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 _encode = msgspec.json.Encoder().encode
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -324,6 +331,10 @@ class ServerApp:
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self.state.settings.body_bytes_max
+        if (arrived := take_body(receive)) is not None:
+            if len(arrived) > limit:
+                raise TooLarge("the body", size_bytes=len(arrived), limit_bytes=limit)
+            return arrived
         length = headers.content_length
         if length is not None and length.isdecimal() and int(length) > limit:
             raise TooLarge("the body", size_bytes=int(length), limit_bytes=limit)
@@ -418,11 +429,15 @@ async def _send(
     *,
     kind: bytes = _JSON,
 ) -> None:
+    exchange.start(status)
+    if kind is _JSON and not more and (body or status == 204):  # another empty answer needs a length
+        head = _JSON_HEAD % len(body) if body else _NO_CONTENT_HEAD
+        if send_answer(exchange.raw_send, status, head, body):
+            return
     if body or kind != _JSON:  # there are no metrics before the first answer
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]
-    exchange.start(status)
     await exchange.raw_send({"type": "http.response.start", "status": status, "headers": headers})
     await exchange.raw_send({"type": "http.response.body", "body": body})
 

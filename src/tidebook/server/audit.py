@@ -1,6 +1,6 @@
 """The audit: every call that changes or unmasks something, as an event of topic `tidebook-audit`, hash-chained.
 
-Each server process has a chain of its own, the journal of its id, so that servers never conflict. Entries are appended
+Each server process has a separate chain, the journal of its id, so that servers never conflict. Entries are appended
 in groups; a destructive call waits until its entry is durable, others may lose theirs in a crash.
 """
 
@@ -29,7 +29,7 @@ from tidebook.wiring.book import Book
 
 logger = logging.getLogger("tidebook.server.audit")
 
-#: How many entries may wait; calls that change something are refused while more do.
+#: How many entries may wait; calls that change something are refused while more are waiting.
 WAITING_MAX: Final = 50_000
 GROUP_MAX: Final = 500
 #: How long entries that nobody waits for are collected.
@@ -106,7 +106,7 @@ class Audit:
         return self._book.clock.now_ms(), "server", "", "", "", action, "", 0, False, detail
 
     async def close(self) -> None:
-        """Write what waits and the end of the chain."""
+        """Write the waiting entries and the end of the chain."""
         if self._task is None:
             return
         self._closing = True
@@ -149,7 +149,7 @@ class Audit:
         await self._write_end()
 
     async def _append(self, events: list[Event]) -> None:
-        """Append until it is known to have happened; a retry carries the append id, so that nothing comes twice."""
+        """Append, and retry until it is known to have succeeded; the append id keeps a retry from a second copy."""
         journal = self._book.journal(AUDIT_TOPIC)
         retry: OutcomeUnknown | None = None
         backoff = Backoff(first_s=0.05, max_s=5.0)

@@ -120,7 +120,7 @@ def derived_append_id(topic: str, id: str, key: str) -> bytes:
 
 
 async def append_batch(call: Call) -> dict[str, Any]:
-    """Append to many journals; each append has a result or a problem of its own."""
+    """Append to many journals; each append has its own result or problem."""
     [topic] = call.parameters
     journal, appends, trace = call.book.journal(topic), call.body.appends, call.trace
     results: list[Any] = []

@@ -2,6 +2,9 @@
 
 Uvicorn bounds neither: a client that sends a head without end, or trailers after a chunked body, would fill the memory,
 and one that never completes its head would keep its connection forever.
+
+`take_body` and `send_answer` are short paths past ASGI's messages, for a body that has arrived and an answer that is
+complete; they do nothing under another server.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from collections import deque
 from typing import Any, Final
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tidebook.api.problem import CONTENT_TYPE, problem_of
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
+from tidebook.server.answers import Receive, Send
 
 #: The bytes of a request line and its headers, and of what a client may send between two parts of a body or after it.
 HEAD_BYTES_MAX: Final = 65_536
@@ -23,6 +27,41 @@ SENDING_S_MAX = 30.0
 
 _encode = msgspec.json.Encoder().encode
 _NO_TRAILERS: Final[Any] = deque(maxlen=0)
+
+
+def take_body(receive: Receive) -> bytes | None:
+    """Return the body of a request if all of it has arrived, as `receive` would; None if `receive` must be awaited."""
+    cycle = getattr(receive, "__self__", None)
+    if type(cycle) is not RequestResponseCycle or cycle.more_body or cycle.disconnected:
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()  # from now on `receive` waits until the client disconnects
+    return body
+
+
+def send_answer(send: Send, status: int, head: bytes, body: bytes) -> bool:
+    """Send a complete answer with one write, as `send` would; return False if `send` must be awaited.
+
+    `head` are valid header lines, which are not checked; they contain the length of a body that is not empty.
+    """
+    cycle = getattr(send, "__self__", None)
+    if (
+        type(cycle) is not RequestResponseCycle
+        or cycle.response_started
+        or cycle.disconnected
+        or cycle.flow.write_paused
+        or not cycle.keep_alive
+        or cycle.scope["method"] == "HEAD"
+    ):
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    server_lines = b"".join([b"%b: %b\r\n" % line for line in cycle.default_headers])
+    cycle.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], server_lines, head, body))
+    cycle.message_event.set()
+    cycle.on_response()
+    return True
 
 
 class BoundedProtocol(HttpToolsProtocol):

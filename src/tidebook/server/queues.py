@@ -64,16 +64,14 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
-    if body.done:  # first, so that nothing is claimed if a lease is lost
-        await queue.done(_jobs(call, body.done))
-    try:
-        jobs = await _claim(queue, body)
-        if not jobs and body.wait_s:
+    jobs = await _claim(queue, body, _jobs(call, body.done))
+    if not jobs and body.wait_s:
+        try:
             jobs = await _claim_when_due(call, queue, body)
-    except TidebookError:
-        if not body.done:
-            raise
-        jobs = []  # the jobs are finished: a repeat of the request would be answered that their leases are lost
+        except TidebookError:
+            if not body.done:
+                raise
+            # The jobs are finished: a repeat of the request would be answered that their leases are lost.
     call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
@@ -114,9 +112,9 @@ async def _next(dues: AsyncGenerator[datetime, None]) -> datetime:
     return await anext(dues)
 
 
-async def _claim(queue: Queue, body: ClaimBody) -> list[Job]:
+async def _claim(queue: Queue, body: ClaimBody, finished: Sequence[Job] = ()) -> list[Job]:
     worker = bytes.fromhex(body.worker)
-    return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker)
+    return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker, finished=finished)
 
 
 async def heartbeat(call: Call) -> HeartbeatAnswer:

@@ -11,7 +11,7 @@ BUCKETS_MAX = 10_000
 
 
 class RateLimit:
-    """Counts requests; a rate of 0 is no limit."""
+    """Counts requests; a rate of 0 means no limit."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self._per_s = per_s

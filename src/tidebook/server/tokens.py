@@ -27,7 +27,7 @@ REFRESH_S: Final = 1.0
 USED_EVERY_MS: Final = 60_000
 
 _COLUMNS = "id, name, role, prefix, created_at, expires_at, used_at, revoked_at"
-#: The oldest token that is revoked or expired.
+#: Deletes the oldest token that is revoked or expired.
 _DELETE_INVALID = """DELETE FROM token WHERE id = (
     SELECT id FROM token WHERE revoked_at IS NOT NULL OR expires_at <= ? ORDER BY created_at LIMIT 1)"""
 
@@ -127,7 +127,7 @@ class Tokens:
 
     @property
     def any(self) -> bool:
-        """Whether there is any token, also a revoked or expired one."""
+        """Whether there is any token, including revoked and expired ones."""
         self._refresh()
         return self._any
 
@@ -144,7 +144,7 @@ class Tokens:
             connection.execute("UPDATE token SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?", (now_ms, id))
             return connection.changes()
 
-        # Look first: a revocation must not create the file.
+        # Read first: a failed revocation must not create the file.
         if not self._database.select("SELECT 1 FROM token WHERE id = ?", (id,)) or not await self._database.change(
             update
         ):
@@ -185,7 +185,7 @@ class Tokens:
         self._by_id = {each.id: each for each in self._by_hash.values()}
 
     async def write_uses(self) -> None:
-        """Write when tokens were last used."""
+        """Store when each token was last used."""
         used, self._used_at = self._used_at, {}
         if used:
             rows = [(at, id) for id, at in used.items()]

@@ -187,7 +187,7 @@ class DelayedStream:
         """Return the missing rows found, and whether no other event is missing.
 
         Search the current and the previous bucket, then the journal. For a journal that the stream has not seen before
-        the order is reversed: a stream that starts in the middle meets every journal that way, and would read two
+        the order is reversed: a stream that starts in the middle encounters every journal that way, and would read two
         buckets for each.
         """
         missing, seen = gap.row.tag_seq_nr - gap.first, gap.last is not None

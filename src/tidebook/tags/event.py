@@ -179,7 +179,9 @@ def decode_offset(tag: str, text: str) -> TagPosition:
     try:
         fields = _decode_offset(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"{text[:60]!r} is no offset of a stream by tag: take e.tag_offset of an event") from error
+        raise InvalidInput(
+            f"{text[:60]!r} is not an offset of a stream by tag: take e.tag_offset of an event"
+        ) from error
     if fields[0] != _OFFSET_VERSION:
         raise InvalidInput(f"the offset has version {fields[0]}, this Tidebook knows {_OFFSET_VERSION}: upgrade it")
     return TagPosition(tag, *fields[1:])

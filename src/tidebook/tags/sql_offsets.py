@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final, Literal
 
 from tidebook.core.errors import Fenced, InvalidInput
+from tidebook.runtime.autocommit import number_placeholders, sqlalchemy_connection
 from tidebook.tags.event import TaggedEvent, decode_offset
 from tidebook.tags.subscription import share_of
 
@@ -81,25 +82,19 @@ class SqlOffsets:
         """Execute a statement in the connection's transaction; yield the cursor, or SQLAlchemy's result."""
         if callable(getattr(connection, "run_sync", None)):
             raise InvalidInput("with an async session, call advance inside run_sync: session.run_sync(lambda s: …)")
-        if callable(getattr(connection, "get_bind", None)) and callable(getattr(connection, "connection", None)):
-            connection = connection.connection()  # the session's connection, with its transaction
-        if not callable(getattr(connection, "exec_driver_sql", None)):
+        known = sqlalchemy_connection(connection)
+        if known is None:
             with closing(connection.cursor()) as cursor:
-                cursor.execute(_sql(sql, self._placeholder), parameters)
+                cursor.execute(sql.replace("?", self._placeholder), parameters)
                 yield cursor
             return
-        style = connection.dialect.paramstyle
+        style = known.dialect.paramstyle
         if style not in _PLACEHOLDERS:
             raise InvalidInput(
                 f"the driver's parameter style {style!r} is not supported: use psycopg or another driver"
             )
         # Execute through SQLAlchemy, so that it knows of the transaction.
-        with closing(connection.exec_driver_sql(_sql(sql, _PLACEHOLDERS[style]), parameters)) as result:
+        mark = _PLACEHOLDERS[style]
+        text = number_placeholders(sql, "?") if mark == "$" else sql.replace("?", mark)
+        with closing(known.exec_driver_sql(text, parameters)) as result:
             yield result
-
-
-def _sql(text: str, placeholder: str) -> str:
-    if placeholder != "$":
-        return text.replace("?", placeholder)
-    first, *rest = text.split("?")
-    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))

@@ -284,5 +284,5 @@ def _parse_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"[tags] first_time_bucket: {text!r} is no ISO date") from error
+        raise InvalidInput(f"[tags] first_time_bucket: {text!r} is not an ISO date") from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, Truncated
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, Truncated, Unavailable
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.group_commit import GroupCommit
@@ -317,14 +317,17 @@ class Region:
     async def drop_table(self, table: int) -> None:
         """Drop a table; its next write starts again at sequence number 1. Raise `NotFound` if there is no such table.
 
-        A snapshot without the table is written before this returns.
+        A snapshot without the table is written before this returns; `OutcomeUnknown` if only that failed.
         """
         table = table_id(table)
         if self._group_commit is not None:
             await self._group_commit.wait_resolved()
         drop = DropTable(table, (await self._current_table(table)).incarnation)
         await self._append_control(drop)
-        await self.snapshot()
+        try:
+            await self.snapshot()
+        except Unavailable as error:
+            raise OutcomeUnknown(f"region {self.id}: table {table} is dropped, but no snapshot: {error}") from error
 
     async def _current_table(self, table: int, seq: int | None = None) -> TableMeta:
         """Return the state of a table; raise `NotFound` if there is none, `Fenced` if the claim was lost.
@@ -345,13 +348,32 @@ class Region:
         return found
 
     async def _append_control(self, record: Control) -> None:
-        """Append a mark, drop or request. It names the table's incarnation, so an unknown outcome is safe to retry."""
-        if self._group_commit is not None:
-            owner = self._group_commit
-            await self._topics.retry(lambda: owner.write(control=record), OutcomeUnknown)
+        """Append a mark, drop or request. It names the table's incarnation, so an unknown outcome is safe to retry.
+
+        Raise `OutcomeUnknown`, not `Unavailable`, once an attempt may have written the record.
+        """
+        unknown: OutcomeUnknown | None = None
+        for _ in range(self._topics.settings.attempts_max):
+            try:
+                if self._group_commit is not None:
+                    await self._group_commit.write(control=record)
+                    return
+                sent = await self._topics.append(record)
+                break
+            except OutcomeUnknown as error:
+                unknown = error
+            except Unavailable as error:
+                if unknown is None:
+                    raise
+                raise unknown from error
         else:
-            sent = await self._topics.retry(lambda: self._topics.append(record), OutcomeUnknown)
+            assert unknown is not None
+            raise unknown
+        try:
             await self._follow(sent.offset + 1)
+        except Unavailable as error:
+            message = f"{self._topics.data}: written at offset {sent.offset}, but not read back: {error}"
+            raise OutcomeUnknown(message, partition=0, offset=sent.offset) from error
 
     # Snapshots and cleaning
 

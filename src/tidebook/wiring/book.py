@@ -14,7 +14,7 @@ from tidebook.domain.topic_types import TopicTypes
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
-from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
+from tidebook.runtime.clock import Clock, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.runtime.supervisor import GRACE_S, Supervisor
@@ -71,8 +71,6 @@ class Book:
         *,
         clock: Clock | None = None,
         folder_clock: Clock | None = None,
-        ids: Ids | None = None,
-        metrics: Metrics | None = None,
         create: bool = False,
         replicate: bool = False,
     ) -> None:
@@ -85,8 +83,8 @@ class Book:
 
             require_embedded(settings)
         self.clock = clock or SystemClock()
-        self.ids = ids or RandomIds()
-        self.metrics = metrics or Metrics()
+        self.ids = RandomIds()
+        self.metrics = Metrics()
         self._stack = AsyncExitStack()
         self._generation = generation()
         self._forget_parts()
@@ -214,12 +212,13 @@ class Book:
         topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
         whose handler fails `retries` times stops its slice, or is parked.
         """
-        from tidebook.wiring.projection import make_projection
+        from tidebook.wiring.projection import ProjectionContext, make_projection
 
         self._refuse_fork()
+        context = ProjectionContext(self.log, self.store, self.clock, self.ids, self._event_types)
         return make_projection(
-            name, self.log, self.store, self.clock, self.ids, self._event_types, into=into, topics=topics, tags=tags,
-            events=events, tables=tables, slices=slices, retries=retries, on_failure=on_failure,
+            name, context, into=into, topics=topics, tags=tags, events=events, tables=tables, slices=slices,
+            retries=retries, on_failure=on_failure,
         )  # fmt: skip
 
     def process(
@@ -239,17 +238,17 @@ class Book:
         engine of the database that has its offsets, by default a file in the folder of an embedded book; to publish
         outbox messages it must be the outbox's database. The other arguments are those of `projection`.
         """
-        from tidebook.wiring.projection import make_process
+        from tidebook.wiring.projection import ProjectionContext, make_process
 
         self._refuse_fork()
 
         def publish(connection: Any, **fields: Any) -> None:
             self.outbox.blocking.publish(connection, **fields)
 
+        context = ProjectionContext(self.log, self.store, self.clock, self.ids, self._event_types)
         made = make_process(
-            name, self.log, self.store, self.clock, self.ids, self._event_types, self.settings, into=into,
-            topics=topics, tags=tags, events=events, retries=retries, on_failure=on_failure,
-            queue_of=self.queue, publish=publish,
+            name, context, self.settings, into=into, topics=topics, tags=tags, events=events, retries=retries,
+            on_failure=on_failure, queue_of=self.queue, publish=publish,
         )  # fmt: skip
         if into is None:
             self._stack.callback(made.dispose)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -123,7 +124,34 @@ class LazyLog(_LazyAdapter):
     }
 
 
-class LazyStore(_LazyAdapter):
+class LazyWaits(ABC):
+    """The waits of a store that may not exist yet: they poll for it, since nothing wakes them before."""
+
+    @abstractmethod
+    async def _existing(self) -> Any:
+        """Return the store, or None if it does not exist."""
+
+    async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
+        """Wait for the store too: return False if it is still missing after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while (store := await self._existing()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.sleep(min(left_s, POLL_INTERVAL_S))
+        left_s = max(0.0, deadline - time.monotonic())
+        return bool(await store.wait(topic, partition, beyond=beyond, timeout_s=left_s))
+
+    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
+        """Poll for the store while it is missing."""
+        store = await self._existing()
+        if store is not None:
+            return int(await store.wait_any(timeout_s=timeout_s, since=since))
+        await asyncio.sleep(min(timeout_s, POLL_INTERVAL_S))
+        return -1
+
+
+class LazyStore(LazyWaits, _LazyAdapter):
     """Stands in for a `SqliteStore` of a folder that may not exist yet."""
 
     deletes_topics = True
@@ -142,21 +170,5 @@ class LazyStore(_LazyAdapter):
         **dict.fromkeys(("ids", "tags", "heads_in", "events_in", "inspect", "expired", "graves", "parked"), _no_items),
     }
 
-    async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
-        """Wait for the file too: return False if it is still missing after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while (store := self.open_existing()) is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            await asyncio.sleep(min(left_s, POLL_INTERVAL_S))
-        left_s = max(0.0, deadline - time.monotonic())
-        return bool(await store.wait(topic, partition, beyond=beyond, timeout_s=left_s))
-
-    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        """Poll for the file while it is missing."""
-        store = self.open_existing()
-        if store is not None:
-            return int(await store.wait_any(timeout_s=timeout_s, since=since))
-        await asyncio.sleep(min(timeout_s, POLL_INTERVAL_S))
-        return -1
+    async def _existing(self) -> Any:
+        return self.open_existing()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from inspect import isasyncgenfunction
 from typing import Any
 
-from tidebook.core.position import Position
 from tidebook.store.sqlite.store import SqliteStore
-from tidebook.wiring.lazy_folder import POLL_INTERVAL_S, LazyStore
+from tidebook.wiring.lazy_folder import LazyStore, LazyWaits
 
 
-class LazyKeyspace:
+class LazyKeyspace(LazyWaits):
     """Stands in for a `CassandraStore` whose keyspace did not exist when the book was opened.
 
     `find` returns the store if its tables exist by now: another process may create them at any time. `make` creates
@@ -35,7 +33,7 @@ class LazyKeyspace:
         self._opening = asyncio.Lock()
         self._store: Any = None
 
-    async def open_existing(self) -> Any:
+    async def _existing(self) -> Any:
         """Return the store, or None if its tables do not exist."""
         return self._store or await self._open(self._find)
 
@@ -63,34 +61,15 @@ class LazyKeyspace:
         missing = LazyStore._results[name]
 
         async def read(*arguments: Any, **options: Any) -> Any:
-            store = await self.open_existing()
+            store = await self._existing()
             return (
                 missing(*arguments, **options) if store is None else await getattr(store, name)(*arguments, **options)
             )
 
         async def iterate(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
-            store = await self.open_existing()
+            store = await self._existing()
             if store is not None:
                 async for item in getattr(store, name)(*arguments, **options):
                     yield item
 
         return iterate if isasyncgenfunction(getattr(SqliteStore, name)) else read
-
-    async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
-        """Wait for the tables too: return False if they are still missing after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while (store := await self.open_existing()) is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            await asyncio.sleep(min(left_s, POLL_INTERVAL_S))
-        left_s = max(0.0, deadline - time.monotonic())
-        return bool(await store.wait(topic, partition, beyond=beyond, timeout_s=left_s))
-
-    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        """Poll for the tables while they are missing."""
-        store = await self.open_existing()
-        if store is not None:
-            return int(await store.wait_any(timeout_s=timeout_s, since=since))
-        await asyncio.sleep(min(timeout_s, POLL_INTERVAL_S))
-        return -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from sqlalchemy import create_engine
 
@@ -26,6 +26,26 @@ from tidebook.wiring.settings import Settings
 BUSY_S: Final = 30.0
 
 
+class ProjectionContext(NamedTuple):
+    """The parts of a book that its projections and processes share."""
+
+    log: Log
+    store: StoreWriter
+    clock: Clock
+    ids: Ids
+    declared: TopicTypes
+
+
+class ProjectionOptions(TypedDict):
+    """What a projection or a process follows, and what happens if its handler fails; see `Book.projection`."""
+
+    topics: Iterable[str] | None
+    tags: Iterable[str] | None
+    events: Iterable[type[Any]] | None
+    retries: int | None
+    on_failure: Literal["stop", "park"]
+
+
 def make_source(
     log: Log, store: StoreWriter, *, topics: Iterable[str] | None, tags: Iterable[str] | None
 ) -> EventSource:
@@ -46,40 +66,33 @@ def make_source(
     return LogTopicSource(log, store, Horizons(store), names)
 
 
+def _arguments(context: ProjectionContext, options: ProjectionOptions) -> dict[str, Any]:
+    types = None if options["events"] is None else EventTypes(options["events"])
+    return {
+        "source": make_source(context.log, context.store, topics=options["topics"], tags=options["tags"]),
+        "log": context.log,
+        "store": context.store,
+        "clock": context.clock,
+        "ids": context.ids,
+        "types_of": context.declared.of if types is None else lambda _: types,
+        "retries": RETRIES if options["retries"] is None else options["retries"],
+        "on_failure": options["on_failure"],
+    }
+
+
 def make_process(
     name: str,
-    log: Log,
-    store: StoreWriter,
-    clock: Clock,
-    ids: Ids,
-    declared: TopicTypes,
+    context: ProjectionContext,
     settings: Settings,
     *,
     into: Any,
-    topics: Iterable[str] | None,
-    tags: Iterable[str] | None,
-    events: Iterable[type[Any]] | None,
-    retries: int | None,
-    on_failure: Literal["stop", "park"],
     queue_of: QueueOf,
     publish: Publish,
+    **options: Unpack[ProjectionOptions],
 ) -> ProcessManager:
     """Return a process manager; the arguments are those of `Book.process`."""
-    types = None if events is None else EventTypes(events)
-    return ProcessManager(
-        name,
-        source=make_source(log, store, topics=topics, tags=tags),
-        engine=SqlEngine(_process_engine(settings) if into is None else into),
-        log=log,
-        store=store,
-        clock=clock,
-        ids=ids,
-        types_of=declared.of if types is None else lambda _: types,
-        retries=RETRIES if retries is None else retries,
-        on_failure=on_failure,
-        queue_of=queue_of,
-        publish=publish,
-    )
+    engine = SqlEngine(_process_engine(settings) if into is None else into)
+    return ProcessManager(name, engine=engine, queue_of=queue_of, publish=publish, **_arguments(context, options))
 
 
 def _process_engine(settings: Settings) -> Any:
@@ -92,34 +105,14 @@ def _process_engine(settings: Settings) -> Any:
 
 def make_projection(
     name: str,
-    log: Log,
-    store: StoreWriter,
-    clock: Clock,
-    ids: Ids,
-    declared: TopicTypes,
+    context: ProjectionContext,
     *,
     into: Any,
-    topics: Iterable[str] | None,
-    tags: Iterable[str] | None,
-    events: Iterable[type[Any]] | None,
     tables: Iterable[Any],
     slices: int | None,
-    retries: int | None,
-    on_failure: Literal["stop", "park"],
+    **options: Unpack[ProjectionOptions],
 ) -> Projection:
     """Return a projection; the arguments are those of `Book.projection`."""
-    types = None if events is None else EventTypes(events)
-    return Projection(
-        name,
-        source=make_source(log, store, topics=topics, tags=tags),
-        engine=SqlEngine(into),
-        log=log,
-        store=store,
-        clock=clock,
-        ids=ids,
-        types_of=declared.of if types is None else lambda _: types,
-        tables=tables,
-        slices=SLICES if slices is None else slices,
-        retries=RETRIES if retries is None else retries,
-        on_failure=on_failure,
-    )
+    arguments = _arguments(context, options)
+    slices = SLICES if slices is None else slices
+    return Projection(name, engine=SqlEngine(into), tables=tables, slices=slices, **arguments)

@@ -46,7 +46,8 @@ async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
         try:
             found = await check(settings)
         except TidebookError as error:
-            yield ServerCheck(part, False, str(error))
+            remedy = f"check that the server runs, and url, user and password in [{part}]"
+            yield ServerCheck(part, False, f"{error}: {remedy}")
             continue
         for each in found:
             yield each

@@ -125,7 +125,7 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
         if name not in SECTIONS:
             there = f"there are {', '.join(SECTIONS)}"
             close = _suggestion(name, (*SECTIONS, "folder"))
-            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is no section{close}; {there}")
+            raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is not a section{close}; {there}")
         if not isinstance(value, dict):
             raise InvalidInput(f"{_place(path, lines, name)}: {name} must be a section, [{name}]")
         options = dict(value)

@@ -6,31 +6,59 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.journal.sync import SyncJournal
-from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, wrapping
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.supervisor import GRACE_S
 from tidebook.wiring.book import Book, open
 
 if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
     from tidebook.domain.decider import SyncDecider
-    from tidebook.domain.projection import SyncProjection
+    from tidebook.domain.projection import Projection, SyncProjection
     from tidebook.domain.typed_journal import SyncTypedJournal
-    from tidebook.outbox.log_topic import SyncLogTopic
+    from tidebook.outbox.log_topic import LogTopic, SyncLogTopic
     from tidebook.outbox.outbox import Outbox
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.sync import SyncQueue, SyncQueues
     from tidebook.queue.worker import Handler, Worker, WorkerOptions
     from tidebook.tags.sync import SyncTags
     from tidebook.wal.sync import SyncWal
-    from tidebook.wiring.feed import EntryFactory, SyncFeed
+    from tidebook.wal.wal import Wal
+    from tidebook.wiring.feed import Feed, SyncFeed
     from tidebook.wiring.running import OutboxRelay, SyncRunning
 
 Part = TypeVar("Part")
 D = TypeVar("D")
+
+
+# The facades of what a book returns, each imported at its first use.
+
+
+def _sync_projection(portal: BlockingPortal, target: Projection) -> SyncProjection:
+    from tidebook.domain.projection import SyncProjection
+
+    return SyncProjection(portal, target)
+
+
+def _sync_wal(portal: BlockingPortal, target: Wal) -> SyncWal:
+    from tidebook.wal.sync import SyncWal
+
+    return SyncWal(portal, target)
+
+
+def _sync_feed(portal: BlockingPortal, target: Feed) -> SyncFeed:
+    from tidebook.wiring.feed import SyncFeed
+
+    return SyncFeed(portal, target)
+
+
+def _sync_log_topic(portal: BlockingPortal, target: LogTopic) -> SyncLogTopic:
+    from tidebook.outbox.log_topic import SyncLogTopic
+
+    return SyncLogTopic(portal, target)
 
 
 class SyncBook(BlockingFacade[Book]):
@@ -98,56 +126,11 @@ class SyncBook(BlockingFacade[Book]):
             ),
         )  # fmt: skip
 
-    def projection(
-        self,
-        name: str,
-        *,
-        into: Any,
-        topics: Iterable[str] | None = None,
-        tags: Iterable[str] | None = None,
-        events: Iterable[type[Any]] | None = None,
-        tables: Iterable[Any] = (),
-        slices: int | None = None,
-        retries: int | None = None,
-        on_failure: Literal["stop", "park"] = "stop",
-    ) -> SyncProjection:
-        """Return a projection. See `Book.projection` for the arguments."""
-        from tidebook.domain.projection import SyncProjection
-
-        return SyncProjection(
-            self._portal,
-            self._target.projection(
-                name, into=into, topics=topics, tags=tags, events=events, tables=tables, slices=slices,
-                retries=retries, on_failure=on_failure,
-            ),
-        )  # fmt: skip
-
-    def process(
-        self,
-        name: str,
-        *,
-        topics: Iterable[str] | None = None,
-        tags: Iterable[str] | None = None,
-        into: Any = None,
-        events: Iterable[type[Any]] | None = None,
-        retries: int | None = None,
-        on_failure: Literal["stop", "park"] = "stop",
-    ) -> SyncProjection:
-        """Return a process manager. See `Book.process` for the arguments."""
-        from tidebook.domain.projection import SyncProjection
-
-        return SyncProjection(
-            self._portal,
-            self._target.process(
-                name, topics=topics, tags=tags, into=into, events=events, retries=retries, on_failure=on_failure
-            ),
-        )
-
-    def wal(self, namespace: str) -> SyncWal:
-        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
-        from tidebook.wal.sync import SyncWal
-
-        return SyncWal(self._portal, self._target.wal(namespace))
+    projection = wrapping(Book.projection, _sync_projection)
+    process = wrapping(Book.process, _sync_projection)
+    wal = wrapping(Book.wal, _sync_wal)
+    feed = wrapping(Book.feed, _sync_feed)
+    log_topic = wrapping(Book.log_topic, _sync_log_topic)
 
     @overload
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> SyncQueue[D]: ...
@@ -158,14 +141,6 @@ class SyncBook(BlockingFacade[Book]):
         from tidebook.queue.sync import SyncQueue
 
         return SyncQueue(self._portal, self._target.queue(name, settings=settings, fields=fields))
-
-    def feed(
-        self, tag: str, queue: str, *, make: EntryFactory | None = None, group: str | None = None, topics: Any = None
-    ) -> SyncFeed:
-        """Return a feed that puts each event of a tag into a queue exactly once. See `Book.feed` for the arguments."""
-        from tidebook.wiring.feed import SyncFeed
-
-        return SyncFeed(self._portal, self._target.feed(tag, queue, make=make, group=group, topics=topics))
 
     def worker(self, queue: str, handler: Handler, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker, to be started with `running`; its handlers run in threads. See `Book.worker`."""
@@ -181,12 +156,6 @@ class SyncBook(BlockingFacade[Book]):
 
         targets = [part._target if isinstance(part, BlockingFacade) else part for part in parts]
         return run_on_portal(self._portal, self._target.running(*targets, grace_s=grace_s))
-
-    def log_topic(self, topic: str) -> SyncLogTopic:
-        """Return a consumer of the messages that the outbox relayed to a topic of an embedded log."""
-        from tidebook.outbox.log_topic import SyncLogTopic
-
-        return SyncLogTopic(self._portal, self._target.log_topic(topic))
 
     @property
     def tags(self) -> SyncTags:

@@ -104,7 +104,7 @@ def bank(tmp_path: Path) -> Iterator[Bank]:
 
 
 async def more_commands(bank: Bank, count: int) -> None:
-    """Wait until so many more commands are acknowledged."""
+    """Wait until this many more commands are acknowledged."""
     before = len(bank.done())
     await wait_until(lambda: len(bank.done()) >= before + count)
 
@@ -116,7 +116,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def applied(engine: Engine) -> int:
-    """Return the sum of the balances, -1 while the database is away."""
+    """Return the sum of the balances, -1 while the database is down."""
     try:
         return sum(balances(engine).values()) if inspect(engine).has_table(BALANCES.name) else 0
     except OperationalError:

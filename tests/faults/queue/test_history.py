@@ -1,4 +1,4 @@
-"""The check of histories finds what is wrong: one that cannot fail would prove nothing."""
+"""The check of histories finds violations: a check that cannot fail would prove nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_plain_history_is_right() -> None:
     assert faults(*putting(1, 0), claimed("a", 10), *finished("a", 20)) == []
 
 
-def test_a_lease_that_ran_out_may_be_taken_over() -> None:
+def test_an_expired_lease_may_be_taken_over() -> None:
     taken = [claimed("a", 10), claimed("b", 110), step("a", 115, "finishing"), step("a", 116, "lost")]
     assert faults(*putting(1, 0), *taken, *finished("b", 120)) == []
 
@@ -74,7 +74,7 @@ def test_a_put_that_was_never_done_is_found() -> None:
     assert "never done" in fault
 
 
-def test_a_put_that_nobody_was_told_of_need_not_be_done() -> None:
+def test_a_put_that_was_not_acknowledged_need_not_be_done() -> None:
     assert faults(*putting(1, 0), *putting(2, 5, reported=False), claimed("a", 10), *finished("a", 20)) == []
 
 

@@ -38,41 +38,41 @@ import tidebook
 import tidebook.queue
 from tidebook.core.errors import TidebookError
 
-def tell(**config):
+def report(**config):
     print(json.dumps(config), flush=True)
 
 async def main():
     async with tidebook.open(book) as opened:
         queue = opened.queue("mail")
         jobs = await queue.claim(10, lease=lease_s)
-        tell(data=[job.data for job in jobs], timeouts=[job.timeouts for job in jobs])
+        report(data=[job.data for job in jobs], timeouts=[job.timeouts for job in jobs])
         for call in sys.stdin:
             try:
                 await getattr(queue, call.strip())(jobs)
-                tell(outcome="ok")
+                report(outcome="ok")
             except TidebookError as error:
-                tell(outcome=type(error).__name__)
+                report(outcome=type(error).__name__)
 
 asyncio.run(main())
 """
 
 
 class Holder:
-    """A worker in a process of its own."""
+    """A worker in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return heard
+        received: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return received
 
     def call(self, name: str) -> str:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
-        return str(self.hear()["outcome"])
+        return str(self.receive()["outcome"])
 
 
 @contextmanager
@@ -86,20 +86,20 @@ def holder(where: Path, *, lease_s: float = LEASE_S, off_s: float = 0) -> Iterat
 
 
 async def taken_over(queue: Queue) -> list[Job]:
-    """Claim until something comes."""
+    """Claim until an entry is due."""
     async with asyncio.timeout(PATIENCE_S):
         while not (jobs := await queue.claim(10, lease=60)):  # noqa: ASYNC110  a process that died reports nothing
             await asyncio.sleep(0.02)
     return jobs
 
 
-async def test_who_was_stopped_past_its_lease_cannot_finish_what_is_anothers(where: Path) -> None:
+async def test_a_worker_stopped_past_its_lease_cannot_finish_an_entry_of_another(where: Path) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail")
         await queue.put("x", key="k")
         with holder(where) as stopped:
-            assert stopped.hear() == {"data": ["x"], "timeouts": [0]}
-            # In a folder, a process that is stopped with the lock stops all others: it has released it if others write.
+            assert stopped.receive() == {"data": ["x"], "timeouts": [0]}
+            # In a folder, a process stopped with the write lock would block all others: this put shows it has none.
             await queue.put("later", process_at=datetime.now(UTC) + timedelta(hours=1))
             stopped.process.send_signal(signal.SIGSTOP)
             (job,) = await taken_over(queue)
@@ -111,11 +111,11 @@ async def test_who_was_stopped_past_its_lease_cannot_finish_what_is_anothers(whe
         assert (await queue.status()).processing == 0
 
 
-async def test_who_was_stopped_past_its_lease_may_finish_what_nobody_took(where: Path) -> None:
+async def test_a_worker_stopped_past_its_lease_may_finish_an_entry_that_nobody_took(where: Path) -> None:
     async with tidebook.open(where) as book:
         await book.queue("mail").put("x")
         with holder(where, lease_s=0.1) as stopped:
-            stopped.hear()
+            stopped.receive()
             stopped.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.3)
             stopped.process.send_signal(signal.SIGCONT)
@@ -124,12 +124,12 @@ async def test_who_was_stopped_past_its_lease_may_finish_what_nobody_took(where:
         assert (status.waiting, status.processing) == (0, 0)
 
 
-async def test_what_a_killed_worker_held_comes_again_and_is_counted(where: Path) -> None:
+async def test_the_entries_of_a_killed_worker_are_claimed_again_with_a_timeout_counted(where: Path) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail")
         await queue.put_many(["x", "y"])
         with holder(where) as killed:
-            assert killed.hear()["data"] == ["x", "y"]
+            assert killed.receive()["data"] == ["x", "y"]
         jobs = await taken_over(queue)
         assert [(job.data, job.timeouts) for job in jobs] == [("x", 1), ("y", 1)]
 
@@ -146,7 +146,7 @@ async def test_a_worker_whose_clock_is_off_by_an_hour_takes_nothing_early_and_ho
         await queue.put("later", process_at=datetime.now(UTC) + timedelta(minutes=30))
         await queue.put("expires", expires_at=datetime.now(UTC) + timedelta(minutes=30))
         with holder(settings_file, lease_s=30, off_s=off_s) as off:
-            assert off.hear()["data"] == ["expires"]
+            assert off.receive()["data"] == ["expires"]
             assert await queue.claim(10) == []
             assert await asyncio.to_thread(off.call, "heartbeat") == "ok"
             assert await queue.claim(10) == []
@@ -179,7 +179,7 @@ async def test_ten_thousand_timers_fire_each_at_its_date(where: Path, long_form:
         assert sorted(job.data for job in done) == list(range(count))
         assert all(job.started_at >= job.process_at for job in done)
         late_s = sorted((job.started_at - job.process_at).total_seconds() for job in done)
-        print(f"late by {late_s[count // 2]:.4f} s (half of them), {late_s[count * 99 // 100]:.4f} s (99 %)")
+        print(f"late by {late_s[count // 2]:.4f} s (median), {late_s[count * 99 // 100]:.4f} s (99th percentile)")
         assert late_s[count // 2] < 2, "they were found by the slow poll"
 
 

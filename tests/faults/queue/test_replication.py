@@ -31,7 +31,7 @@ def configure(postgres: Postgres, names: str) -> None:
 
 @pytest.fixture
 def nobody(own_postgres: Postgres) -> Iterator[Callable[[], None]]:
-    """A primary whose standby is away; called, it stops waiting for it."""
+    """A primary whose standby is down; calling it makes the primary stop waiting for the standby."""
     yield lambda: configure(own_postgres, "")
     configure(own_postgres, "")
 
@@ -43,7 +43,7 @@ async def book(settings_file: Path) -> AsyncIterator[tidebook.Book]:
 
 
 async def leave_alone(postgres: Postgres) -> None:
-    """Let commits wait for a standby that is away; return when a commit of ours does, since a reload takes its time."""
+    """Let commits wait for a standby that is down; return when one waits, since a reload takes its time."""
     configure(postgres, "nobody")
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         await connection.execute("SET synchronous_commit = on")
@@ -128,7 +128,7 @@ async def test_a_put_in_the_callers_transaction_makes_its_commit_wait(
 
 
 @pytest.mark.timeout(300)
-async def test_with_three_servers_a_put_that_was_told_survives_the_loss_of_the_primary(tmp_path: Path) -> None:
+async def test_with_three_servers_a_put_that_was_acknowledged_survives_the_loss_of_the_primary(tmp_path: Path) -> None:
     primary = Postgres(tmp_path / "primary")
     standbys = [PostgresStandby(tmp_path / name, primary, name) for name in ("second", "third")]
     try:

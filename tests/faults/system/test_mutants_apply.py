@@ -12,9 +12,7 @@ from faults.mutants import MUTANTS, ROOT, Mutant, make_mutant
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_applies(mutant: Mutant) -> None:
-    text = (ROOT / "src" / "tidebook" / mutant.file).read_text()
-    assert text.count(mutant.old) == 1
-    ast.parse(text.replace(mutant.old, mutant.new))
+    ast.parse(mutant.apply((ROOT / "src" / "tidebook" / mutant.file).read_text()))
 
 
 def test_a_mutant_is_a_copy(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ WAIT_S = 0.3
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[TcpProxy]:
-    """A proxy before a server that returns what it gets."""
+    """A proxy in front of a server that echoes its input."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -85,3 +85,17 @@ async def test_a_server_that_is_away_resets(proxy: TcpProxy) -> None:
     proxy._target = ("127.0.0.1", 1)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await ask(proxy, b"x")
+
+
+async def test_a_connection_that_has_ended_meanwhile_is_no_error(proxy: TcpProxy) -> None:
+    """A transport forgets its socket only after its last callback, so that a writer may still be listed without one."""
+    reader, writer = await asyncio.open_connection(*proxy.address)
+    writer.write(b"hello")
+    await reader.readexactly(5)
+    listed = set(proxy._connections)
+    assert len(listed) == 2
+    for each in listed:
+        each.get_extra_info("socket")._sock.close()
+    proxy.set_mode("drop")
+    writer.close()
+    assert proxy.mode == "drop"

@@ -7,11 +7,26 @@ from collections.abc import Iterator
 import pytest
 
 from faults.proxy import MODES
-from faults.schedule import FIRST_S, FOREIGN, MORE_PARTITIONS, ONE_DOWN, ROLLING, PlannedFault, Targets, make_schedule
+from faults.schedule import (
+    DISK_ERROR,
+    DISK_FULL,
+    FIRST_S,
+    FOREIGN,
+    MORE_PARTITIONS,
+    ONE_DOWN,
+    PARTITIONS,
+    ROLLING,
+    UPGRADE,
+    PlannedFault,
+    Targets,
+    make_schedule,
+)
 
-EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"])
+EMBEDDED = Targets(["server", "writer-1", "writer-2"], ["http"], clockless=["server"], fillable=True)
 KINDS = {kind: [f"{kind}-{number}" for number in (1, 2, 3)] for kind in ("kafka", "cassandra", "postgres")}
-CLUSTER = Targets(EMBEDDED.processes, ["http", *KINDS["kafka"], *KINDS["cassandra"]], KINDS, lease_s=3.0)
+CLUSTER = Targets(
+    EMBEDDED.processes, ["http", *KINDS["kafka"], *KINDS["cassandra"]], KINDS, 3.0, [], ["kafka", "cassandra"]
+)
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -44,9 +59,21 @@ def _kinds(fault: PlannedFault) -> Iterator[str]:
 
 
 def test_a_long_schedule_has_every_kind_of_fault() -> None:
-    assert {fault.kind for fault in make_schedule(1, 600, EMBEDDED)} == {"kill", "pause", "clock", *MODES}
+    kinds = {fault.kind for fault in make_schedule(1, 600, EMBEDDED)}
+    assert kinds == {"kill", "pause", "clock", DISK_ERROR, DISK_FULL, UPGRADE, *MODES}
     kinds = {fault.kind for fault in make_schedule(1, 1800, CLUSTER)}
-    assert kinds == {"kill", "pause", "clock", ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS, *MODES}
+    assert kinds == {
+        "kill",
+        "pause",
+        "clock",
+        ROLLING,
+        ONE_DOWN,
+        FOREIGN,
+        MORE_PARTITIONS,
+        *PARTITIONS,
+        UPGRADE,
+        *MODES,
+    }
 
 
 def test_commands_keep_the_clock_of_the_machine() -> None:
@@ -61,3 +88,10 @@ def test_only_restricts_to_a_kind_a_target_or_a_role() -> None:
     assert {fault.target for fault in make_schedule(1, 600, CLUSTER, only="kafka")} == {"kafka", *KINDS["kafka"]}
     with pytest.raises(ValueError, match="nothing"):
         make_schedule(1, 60, EMBEDDED, only="nothing")
+
+
+def test_a_run_of_a_minute_has_one_upgrade() -> None:
+    kinds = [fault.kind for fault in make_schedule(1, 60, EMBEDDED)]
+    assert kinds.count(UPGRADE) == 1
+    assert UPGRADE not in [fault.kind for fault in make_schedule(1, 30, EMBEDDED)]
+    assert [fault.kind for fault in make_schedule(1, 30, EMBEDDED, only=UPGRADE)] == [UPGRADE]

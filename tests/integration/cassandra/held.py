@@ -1,4 +1,4 @@
-"""A replicator that is held at one of its writes while another does all the work, and then goes on."""
+"""A replicator that is held at one of its writes while another does all the work, and then continues."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tidebook.testing.conformance.journal_records import Step, records_of
 OpenStore = Callable[[], Awaitable[CassandraStore]]
 #: Segments of two events: every action of these histories crosses their borders.
 SEGMENT_SIZE = 2
-#: So many that every trial has a log partition, and a pointer, of its own.
+#: Enough for every trial to have its own log partition and pointer.
 PARTITIONS = 2**31 - 1
 
 
 @pytest.fixture(params=[1, 10], ids=["alone", "together"])
 def settings(request: pytest.FixtureRequest, cassandra_address: str) -> CassandraSettings:
-    """Small requests each by itself, and together: then a replicator has fewer writes that it could be held at."""
+    """Small requests sent one by one or combined; if combined, a replicator can be held at fewer writes."""
     url = f"cassandra://{cassandra_address}/{KEYSPACE}"
     return CassandraSettings.read(url, {"partitions_together_max": request.param})
 

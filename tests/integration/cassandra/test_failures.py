@@ -1,4 +1,4 @@
-"""Cassandra killed, frozen, down and back: what callers hear meanwhile, and what is in the tables afterwards."""
+"""Cassandra killed, paused, down and restarted: which errors callers get, and what is in the tables afterwards."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from tidebook.testing.servers import Cassandra
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
-#: A caller who waits for an answer hears of trouble within this time, whatever the node does.
+#: A caller gets an error within this time, whatever the node does.
 SOON_S = 6.0
 BACK_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
-    """A node of our own: it does not outlive these tests unharmed."""
+    """A separate node, because these tests kill and pause it."""
     with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").for_now() as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def standing(server: Cassandra) -> None:
-    """Whatever the test before left of the node, this one begins with a node that serves."""
+    """Wait until the node serves requests, in whatever state the previous test has left it."""
     if server.alive():
         server.resume()
     else:
@@ -81,7 +81,7 @@ async def until_it_answers(act: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def history(keys: int) -> list[Step]:
-    """Journals that live, shrink, die and live again, side by side."""
+    """Concurrent histories of journals with appends, deletes, purges and appends after a purge."""
     steps: list[Step] = []
     for action in (append(7), append(4), delete(5), append(9), purge(), append(6), delete(2)):
         steps += [(f"j-{i}", action) for i in range(keys) if (i + len(steps)) % 5]
@@ -121,7 +121,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
     config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps: list[Step] = [("a", append(3))]
     await replicate_slice(store, topic, 0, records_of(steps), config)
-    key, life = Key(topic, "a"), Position(1, 0)
+    key, incarnation = Key(topic, "a"), Position(1, 0)
     head = await store.head(key)
     assert head is not None
 
@@ -132,7 +132,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         lambda: store.heads(topic, ["a", "b"]),
         lambda: store.events(key, head, after=0, to=3, limit=9),
         lambda: store.topic_config(topic),
-        lambda: store.snapshots(key, life),
+        lambda: store.snapshots(key, incarnation),
         lambda: store.set_setting(topic, "1", expected=None),
         lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
         lambda: _listed(store, topic),
@@ -146,7 +146,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         assert time.monotonic() - began < SOON_S
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown):  # the driver does not tell whether a node had it before it died
-        await store.save_snapshot(key, life, StoredSnapshot(1, 2, b"", 0), slots=1)
+        await store.save_snapshot(key, incarnation, StoredSnapshot(1, 2, b"", 0), slots=1)
     assert time.monotonic() - began < SOON_S
 
     await asyncio.to_thread(server.restart)
@@ -159,7 +159,7 @@ async def _listed(store: CassandraStore, topic: str) -> list[str]:
 
 
 def unread_bytes(server: Cassandra) -> int:
-    """What was sent to the node and it has not looked at."""
+    """Return how many bytes were sent to the node and not yet read by it."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == server.ports["client"])
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
 @pytest.fixture
 async def session(cassandra_address: str) -> AsyncIterator[CassandraSession]:
-    """A connection of its own, and the name of a keyspace that is missing at first and dropped afterwards."""
+    """A separate connection, and the name of a keyspace that is missing at first and dropped afterwards."""
     settings = CassandraSettings.read(f"cassandra://{cassandra_address}/k{uuid4().hex[:12]}")
     session = await connect(settings, Metrics())
     yield session

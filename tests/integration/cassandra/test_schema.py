@@ -1,4 +1,4 @@
-"""The keyspace and its tables: made once, migrated under a lock, never left half way in silence."""
+"""The keyspace and its tables: created once, migrated under a lock, and an incomplete migration is always reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEFORE, AFTER = str(len(MIGRATIONS)), str(len(MIGRATIONS) + 1)
 
 @pytest.fixture
 async def fresh(cassandra_address: str) -> AsyncIterator[CassandraSettings]:
-    """Settings for a keyspace that is not there yet, and is gone afterwards."""
+    """Settings for a keyspace that does not exist yet, and is dropped after the test."""
     settings = CassandraSettings.read(f"cassandra://{cassandra_address}/k{uuid4().hex[:12]}")
     yield settings
     session = await connect(settings, Metrics())
@@ -79,7 +79,7 @@ asyncio.run(main())
 async def test_several_processes_make_a_new_keyspace_at_once_and_share_it(
     fresh: CassandraSettings, session: CassandraSession
 ) -> None:
-    """Each opens two stores. What one of them has written all of them see: there is one table of each name."""
+    """Each process opens two stores. All of them see what one has written, so there is one table of each name."""
     await session.define(f"DROP KEYSPACE IF EXISTS {fresh.keyspace}")
     url = f"cassandra://{fresh.hosts[0]}:{fresh.port}/{fresh.keyspace}"
     openers = [
@@ -139,7 +139,7 @@ async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSetting
     assert (reported.value.version, reported.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
 
 
-async def test_the_lock_of_a_process_that_died_runs_out(
+async def test_the_lock_of_a_process_that_died_expires(
     fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)

@@ -1,4 +1,4 @@
-"""A Cassandra that really wants TLS and a password."""
+"""A Cassandra that requires TLS and a password."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iter
 
 @pytest.fixture
 def options(security: Security) -> dict[str, Any]:
-    """What opens the door."""
+    """Return the settings of a client that the server accepts."""
     return {
         "user": security.credentials.user,
         "password": security.credentials.password,

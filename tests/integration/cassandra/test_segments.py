@@ -122,12 +122,12 @@ async def replicated(store: CassandraStore, numbers: Sequence[int]) -> tuple[Key
 
 
 def of_before(head: Head, numbers: Sequence[int]) -> Head:
-    """The head as an earlier version wrote it: it keeps the jumps itself."""
+    """The head as an earlier version encoded it, with the jumps in the head itself."""
     return msgspec.structs.replace(head, run_start=0, jumps=tuple(Jump(last, next) for last, next in pairwise(numbers)))
 
 
 async def test_a_repair_of_an_old_head_lists_the_segments_of_all_events(open_store: OpenCassandra) -> None:
-    """It differs from what the fold makes of the log today; its rows do not, and nothing lists them."""
+    """The head differs from the result of the fold today; its rows do not, and no segment of theirs is listed."""
     store = await open_store()
     numbers = [1, 10**6, 10**9, 10**12]
     key, config, pointer, head = await replicated(store, numbers)

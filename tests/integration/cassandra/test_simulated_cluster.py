@@ -1,7 +1,8 @@
-"""The simulated cluster and the real Cassandra, given the same statements, read the same rows.
+"""The simulated cluster and a real Cassandra return the same rows after the same statements.
 
-Whatever the simulation proves, it proves of a cluster that behaves as the simulated one does. So every statement of
-the store, and more forms than it uses, go to both, with timestamps that often are equal, and the answers must agree.
+What a simulation shows is only true of Cassandra if the simulated cluster behaves like the real one. So both execute
+every statement of the store, and further forms that it does not use, with timestamps that are often equal; their
+results must be the same.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tidebook.store.cassandra.session import CassandraSession
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
-#: So few that most writes meet others with the same timestamp.
+#: So few that most writes have the same timestamp as others.
 STAMPS = range(1, 7)
-#: Of equal timestamps the greater bytes win, and those of negative numbers are greater.
+#: With equal timestamps the value with the greater bytes wins; a negative number has greater bytes than a positive one.
 VALUES: dict[str, list[Any]] = {
     "int": [-2, -1, 0, 1, 2, 300],
     "bigint": [-1, 0, 1, 2, 3, 1 << 40],
@@ -34,7 +35,7 @@ VALUES: dict[str, list[Any]] = {
     "blob": [b"", b"\0", b"a", b"ab", b"\xff"],
     "text": ["", "a", "ab", "b", "é"],
 }
-#: Columns of partition keys: few values, so that statements meet.
+#: Columns of partition keys: few values, so that statements often affect the same rows.
 KEYS: dict[str, list[Any]] = {"int": [0, 1], "bigint": [0, 1], "text": ["", "b"]}
 
 _ROW = "topic = ? AND id = ? AND epoch = ? AND log_offset = ? AND seq_nr = ?"
@@ -63,7 +64,7 @@ def store_statements() -> list[str]:
 
 
 class Bindings:
-    """Random values for the bind markers of a statement, each by the column of its marker."""
+    """Random values for the bind markers of a statement, each of the type of its column."""
 
     def __init__(self, dice: random.Random, schema: dict[str, Table], prefix: str) -> None:
         self._dice = dice
@@ -117,7 +118,7 @@ class Bindings:
 
 
 def is_bounded(text: str) -> bool:
-    """Whether a SELECT looks at rows of this test alone: others use the same tables."""
+    """Return whether a SELECT reads only rows of this test: other tests use the same tables."""
     parsed = parse(text)
     assert isinstance(parsed, Select)
     return bool(parsed.where)
@@ -127,7 +128,7 @@ async def rows_of(session: CassandraSession, text: str, values: list[Any], *, pa
     parsed = parse(text)
     assert isinstance(parsed, Select)
     rows = [row.as_tuple() async for page in session.pages(text, values, page_size=page_size) for row in page]
-    # Of several partitions only the order within each is the same; these rows do not say which one they are of.
+    # The order of several partitions is undefined, and a row does not name its partition: compare them sorted.
     of_one = all(each.operator == "=" and not each.is_token for each in parsed.where if each.columns[0] != "epoch")
     return rows if of_one else sorted(rows, key=repr)
 
@@ -150,7 +151,7 @@ async def test_the_simulated_cluster_answers_as_the_real_cassandra_does(
     writes = [
         text
         for text in every
-        # Without a timestamp of its own a statement carries the clock's, and no two clocks are the same.
+        # Without an explicit timestamp a statement gets the current time, which differs between the two clusters.
         if not text.startswith("SELECT") and text not in conditional and "USING TIMESTAMP" in text
     ]
     for number in range(1500 if long_form else 150):

@@ -1,4 +1,4 @@
-"""Tag rows under replicators that were paused at any single write, and go on when others have long done their work."""
+"""Tag rows under replicators that are paused at any single write, and continue after others have done their work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_tag(action: Append, tag: str, *, every: int) -> Action:
 
 
 def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[TagRow]:
-    """The rows that must be there, counted in the plainest way there is."""
+    """Return the expected rows, counted in the simplest way."""
     head: Head | None = None
     rows: list[TagRow] = []
     count = 0

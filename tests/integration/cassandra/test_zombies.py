@@ -1,4 +1,4 @@
-"""Replicators that were paused at any single write, and go on when others have long done their work."""
+"""Replicators that are paused at any single write, and continue after others have done their work."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def steps_of(history: str, id: str) -> list[Step]:
 async def assert_rows(
     store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
-    """The tables contain the fold's result: nothing is missing, and nothing came back."""
+    """Check that the tables contain the result of the fold: nothing is missing, and nothing was resurrected."""
     truth = truth_of(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
@@ -103,7 +103,7 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
     assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
-async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
+async def test_a_replicator_that_folded_a_delete_leaves_the_events_of_an_earlier_head(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig]
 ) -> None:
     topic, of_topic = new_topic
@@ -139,7 +139,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_f
 async def interleave(
     stores: list[CassandraStore], topic: str, config: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
-    """Some replicators advance by single writes, in an order that chance decides; some never finish."""
+    """Several replicators advance by single writes in a random order; some never finish."""
     steps = steps_of(history, id)
     partition, records = partition_of(id, PARTITIONS), records_of(steps)
     running: list[Stepwise] = []

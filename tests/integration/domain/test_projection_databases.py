@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 class Target:
-    """A database with a table of balances under a name of its own."""
+    """A database with a table of balances under a separate name."""
 
     def __init__(self, url: str) -> None:
         self.engine = create_engine(url)

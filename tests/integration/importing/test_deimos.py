@@ -21,6 +21,8 @@ from tidebook.importing.deimos_tables import open_deimos_tables
 from tidebook.importing.message_import import MessageImport, TopicResult
 from tidebook.importing.message_target import OutboxTarget, QueueTarget
 from tidebook.wiring.book import Book
+from tidebook.wiring.server_checks import check_servers
+from tidebook.wiring.settings import read_settings
 
 pytestmark = pytest.mark.postgres
 
@@ -137,12 +139,19 @@ async def test_tables_of_the_same_names_in_one_schema_are_refused(deimos: Databa
     async with tidebook.open(settings) as book:
         with pytest.raises(InvalidInput, match="search_path"):
             await copy(deimos, book)
-    deimos.query("CREATE SCHEMA tidebook")
-    settings.write_text(f'[sql]\nurl = "{deimos.url}?options={quote("-csearch_path=tidebook")}"\n')
+    settings.write_text(f'[sql]\nurl = "{deimos.url}?options={quote("-csearch_path=apart")}"\n')
+    async with tidebook.open(settings) as book:
+        with pytest.raises(InvalidInput, match="create the schema"):
+            await copy(deimos, book)
+    deimos.query("CREATE SCHEMA apart")  # not the user's name, which would be in the search path anyway
     async with tidebook.open(settings) as book:
         [result] = await copy(deimos, book)
         assert result.copied == 1
         assert await relayed(book, "orders") == [(None, b"one")]
+    [tables] = deimos.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'apart' AND tablename ~ '^kafka_'")[0]
+    assert tables > 1
+    checks = {each.check: each.detail async for each in check_servers(read_settings(settings))}
+    assert checks["sql permissions"] == "tidebook may create tables in schema apart"
 
 
 def lines(text: str) -> Sequence[dict[str, Any]]:

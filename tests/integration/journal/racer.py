@@ -31,7 +31,7 @@ async def append(journal: Journal, id: str, payload: str, expected: int) -> tupl
     raise unknown or Unavailable("the broker stayed away")
 
 
-def tell(**what: object) -> None:
+def report(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
@@ -48,12 +48,12 @@ async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: i
                     done, attempts = await append(journal, id, payload, last[id])
                 except Conflict as conflict:
                     last[id] = conflict.found or 0  # nothing is purged here: it is known
-                    tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
+                    report(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
                 except OutcomeUnknown:
-                    tell(unknown=id, payload=payload)  # the next attempt learns the journal's number
+                    report(unknown=id, payload=payload)  # the next attempt learns the journal's number
                 else:
                     assert done.last is not None
-                    tell(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
+                    report(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
                     last[id] = done.last
                     wins += 1
 

@@ -36,7 +36,7 @@ class Race:
         self.reported: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        """Until each has won often enough."""
+        """Wait until each process has won often enough."""
         await asyncio.gather(*(self._run_one(n) for n in range(RACERS)))
 
     async def _run_one(self, n: int) -> None:
@@ -60,7 +60,7 @@ class Race:
         return [each for each in self.reported if what in each and id in (None, each[what])]
 
     async def until_won(self, count: int) -> None:
-        """Wait for so many more wins."""
+        """Wait for this many more wins."""
         wanted = len(self.those("won")) + count
         while len(self.those("won")) < wanted:
             self._news.clear()
@@ -152,7 +152,7 @@ async def test_a_retry_after_an_unknown_outcome_gives_the_one_result(own_kafka: 
 
 
 async def retried(journal: Journal, unknown: OutcomeUnknown) -> Appended:
-    """The same append again, until the broker has recovered."""
+    """Retry the same append until the broker has recovered."""
     for _ in range(20):
         try:
             return await journal.append("a", [Event(1)], expected=1, retry=unknown)

@@ -49,7 +49,7 @@ async def test_garbage_in_the_tail_stalls_neither_the_head_cache_nor_reads(
         assert [event.payload async for event in mine.read("a")] == [1, 2]
         put_garbage(kafka_bootstrap, topic)
         assert (await others.append("a", [Event(3)], expected=2)).last == 3
-        with pytest.raises(Conflict) as caught:  # its head cache has to pass the garbage to learn this
+        with pytest.raises(Conflict) as caught:  # its head cache must read past the foreign records to find this
             await mine.append("a", [Event("late")], expected=2)
         assert caught.value.found == 3
         put_garbage(kafka_bootstrap, topic)

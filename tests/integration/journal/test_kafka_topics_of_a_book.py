@@ -1,4 +1,4 @@
-"""Topics of a book on Kafka are described and deleted, and made by writing alone."""
+"""Topics of a book on Kafka are described and deleted, and created by writing alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidebook.wiring.settings import Section, Settings
 pytestmark = pytest.mark.kafka
 
 
-async def test_a_topic_on_kafka_is_described_deleted_and_made_again(tmp_path: Path, kafka_bootstrap: str) -> None:
+async def test_a_topic_on_kafka_is_described_deleted_and_created_again(tmp_path: Path, kafka_bootstrap: str) -> None:
     sections = {"log": Section(f"kafka://{kafka_bootstrap}"), "journal": Section(None, {"partitions": 2})}
     async with Book(Settings(tmp_path / "book", sections)) as book:
         topic = f"t-{uuid.uuid4().hex[:12]}"

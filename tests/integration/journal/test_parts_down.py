@@ -38,7 +38,7 @@ async def payloads(journal: Journal, id: str) -> list[Any]:
 
 
 async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
-    """Again and again, as a caller would; a broker that has just started may not know its topics."""
+    """Retry as a caller would; a broker that has just started may not know its topics."""
     give_up = time.monotonic() + BACK_S
     while True:
         try:
@@ -48,7 +48,7 @@ async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(0.1)
 
 
-async def told_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> TidebookError:
+async def reported_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> TidebookError:
     with pytest.raises(kinds) as caught:
         await asyncio.wait_for(act, SOON_S)
     return caught.value
@@ -75,9 +75,9 @@ async def test_kafka_down_is_reported_and_the_head_cache_outlives_its_restart(
         assert await until_it_works(lambda: payloads(mine, "a")) == [1, 2]
 
         await asyncio.to_thread(own_kafka.kill9)
-        await told_soon(mine.append("a", [Event(3)], append_id=b"3" * 16), Unavailable, OutcomeUnknown)
+        await reported_soon(mine.append("a", [Event(3)], append_id=b"3" * 16), Unavailable, OutcomeUnknown)
         for act in (payloads(mine, "a"), mine.pointer("a")):
-            error = await told_soon(act, Unavailable, OutcomeUnknown)
+            error = await reported_soon(act, Unavailable, OutcomeUnknown)
             assert "sending to" in str(error) or "Kafka" in str(error)
         await asyncio.to_thread(own_kafka.start)
 
@@ -107,7 +107,7 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
             payloads(journal, "a"),
             find_starts(book.log, book.store, await topic_configs(book.store, [topic])),
         ):
-            error = await told_soon(act, LogLost)
+            error = await reported_soon(act, LogLost)
             assert isinstance(error, LogLost)
             assert (error.topic, error.partition, error.first, error.last) == (topic, 0, first, first + 1)
         [loss] = await accept_losses(book.log, book.store, [topic])
@@ -149,8 +149,8 @@ async def test_cassandra_down_stops_only_what_needs_it(
                 assert (await journal.append("new", [Event(number)], confirm=False)).offset > 0
                 assert (await journal.append("tail", [Event("more")])).last == number + 2
                 assert await payloads(journal, "tail") == [1, *["more"] * (number + 1)]
-                await told_soon(payloads(journal, "stored"), Unavailable)
-                await told_soon(journal.append(f"unknown {number}", [Event(1)]), Unavailable)
+                await reported_soon(payloads(journal, "stored"), Unavailable)
+                await reported_soon(journal.append(f"unknown {number}", [Event(1)]), Unavailable)
             finally:
                 await asyncio.to_thread(up)
             assert await until_it_works(lambda: payloads(journal, "stored")) == [1]

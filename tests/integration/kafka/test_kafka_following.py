@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kafka
 
 
 async def follow(log: KafkaLog, topic: str, count: int) -> list[int]:
-    """What a head cache does: wait for news, ask for the end, read up to it."""
+    """Follow a partition as a head cache does: wait for records, ask for the end, read up to it."""
     at = 0
     found: list[int] = []
     async with asyncio.timeout(60):

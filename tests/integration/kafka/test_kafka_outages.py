@@ -1,4 +1,4 @@
-"""When the broker dies, freezes or is not there: every record is acknowledged, failed or unknown, and rightly so."""
+"""A broker that is killed, paused or missing: every record is reported correctly as acknowledged, failed or unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Appending:
             self._changed.set()
 
     async def until_sent(self, count: int) -> None:
-        """Wait for so many more acknowledgements."""
+        """Wait for this many more acknowledgements."""
         wanted = len(self.sent) + count
         async with asyncio.timeout(PATIENCE_S):
             while len(self.sent) < wanted:
@@ -59,7 +59,7 @@ class Appending:
         await asyncio.gather(*self._tasks)
 
     async def check(self, reader: KafkaLog) -> None:
-        """What was acknowledged is there once and where it was said to be; what failed is nowhere."""
+        """Check that each acknowledged record is in the log once, at its reported offset, and no failed one is."""
         found: dict[int, list[tuple[int, int]]] = {}
         for partition in range(2):
             end = await reader.end(self._topic, partition)
@@ -132,7 +132,7 @@ async def test_a_frozen_broker_is_answered_for_within_the_timeout(
 
 
 async def everything(log: KafkaLog, topic: str) -> list[Record]:
-    """All of partition 0, from a broker that may still be waking up."""
+    """Read all of partition 0, from a broker that may still be starting."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

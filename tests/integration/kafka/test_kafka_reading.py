@@ -76,7 +76,7 @@ async def test_holes_that_transactions_leave_are_passed_over(
             producer.produce(topic, b"%d" % number, partition=0)
             producer.commit_transaction(30)
         end = await log.end(topic, 0)
-        assert end == 8  # each commit takes an offset of its own
+        assert end == 8  # each commit takes a separate offset
         records = await read_all(log, topic, 0, start=0, stop=end)
         assert [(r.offset, r.value) for r in records] == [(0, b"0"), (2, b"1"), (4, b"2"), (6, b"3")]
         for start in range(8):
@@ -184,18 +184,20 @@ async def last_of(log: KafkaLog, topic: str, count: int) -> list[Record]:
     return list(await read_all(log, topic, 0, start=end - count, stop=end))
 
 
-async def test_a_wait_survives_the_topic_s_next_life(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_wait_survives_the_topic_s_next_incarnation(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
         for _ in range(3):
-            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+            await log.append(Outgoing(topic, 0, b"k", b"first incarnation"))
         assert not await log.wait(topic, 0, offset=3, timeout_s=0.05)
         await log.delete_topic(topic)
         await log.create_topic(topic, 1)
         waiting = asyncio.create_task(log.wait(topic, 0, offset=0, timeout_s=60))
-        await log.append(Outgoing(topic, 0, b"k", b"second life"))
+        await log.append(Outgoing(topic, 0, b"k", b"second incarnation"))
         assert await waiting
-        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"second life"]
+        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"second incarnation"]
         await log.delete_topic(topic)
 
 
@@ -205,11 +207,11 @@ async def test_a_read_after_the_end_of_a_shorter_incarnation_says_what_was_lost(
     async with open_log(f"kafka://{kafka_bootstrap}") as log, open_log(f"kafka://{kafka_bootstrap}") as other:
         await log.create_topic(topic, 1)
         for _ in range(5):
-            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+            await log.append(Outgoing(topic, 0, b"k", b"first incarnation"))
         assert await log.end(topic, 0) == 5
         await other.delete_topic(topic)
         await other.create_topic(topic, 1)
-        await other.append(Outgoing(topic, 0, b"k", b"second life"))
+        await other.append(Outgoing(topic, 0, b"k", b"second incarnation"))
         assert await log.end(topic, 0) == 1
         with pytest.raises(LogLost) as caught:
             await log.read(topic, 0, start=5, stop=6)

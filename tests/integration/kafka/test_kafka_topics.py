@@ -1,4 +1,4 @@
-"""Topics as the log makes them, and those it refuses."""
+"""Topics that the log creates, and topics that it refuses."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import tidebook
 from tidebook.outbox.topic_relay import TopicRelay
 from tidebook.wiring.outbox import BookJournals
 
-#: When, in the life of one batch.
+#: When, during one batch.
 POINTS = (
     "after the lock",
     "after the session was opened",

@@ -35,7 +35,7 @@ class Mysqlclient(Shaped):
         return bool(self.inner.get_autocommit())
 
     def autocommit(self, on: bool) -> None:
-        raise AssertionError("this sets it")
+        raise AssertionError("autocommit must be read, not set")
 
 
 class MysqlConnector(Shaped):

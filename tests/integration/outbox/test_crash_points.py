@@ -46,7 +46,7 @@ def test_a_relay_that_dies_at_any_call_sends_everything_once_and_in_order(
     assert 0 < database.waiting() < MESSAGES
     settings = OutboxSettings(lock_limit_s=1, rest_s=0.2, poll_s=0.1, fence=fence)  # type: ignore[arg-type]
     with running(cluster.relay(database, settings)):
-        until(lambda: database.waiting() == 0, "everything went")
+        until(lambda: database.waiting() == 0, "everything is sent")
     with opened_store(database, settings) as store:
         [status] = store.status(count_max=10)
     assert (status.dirty, status.notice, status.relayed) == (False, None, MESSAGES)

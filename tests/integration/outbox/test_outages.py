@@ -62,7 +62,7 @@ def test_a_broker_that_is_down_for_a_while_costs_neither_order_nor_messages(
     settings = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, batch_rows=50, fence=fence)  # type: ignore[arg-type]
     with running(cluster.relay(postgres, settings)) as relay:
         publish(postgres, topic, *pairs(0, 500))
-        until(lambda: relay.metrics.counted("outbox_sent") > 50, "some went")
+        until(lambda: relay.metrics.counted("outbox_sent") > 50, "some are sent")
         broker.kill9()
         publish(postgres, topic, *pairs(500, 1000))
         until(lambda: relay.metrics.counted("outbox_rests") > 0, "the topic rests")
@@ -70,7 +70,7 @@ def test_a_broker_that_is_down_for_a_while_costs_neither_order_nor_messages(
             [status] = store.status(count_max=10_000)
         assert status.waiting > 0
         broker.restart()
-        until(lambda: postgres.waiting() == 0, "everything went")
+        until(lambda: postgres.waiting() == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(1000))
     cluster.close()
 
@@ -83,10 +83,10 @@ def test_a_database_that_restarts_costs_neither_order_nor_messages(server: Postg
     topic = cluster.topic(partitions=1)
     with running(cluster.relay(database, QUICK)) as relay:
         publish(database, topic, *pairs(0, 2000))
-        until(lambda: relay.metrics.counted("outbox_sent") > 100, "some went")
+        until(lambda: relay.metrics.counted("outbox_sent") > 100, "some are sent")
         server.kill9()
         server.restart()
-        until(lambda: _waiting(database) == 0, "everything went")
+        until(lambda: _waiting(database) == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(2000))
     [status] = _status(database)
     assert status.relayed == 2000
@@ -131,7 +131,7 @@ def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
     assert status.locked_by is None
     assert status.dirty
     with running(cluster.relay(postgres, QUICK)):
-        until(lambda: postgres.waiting() == 0, "everything went")
+        until(lambda: postgres.waiting() == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(5_000))
     cluster.close()
 

@@ -43,7 +43,7 @@ def test_an_idle_relay_serves_its_producers(
     monkeypatch.setattr(KafkaTarget, "maintain", counted)
     with running(cluster.relay(postgres)) as relay:
         publish(postgres, topic, (b"k", b"1"))
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it is sent")
         maintained.clear()
         until(lambda: maintained.count(1) >= 2, "it was looked after twice", timeout_s=10)
 

@@ -86,7 +86,7 @@ def test_a_running_relay_sends_what_is_published_later(database: Database, clust
         for n in range(5):
             for topic in topics:
                 publish(database, topic, (b"k", str(n).encode()))
-            until(lambda n=n: relay.metrics.counted("outbox_sent") == 3 * (n + 1), "all went")  # type: ignore[misc]
+            until(lambda n=n: relay.metrics.counted("outbox_sent") == 3 * (n + 1), "all are sent")  # type: ignore[misc]
     for topic in topics:
         assert [each.value for each in cluster.read(topic)] == [str(n).encode() for n in range(5)]
 
@@ -103,7 +103,7 @@ def test_two_relays_share_a_topic_without_sending_anything_twice(database: Datab
         def sent() -> float:
             return one.metrics.counted("outbox_sent") + two.metrics.counted("outbox_sent")
 
-        until(lambda: sent() >= count, "all went")
+        until(lambda: sent() >= count, "all are sent")
     values = [int(each.value or b"") for each in cluster.read(topic)]
     assert sorted(values) == list(range(count))
     by_key = {key: [int(e.value or b"") for e in cluster.read(topic) if e.key == key] for key in (b"0", b"3")}
@@ -122,20 +122,20 @@ def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_later(
         outbox.publish(late, topic=topic, key=b"k", payload=b"late")
         publish(database, topic, *((b"k", str(n).encode()) for n in range(30)))
         with running(cluster.relay(database, OutboxSettings(batch_rows=5))) as relay:
-            until(lambda: relay.metrics.counted("outbox_sent") == 30, "those before it went")
+            until(lambda: relay.metrics.counted("outbox_sent") == 30, "the earlier ones are sent")
             late.commit()
             publish(database, topic, (b"k", b"after"))
-            until(lambda: relay.metrics.counted("outbox_sent") == 32, "the late one went")
+            until(lambda: relay.metrics.counted("outbox_sent") == 32, "the late one is sent")
     values = [each.value for each in cluster.read(topic)]
     assert values == [*(str(n).encode() for n in range(30)), b"late", b"after"]
 
 
 @every_database
-def test_stopping_lets_go_of_the_topic(database: Database, cluster: Cluster) -> None:
+def test_stopping_releases_the_topic(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic()
     with running(cluster.relay(database, OutboxSettings(batch_rows=20))) as relay:
         publish(database, topic, *((None, b"x") for _ in range(2_000)))
-        until(lambda: relay.metrics.counted("outbox_sent") > 0, "some went")
+        until(lambda: relay.metrics.counted("outbox_sent") > 0, "some are sent")
     [status] = _status(database)
     assert status.locked_by is None
     assert not status.dirty
@@ -148,7 +148,7 @@ def _status(database: Database):  # type: ignore[no-untyped-def]
 
 
 @every_database
-def test_status_tells_the_true_age_of_the_oldest_row(database: Database, cluster: Cluster) -> None:
+def test_status_reports_the_true_age_of_the_oldest_row(database: Database, cluster: Cluster) -> None:
     topic, other = cluster.topic(), cluster.topic()
     publish(database, topic, (b"k", b"old"), (b"k", b"new"))
     threading.Event().wait(0.05)
@@ -160,17 +160,19 @@ def test_status_tells_the_true_age_of_the_oldest_row(database: Database, cluster
     by_topic = {each.topic: each for each in _status(database)}
     idle = by_topic[topic]
     assert (idle.waiting, idle.oldest_age_ms, idle.relayed, idle.error, idle.retries) == (0, None, 2, False, 0)
-    assert idle.per_minute in {1, 2}  # what the last minute had is counted by the second
+    assert idle.per_minute in {1, 2}  # the share of the previous minute depends on the current second
     assert by_topic[other].waiting == 1
 
 
 @every_database
-def test_what_went_before_the_full_minute_is_in_the_last_minute_too(database: Database, cluster: Cluster) -> None:
+def test_messages_sent_before_the_full_minute_count_in_the_rate_of_the_last_minute(
+    database: Database, cluster: Cluster
+) -> None:
     topic = cluster.topic()
     publish(database, topic, (b"k", b"only"))
     cluster.relay(database).run(once=True)
     reported = []
-    for _ in range(2):  # the minute may be over between the two statements, once
+    for _ in range(2):  # the minute may change between the two statements, but not twice
         database.query(f"UPDATE kafka_topic_info SET minute = {SQL[dialect(database.kind)].minute} - 1")
         reported.append(_status(database)[0].per_minute)
     assert 1 in reported
@@ -181,8 +183,8 @@ def test_sqlalchemy_wakes_a_relay_of_its_own_process_at_once(database: Database,
     topic = cluster.topic(partitions=1)
     publish(database, topic, (b"k", b"first"))
     with running(cluster.relay(database, OutboxSettings(poll_s=30))) as relay:
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the first went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the first is sent")
         with database.connect() as connection:
             outbox.publish_list(connection, [Message(topic, b"second", key=b"k")])
             connection.commit()
-        until(lambda: relay.metrics.counted("outbox_sent") == 2, "the second went without a poll", timeout_s=10)
+        until(lambda: relay.metrics.counted("outbox_sent") == 2, "the second is sent without a poll", timeout_s=10)

@@ -115,7 +115,7 @@ def test_rule_31_what_a_dead_owner_sent_is_found_and_the_rest_follows_in_order(
     assert postgres.waiting() == 0
 
 
-def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive(
+def test_rule_31_an_open_session_is_scanned_for_only_when_it_can_no_longer_arrive(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     """The owner released the lock immediately; its batch may still arrive until the fence's time is over."""
@@ -132,7 +132,7 @@ def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive
     assert len(values(cluster, topic)) == 10
 
 
-def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
+def test_rule_31_a_topic_created_again_is_at_least_once_and_says_so(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -256,7 +256,7 @@ def test_rule_33_what_follows_a_refused_message_never_passes_it(
     assert values(cluster, topic) in ([], [b"0"], [b"0", b"1"])
 
 
-def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
+def test_rule_33_the_refused_message_is_found_and_parked_and_the_others_are_sent(
     postgres: Database, cluster: Cluster
 ) -> None:
     """The limit shrinks while the relay has cached the old one: the broker refuses what the relay expected to fit."""
@@ -266,14 +266,14 @@ def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the topic is known")
         _limit(cluster, topic, 20_000)
         publish(postgres, topic, (b"k", b"0"), (b"big", b"x" * 50_000), (b"k", b"1"), (b"big", b"later"), (b"k", b"2"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"0", b"1", b"2"]
     with opened_store(postgres) as store:
         aside = store.parked(topic, limit=10)
     assert [(each.state, each.key) for each in aside] == [("parked", b"big"), ("held", b"big")]
 
 
-def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Database, cluster: Cluster) -> None:
+def test_rule_33_a_message_that_no_segment_can_hold_is_parked(postgres: Database, cluster: Cluster) -> None:
     """Kafka has two limits, and reports them by two errors."""
     topic = cluster.topic(partitions=1, max_message_bytes="5000000")
     small = cluster.topic(partitions=1, max_message_bytes="5000000", segment_bytes="1048576")
@@ -284,7 +284,7 @@ def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Datab
         _limit(cluster, topic, 1_048_576, "segment.bytes")
         for each in (topic, small):
             publish(postgres, each, (b"big", large), (b"k", b"1"))
-        until(lambda: postgres.waiting() == 0, "the others went")
+        until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"1"]
     assert values(cluster, small) == [b"1"]
     with opened_store(postgres) as store:
@@ -303,7 +303,7 @@ def test_rule_33_an_unknown_topic_rests_and_never_parks(postgres: Database, clus
             assert "does not exist" in (status.reason or "")
             assert store.parked(None, limit=10) == []
         cluster.make(topic)
-        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "it is sent")
 
 
 def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database, cluster: Cluster) -> None:

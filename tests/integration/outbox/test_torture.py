@@ -213,7 +213,7 @@ class Writer:
 def writers(
     database: Database, topics: list[str], keys: Keys, chance: random.Random
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a function that writes so many messages per call, with several concurrent writers."""
+    """Yield a function that writes this many messages per call, with several concurrent writers."""
     made = [Writer(database, topics, keys, random.Random(chance.random())) for _ in range(WRITERS)]
     try:
         with ThreadPoolExecutor(WRITERS) as pool:
@@ -246,7 +246,7 @@ def test_killed_and_stopped_relays_send_everything_once_and_in_order(
                 running.disturb()
                 time.sleep(chance.uniform(0.3, 1.2))  # the faults' own rhythm
         running.resume(float("inf"))
-        until(lambda: postgres.waiting() == 0, "everything went", timeout_s=300)
+        until(lambda: postgres.waiting() == 0, "everything is sent", timeout_s=300)
     with opened_store(postgres, settings) as store:
         status = store.status(count_max=10)
     assert not [each for each in status if each.dirty]

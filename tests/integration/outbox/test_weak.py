@@ -101,7 +101,7 @@ def test_somebody_elses_open_transaction_does_not_stop_the_look_for_a_session(
     assert values(cluster, topic) == [str(n).encode() for n in range(10)]
 
 
-def test_a_notice_is_taken_back_when_the_fence_is_in_force_and_told_once_while_it_is_not(
+def test_a_notice_is_cleared_when_the_fence_is_in_force_and_reported_once_while_it_is_not(
     postgres: Database, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = cluster.topic(partitions=1)

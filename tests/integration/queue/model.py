@@ -79,7 +79,7 @@ class Model:
         )
         return True
 
-    def run_out(self) -> None:
+    def expire_leases(self) -> None:
         for item in [each for each in self.processing.values() if not each.counted and each.lease_until <= self.now]:
             if item.expires_at <= self.now:
                 del self.processing[item.name]
@@ -93,12 +93,12 @@ class Model:
                 item.timeouts += 1
 
     def sweep(self) -> None:
-        self.run_out()
+        self.expire_leases()
         for item in [each for each in self.processing.values() if each.counted and each.expires_at <= self.now]:
             del self.processing[item.name]
 
     def claim(self, limit: int, holder: int, lease: int) -> list[Item]:
-        self.run_out()
+        self.expire_leases()
         ready = [each for each in self.processing.values() if each.counted and each.expires_at > self.now]
         ready += [
             each
@@ -169,7 +169,7 @@ class QueueMachine(RuleBasedStateMachine):
     """A state machine; a subclass defines `open`, which opens a store and returns how to advance its clock."""
 
     #: Whether the store is swept whenever the clock moves.
-    sweeps_as_time_goes = False
+    sweeps_as_time_passes = False
 
     def open(self, stack: AsyncExitStack) -> Coroutine[Any, Any, tuple[QueueStore, int, Callable[[int], Any]]]:
         raise NotImplementedError
@@ -202,12 +202,12 @@ class QueueMachine(RuleBasedStateMachine):
         key=st.sampled_from(["a", "b", "c", None]),
         priority=st.sampled_from([0, 20, 199, 200, 255]),
         wait=st.sampled_from([-5, 0, 0, 0, 7, 30]),
-        life=st.sampled_from([None, None, None, 3, 12]),
+        lifetime_ms=st.sampled_from([None, None, None, 3, 12]),
     )
-    def put(self, key: str | None, priority: int, wait: int, life: int | None) -> None:
+    def put(self, key: str | None, priority: int, wait: int, lifetime_ms: int | None) -> None:
         number = next(self.numbers)
         at = self.model.now + wait
-        expires_at = NEVER_MS if life is None else self.model.now + life
+        expires_at = NEVER_MS if lifetime_ms is None else self.model.now + lifetime_ms
         self.do(self.desk.put(key, data=f"{number}", priority=priority, process_at=at, expires_at=expires_at))
         self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, at, expires_at))
 
@@ -300,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
     def advance(self, by: int) -> None:
         self.do(self.advance_store(by))
         self.model.now += by
-        if self.sweeps_as_time_goes:
+        if self.sweeps_as_time_passes:
             self.model.sweep()
 
     @rule()

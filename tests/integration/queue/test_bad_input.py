@@ -175,14 +175,14 @@ async def test_a_job_that_is_named_twice_does_not_stand_for_another(book: tidebo
 
 
 async def test_a_closed_book_ends_its_listeners_and_takes_nothing(where: Path) -> None:
-    async def hear(queue: Queue) -> str:
+    async def receive(queue: Queue) -> str:
         async for _ in queue.listen():
             pass
         return "the end"
 
     async with tidebook.open(where) as book:
         queue = await book.queue("mail").open()
-        hearing = asyncio.create_task(hear(queue))
+        hearing = asyncio.create_task(receive(queue))
         await asyncio.sleep(0.05)
     assert await asyncio.wait_for(hearing, 30) == "the end"
     with pytest.raises(InvalidInput, match="closed"):

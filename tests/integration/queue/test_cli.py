@@ -237,7 +237,7 @@ def test_a_job_that_hangs_is_given_back_and_does_not_keep_the_process(shell: She
     assert (entry["status"], entry["timeouts"]) == ("W", 1)
 
 
-def test_listen_tells_of_work(shell: Shell) -> None:
+def test_listen_reports_work(shell: Shell) -> None:
     shell.run("put", "mail", "1")
     (row,) = shell.run("listen", "mail", "--limit", "1")
     assert row["queue"] == "mail"

@@ -22,7 +22,7 @@ from tidebook.wiring import feed as feed_module
 
 pytestmark = pytest.mark.postgres
 
-#: Feeds the queue, and is killed after so many batches, at the moment when the last was put and it had no answer yet.
+#: Feeds the queue, and is killed after this many batches, at the moment when the last was put and it had no answer yet.
 FEEDER = """
 import asyncio, os, signal, sys
 import tidebook

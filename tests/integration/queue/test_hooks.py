@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 #: Writes its input to a file.
 COMMAND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
-#: An answer that is none.
+#: Bytes that are not an HTTP answer.
 NO_HTTP = 0
 
 
@@ -116,7 +116,7 @@ async def test_a_process_that_ends_right_after_a_dead_letter_reports_it_first(
     assert sorted(json.loads(line)["key"] for line in reported.read_text().splitlines()) == ["x", "y"]
 
 
-async def test_a_lease_that_runs_out_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
+async def test_a_lease_that_expires_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
     async with tidebook.open(hooked) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await queue.put("x", key="k")
@@ -143,7 +143,7 @@ async def test_a_webhook_that_refuses_is_called_again(where: Path, ear: Ear) -> 
         assert await store.unannounced(hold_ms=50) == []
 
 
-async def test_an_answer_that_is_no_http_is_a_failure_of_its_dead_letter_alone(where: Path, ear: Ear) -> None:
+async def test_an_answer_that_is_not_http_is_a_failure_of_its_dead_letter_alone(where: Path, ear: Ear) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         store, metrics = await book.queues._runtime.store(), Metrics()
@@ -183,7 +183,7 @@ async def test_a_command_that_hangs_does_not_hold_up_the_timer(
         await until(lambda: book.metrics.counted("queue_hook_failures") >= 1)
 
 
-async def test_without_a_hook_a_dead_letter_is_reported_on_the_console_and_left_to_those_who_have_one(
+async def test_without_a_hook_a_dead_letter_is_reported_on_the_console_and_left_to_processes_that_have_one(
     where: Path, hooked: Path, ear: Ear, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tidebook.open(where) as book:

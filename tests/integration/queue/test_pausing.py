@@ -1,4 +1,4 @@
-"""A paused queue gives out nothing to any process; resuming wakes the workers."""
+"""A paused queue returns no entry to any process; resuming wakes the workers."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ def schema(postgres_url: str) -> Iterator[str]:
 
 @pytest.mark.postgres
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("turning", [False, True], ids=["one table", "turning tables"])
-def test_postgres_follows_the_rules(postgres_url: str, schema: str, long_form: bool, turning: bool) -> None:
+@pytest.mark.parametrize("rotating", [False, True], ids=["one table", "rotating tables"])
+def test_postgres_follows_the_rules(postgres_url: str, schema: str, long_form: bool, rotating: bool) -> None:
     class PostgresMachine(QueueMachine):
-        sweeps_as_time_goes = turning
+        sweeps_as_time_passes = rotating
 
         async def open(self, stack: AsyncExitStack) -> tuple[QueueStore, int, Callable[[int], Any]]:
             connection = await psycopg.AsyncConnection.connect(postgres_url, autocommit=True)
@@ -72,7 +72,7 @@ def test_postgres_follows_the_rules(postgres_url: str, schema: str, long_form: b
 
             async def advance(by_ms: int) -> None:
                 await connection.execute(f"UPDATE {schema}.clock SET now_ms = now_ms + {by_ms}")
-                if turning:  # the next sweep finds the period over, and moves on to another table
+                if rotating:  # the next sweep finds that the period has ended, and rotates to another table
                     await connection.execute(f"UPDATE {schema}_q.period SET finished = 1000000")
                     await store.sweep(self.desk.ref)
 

@@ -50,7 +50,7 @@ async def test_fail_does_not_wait_for_an_open_transaction_that_has_put_the_same_
     assert [(each.name, each.entry.timeouts) for each in merged] == [("new", 1)]
 
 
-async def test_who_has_failed_an_entry_that_rests_cannot_finish_it(desk: Desk, postgres_url: str) -> None:
+async def test_a_worker_that_failed_an_entry_cannot_finish_it(desk: Desk, postgres_url: str) -> None:
     await desk.put("k", data="old")
     taken = await desk.take()
     holder = await put_and_hold(desk, postgres_url, "k", "new")
@@ -62,7 +62,9 @@ async def test_who_has_failed_an_entry_that_rests_cannot_finish_it(desk: Desk, p
     assert (again.name, again.entry.timeouts) == ("old", 1)
 
 
-async def test_run_out_merges_only_into_a_sibling_that_nobody_has_locked(desk: Desk, postgres_url: str) -> None:
+async def test_an_expired_lease_merges_only_into_a_sibling_that_nobody_has_locked(
+    desk: Desk, postgres_url: str
+) -> None:
     await desk.put("k", data="old")
     await desk.claim(1, lease_ms=1)
     await desk.put("k", data="new")
@@ -80,18 +82,18 @@ async def test_a_sweep_does_not_wait_for_an_open_transaction(desk: Desk, postgre
     await desk.claim(1, lease_ms=1)
     holder = await put_and_hold(desk, postgres_url, "k", "new")
     swept = await asyncio.wait_for(desk.store.sweep(desk.ref), SOON_S)
-    assert swept.run_out == 1
+    assert swept.leases_expired == 1
     await holder.rollback()
     await holder.close()
 
 
-async def test_what_ran_out_beside_an_open_transaction_goes_into_what_that_commits(
+async def test_an_expired_lease_merges_into_the_entry_of_its_key_once_that_is_committed(
     desk: Desk, postgres_url: str
 ) -> None:
     await desk.put("k", data="old", priority=30)
     await desk.claim(1, lease_ms=1)
     holder = await put_and_hold(desk, postgres_url, "k", "new")
-    assert (await desk.store.sweep(desk.ref)).run_out == 1
+    assert (await desk.store.sweep(desk.ref)).leases_expired == 1
     await holder.commit()
     await holder.close()
     await desk.store.sweep(desk.ref)
@@ -100,7 +102,9 @@ async def test_what_ran_out_beside_an_open_transaction_goes_into_what_that_commi
     assert (taken.name, taken.entry.timeouts, taken.entry.priority) == ("new", 1, 30)
 
 
-async def test_a_put_that_is_rolled_back_leaves_what_ran_out_to_the_next_claim(desk: Desk, postgres_url: str) -> None:
+async def test_a_put_that_is_rolled_back_leaves_an_expired_lease_to_the_next_claim(
+    desk: Desk, postgres_url: str
+) -> None:
     await desk.put("k", data="old")
     await desk.claim(1, lease_ms=1)
     await desk.store.sweep(desk.ref)
@@ -119,7 +123,7 @@ async def test_a_put_that_is_rolled_back_was_never_there(desk: Desk, store: Post
     assert await desk.claim(1) == []
 
 
-async def test_an_entry_that_ran_out_and_a_waiting_one_of_its_parallel_key_are_finished_one_by_one(
+async def test_an_expired_lease_and_a_waiting_entry_of_its_parallel_key_are_finished_one_by_one(
     store: PostgresQueues, postgres_url: str
 ) -> None:
     desk = Desk(store, await new_queue(store, parallel_keys=True))
@@ -134,7 +138,7 @@ async def test_an_entry_that_ran_out_and_a_waiting_one_of_its_parallel_key_are_f
     assert [await desk.finish(each) for each in taken] == [[True], [True]]
 
 
-async def test_entries_of_a_parallel_key_that_ran_out_are_finished_one_by_one(store: PostgresQueues) -> None:
+async def test_expired_leases_of_a_parallel_key_are_finished_one_by_one(store: PostgresQueues) -> None:
     desk = Desk(store, await new_queue(store, parallel_keys=True))
     for data in ("first", "second"):
         await desk.put("k", data=data)

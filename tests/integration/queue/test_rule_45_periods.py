@@ -64,7 +64,7 @@ async def test_one_claim_takes_from_two_tables_what_it_hands_out_and_nothing_els
         await desk.put(f"new {number}")
     assert await desk.names(4) == ["old 0", "old 1", "old 2", "new 0"]
     assert await desk.names(4) == ["new 1", "new 2"]
-    assert sum((await slots(postgres_url, schema)).values()) == 6  # each is held, in a row of its own
+    assert sum((await slots(postgres_url, schema)).values()) == 6  # each is held, in a separate row
 
 
 async def test_a_key_waits_once_across_tables(desk: Desk, postgres_url: str, schema: str) -> None:

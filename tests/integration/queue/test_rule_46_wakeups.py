@@ -68,7 +68,7 @@ async def test_a_put_notifies_only_if_somebody_sleeps_past_its_date(desk: Desk, 
         assert await hearing.heard() == []
 
 
-async def test_done_notifies_who_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_done_notifies_a_process_that_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
     await desk.put("k")
     taken = await desk.take()
     await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
@@ -212,7 +212,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
         assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
 
 
-async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Book) -> None:
+async def test_work_that_nobody_takes_is_not_reported_in_a_loop(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported = 0
@@ -243,17 +243,17 @@ async def test_a_worker_that_takes_a_part_is_woken_for_the_rest_at_once(book: ti
     assert time.monotonic() - began < 20
 
 
-async def test_work_that_was_taken_is_not_told_of_again(book: tidebook.Book) -> None:
+async def test_work_that_was_taken_is_not_reported_again(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     await queue.put("x")
     reported: list[float] = []
 
-    async def hear() -> None:
+    async def receive() -> None:
         async with aclosing(queue.listen()) as dues:
             async for _ in dues:
                 reported.append(time.monotonic())
 
-    hearing = asyncio.create_task(hear())
+    hearing = asyncio.create_task(receive())
     await until(lambda: len(reported) == 2)  # once, and once more because nobody came: the next time is set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()

@@ -96,7 +96,7 @@ async def test_each_key_has_one_holder_and_the_last_of_each_key_is_done(where: P
             asyncio.create_task(worker((first, second)[number % 2], ledger, stop, random.Random(number)))
             for number in range(6)
         ]
-        # Each putter has keys of its own: so the last put of a key is known.
+        # Each putter has its own keys: so the last put of a key is known.
         numbers = [[n for n in range(rounds) if n % KEYS % 5 == part] for part in range(5)]
         await asyncio.gather(
             *(putter((first, second)[part % 2], ledger, numbers[part], random.Random(part)) for part in range(5))

@@ -277,7 +277,7 @@ async def test_entries_of_a_key_are_done_one_after_the_other_in_their_order(wher
             assert numbers[-1] == 57 + rest
 
 
-async def test_working_once_tells_that_the_store_is_gone(book: tidebook.Book) -> None:
+async def test_working_once_reports_that_the_store_is_gone(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     async def gone(*_: object, **__: object) -> list[Job]:

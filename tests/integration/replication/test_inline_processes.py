@@ -97,7 +97,7 @@ def replicators(folder: Path, count: int) -> Iterator[list[Replicator]]:
 
 
 async def seen(book: Book, count: int) -> list[Any]:
-    """Follow the tag until so many events were seen."""
+    """Follow the tag until this many events were seen."""
     found: list[Any] = []
     async with asyncio.timeout(WITHIN_S):
         async for event in book.tags.read("paid", follow=True):

@@ -65,7 +65,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "queues.resume": {"queue": QUEUE},
     "queues.put": {"queue": QUEUE, "data": "{}"},
     "queues.cancel_act": {"queue": QUEUE, "act": "0"},
-    "queues.edit": {"queue": QUEUE, "flag": "{letter}", "data": "{}"},
+    "queues.edit": {"queue": QUEUE, "letter": "{letter}", "data": "{}"},
     "queues.retry": {"queue": QUEUE, "status": "dead"},
     "queues.drop": {"queue": QUEUE, "status": "dead"},
     "queues.purge": {"queue": QUEUE, "status": "due"},

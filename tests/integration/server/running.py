@@ -1,4 +1,4 @@
-"""A real server on a free port, in this process or in one of its own, and a client for it."""
+"""A real server on a free port, in this process or in a separate one, and a client for it."""
 
 from __future__ import annotations
 

@@ -29,16 +29,16 @@ from tidebook.server.tokens import Tokens
 LEFT_OUT = {"pipeline.start", "pipeline.cancel", "queues.listen"}
 
 
-#: The token of the server, which the tests of tokens may close to others.
+#: The header with a token of the server, which requires one as soon as any token exists.
 AUTHORIZATION: dict[str, str] = {}
 JSON_BODY = {"content-type": "application/json"}
-#: The time in which every request must be answered: its own limit, and some for a loaded machine.
+#: The deadline that each request sets, and the time after which a missing answer fails the test.
 REQUEST_S, ANSWER_S = 2, 30
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in a thread, for tests that are not async."""
+    """Run a server in a thread, for tests that are not async."""
     folder: Path = tmp_path_factory.mktemp("served") / "book"
     AUTHORIZATION["authorization"] = f"Bearer {asyncio.run(_admin_token(folder))}"
     found: list[str] = []
@@ -61,7 +61,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
-    """One client for all requests; one that gets no answer in time fails its test."""
+    """Return one client for all requests; a request without an answer in time fails its test."""
     with httpx.Client(base_url=url, timeout=ANSWER_S, verify=False) as client:  # it is http://: nothing to verify
         yield client
 
@@ -85,7 +85,7 @@ def check(response: httpx.Response) -> None:
         assert "Traceback" not in response.text
 
 
-#: One method that no route has is enough to find the answer to it.
+#: One method without a route is enough to test the answer to such methods.
 CONFIG = schemathesis.Config.from_dict({"phases": {"coverage": {"unexpected-methods": ["trace"]}}})
 SCHEMA = schemathesis.openapi.from_dict(document("0"), config=CONFIG).exclude(operation_id=sorted(LEFT_OUT))
 #: How many requests each operation gets at most: its boundary values first, then random ones.

@@ -39,7 +39,7 @@ def test_a_book_of_another_server_is_not_served(tmp_path: Path) -> None:
     assert "is served already" in refused.stderr
 
 
-def test_doctor_checks_the_file_of_the_server_and_a_server_from_afar(tmp_path: Path) -> None:
+def test_doctor_checks_the_file_of_the_server_and_a_remote_server(tmp_path: Path) -> None:
     book = tmp_path / "book"
     assert command("token", "create", "ops", "--role", "admin", "--new-book", "--book", str(book)).returncode == 0
     local = findings(command("doctor", "--json", "--book", str(book)))

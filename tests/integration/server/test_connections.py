@@ -30,7 +30,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("part", [b"x: " + b"y" * 60_000, b"x: y\r\n" * 10_000])
-async def test_a_head_without_end_is_refused(tmp_path: Path, part: bytes) -> None:
+async def test_an_endless_head_is_refused(tmp_path: Path, part: bytes) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         reader, writer = await connect(url)
         writer.write(b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\n" + part)
@@ -50,7 +50,7 @@ CHUNKED = b"POST /v1/journals/orders/o-1/events HTTP/1.1\r\nhost: localhost\r\nt
 
 @pytest.mark.parametrize("part", [b"x: y\r\n" * 2_000, b"y" * 12_000])
 @pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nx: y\r\nx: ", b"2;x="], ids=["trailers", "extension"])
-async def test_trailers_without_end_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
+async def test_endless_trailers_are_refused(tmp_path: Path, begin: bytes, part: bytes) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(CHUNKED + begin)
@@ -60,7 +60,7 @@ async def test_trailers_without_end_are_refused(tmp_path: Path, begin: bytes, pa
         writer.close()
 
 
-async def test_a_body_of_many_small_chunks_is_no_head_without_end(tmp_path: Path) -> None:
+async def test_a_body_of_many_small_chunks_is_not_an_endless_head(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
 
@@ -103,7 +103,7 @@ async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypa
             assert (waited.status_code, waited.json()) == (200, {"jobs": []})
 
 
-async def test_what_is_no_http_is_answered_with_a_problem(tmp_path: Path) -> None:
+async def test_input_that_is_not_http_is_answered_with_a_problem(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
         writer.write(b"\x16\x03\x01 hello\r\n\r\n")

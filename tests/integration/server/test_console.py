@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -18,6 +19,7 @@ from tidebook import Book, Event
 from tidebook.api.access import Role
 from tidebook.api.errors import DeadlineExceeded
 from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError
+from tidebook.queue.entry import Entry
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.server.console import queue_acts
@@ -180,6 +182,16 @@ async def test_a_form_of_a_signed_in_browser_needs_its_csrf_token(tmp_path: Path
         assert (await http.post("/acts/journals.append", data=form, headers=foreign)).status_code == 403
 
 
+async def confirmed(http: httpx.AsyncClient, act: str, **fields: str | int) -> dict[str, str]:
+    """Return the form of a dry run, with the text typed that it asks for."""
+    asked = await http.get(f"/acts/{act}", params=fields)
+    assert asked.status_code == 200, asked.text
+    main = asked.text.partition("<main")[2]
+    form = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', main))
+    word = re.search(r"Type <strong[^>]*>([^<]*)</strong>", main)
+    return {**form, **({} if word is None else {"confirm": word[1]})}
+
+
 DESTRUCTIVE = [each for each in CATALOG.acts.values() if each.route.destructive and each.name != "access.create_token"]
 
 
@@ -193,23 +205,81 @@ def test_every_destructive_act_has_a_dry_run(act: Act) -> None:
     assert act.preview is not None
 
 
-async def test_an_act_is_done_only_with_the_exact_count_and_the_typed_text(tmp_path: Path) -> None:
+async def test_an_act_is_done_only_as_it_was_counted_and_with_the_typed_text(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
         fields = {"topic": TOPIC, "id": ID, "to": "2"}
-        asked = await http.get("/acts/journals.delete", params=fields)
-        assert "This deletes 2 events" in asked.text
-        wrong = await http.post("/acts/journals.delete", data={**fields, "count": "2", "confirm": "o"})
+        assert "This deletes 2 events" in (await http.get("/acts/journals.delete", params=fields)).text
+        form = await confirmed(http, "journals.delete", **fields)
+        wrong = await http.post("/acts/journals.delete", data={**form, "confirm": "o"})
         assert wrong.status_code == 409
         assert "Nothing was done" in wrong.text
-        stale = await http.post("/acts/journals.delete", data={**fields, "count": "1", "confirm": ID})
-        assert stale.status_code == 409
-        assert "changed since it was counted" in stale.text
+        for missing in ({"seal": ""}, {"seal": "0" * 32}, {"to": "3"}):
+            stale = await http.post("/acts/journals.delete", data={**form, **missing})
+            assert stale.status_code == 409
+            assert "changed since it was counted" in stale.text
         assert await book.journal(TOPIC).pointer(ID) == 5
         assert len([event async for event in book.journal(TOPIC).read(ID)]) == 5
-        done = await http.post("/acts/journals.delete", data={**fields, "count": "2", "confirm": ID})
+        done = await http.post("/acts/journals.delete", data=form)
         assert done.status_code == 303
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
+
+
+async def test_other_things_of_the_same_number_are_not_confirmed_with_those_that_were_counted(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        orders, queue = book.journal(TOPIC), book.queue(QUEUE)
+        region = await book.wal("metrics").open_region(7)
+        forms = {
+            "journals.purge": await confirmed(http, "journals.purge", topic=TOPIC, id=ID),
+            "journals.delete": await confirmed(http, "journals.delete", topic=TOPIC, id=ID, to=5),
+            "queues.drop": await confirmed(http, "queues.drop", queue=QUEUE, status="dead"),
+            "queues.retry": await confirmed(http, "queues.retry", queue=QUEUE, status="dead"),
+            "queues.purge": await confirmed(http, "queues.purge", queue=QUEUE, status="later"),
+            "wal.drop_table": await confirmed(http, "wal.drop_table", namespace="metrics", region=7, table=1),
+            "wal.delete_region": await confirmed(http, "wal.delete_region", namespace="metrics", region=7),
+        }
+        await orders.purge(ID)
+        await orders.append(ID, [Event(n) for n in range(5)])
+        first, _ = await queue.dead_letters()
+        await queue.drop(first.id)
+        await queue.fail(await queue.claim(1, 600, together=False), reason="smtp 550")
+        await queue.put({"to": "another"}, key="later-2", process_at=4_000_000_000_001)
+        later = (await http.get(link("/queue.json", queue=QUEUE, status="later"))).json()["rows"]
+        purge = await confirmed(http, "queues.purge", queue=QUEUE, status="later", places=later[0]["place"])
+        assert (await http.post("/acts/queues.purge", data=purge)).status_code == 303
+        await region.mark_deleted(1, 3)
+        await region.write(1, [b"c", b"d"])
+        for name, form in forms.items():
+            refused = await http.post(f"/acts/{name}", data=form)
+            assert (refused.status_code, "changed since it was counted" in refused.text) == (409, True), name
+        assert [event.payload async for event in orders.read(ID)] == list(range(5))
+        assert len(await queue.dead_letters()) == 2
+        assert [row["key"] for row in later] == ["later", "later-2"]
+
+
+async def test_what_becomes_due_after_the_dry_run_is_neither_counted_nor_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_acts, "AT_ONCE_MAX", 5)  # more are deleted by pages, without a list of their places
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("busy")
+        await queue.put_many(list(range(10)))
+        form = await confirmed(http, "queues.purge", queue="busy", status="due")
+        later_ms = int(form["as_of"]) + 1
+        await queue.put_many([Entry(data=n, process_at=later_ms) for n in range(10, 15)])
+        started = await http.post("/acts/queues.purge", data=form)
+        await _ended(http, started.headers["location"])
+        assert [each.data for each in await queue.entries()] == list(range(10, 15))
+
+
+async def _ended(http: httpx.AsyncClient, location: str) -> dict[str, Any]:
+    """Wait for the end of an act that runs in the background; return the data of its page."""
+    assert location.startswith("/queue-act?")
+    async with asyncio.timeout(60):
+        while (seen := (await http.get(location.replace("?", ".json?", 1))).json())["state"] == "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return dict(seen)
 
 
 async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twice(
@@ -221,12 +291,10 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
         queue = book.queue("big", settings=QueueSettings(max_timeouts=0))
         await queue.put_many(list(range(2_500)))
         await queue.fail(await queue.claim(2_500), reason="no")
-        form = {"queue": "big", "status": "dead", "count": "2500", "confirm": "big"}
-        assert (await http.post("/acts/queues.drop", data={**form, "count": "2499"})).status_code == 409
+        form = await confirmed(http, "queues.drop", queue="big", status="dead")
         started = await http.post("/acts/queues.drop", data=form)
         where = started.headers["location"]
         assert where.startswith("/queue-act?")
-        at = where.replace("/queue-act?", "/queue-act.json?")
         async with client(url, stranger) as other:
             assert (await other.get(where)).status_code == 403
             assert (await other.get(where.replace("big", "other-1"))).status_code == 404
@@ -235,9 +303,7 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
             assert (await looking.post("/acts/queues.cancel_act", data=cancel)).status_code == 403
             assert (await looking.post("/acts/queues.drop", data=form)).status_code == 403
             assert "queues.cancel_act" not in (await looking.get(where)).text
-        async with asyncio.timeout(60):
-            while (seen := (await http.get(at)).json())["state"] == "running":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        seen = await _ended(http, where)
         assert (seen["state"], seen["changed"], seen["total"]) == ("done", 2_500, 2_500)
         assert await queue.dead_letters() == []
         done = [each for each in (await http.get("/audit.json")).json()["entries"] if "queues.drop" in str(each)]
@@ -255,7 +321,7 @@ async def test_an_act_takes_no_more_than_was_confirmed(tmp_path: Path, monkeypat
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("busy")
         await queue.put_many(list(range(10)))
-        form = {"queue": "busy", "status": "due", "count": "10", "confirm": "busy"}
+        form = await confirmed(http, "queues.purge", queue="busy", status="due")
         assert (await http.post("/acts/queues.purge", data=form)).status_code == 303
         assert [each.data for each in await queue.entries()] == list(range(5))
 
@@ -280,9 +346,9 @@ async def test_an_invalid_worker_is_refused(tmp_path: Path) -> None:
 async def test_acts_are_audited_as_the_routes_of_the_api_are(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
-        form = {"queue": QUEUE, "status": "dead", "count": "2"}
+        form = await confirmed(http, "queues.retry", queue=QUEUE, status="dead")
         assert (await http.post("/acts/queues.retry", data=form)).status_code == 303
-        form = {"topic": TOPIC, "id": ID, "count": "5", "confirm": ID}
+        form = await confirmed(http, "journals.purge", topic=TOPIC, id=ID)
         assert (await http.post("/acts/journals.purge", data=form)).status_code == 303
         entries = (await http.get("/audit.json")).json()["entries"]
         found = [(each["action"], each["target"]) for each in entries if each["action"] != "server.start"]
@@ -319,7 +385,7 @@ async def test_data_of_a_dead_letter_that_is_replaced_is_audited_though_it_is_no
     monkeypatch.setattr(Queue, "retry", refuse)
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         known = await fill(book)
-        form = {"queue": QUEUE, "flag": str(known["letter"]), "data": '"other"', "again": "true"}
+        form = {"queue": QUEUE, "letter": str(known["letter"]), "data": '"other"', "retry": "true"}
         assert (await http.post("/acts/queues.edit", data=form)).status_code == 303
         await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # is answered once the entries before it are written
         assert "queues.edit" in {each["action"] for each in (await http.get("/audit.json")).json()["entries"]}

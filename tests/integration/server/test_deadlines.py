@@ -23,7 +23,7 @@ SHORT = {"request-timeout": "0.5"}
 
 
 class HeldLog:
-    """A log that keeps what it is sent until it is released, as one whose disk does not answer."""
+    """A log that holds all records until it is released, like one whose disk does not respond."""
 
     def __init__(self, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
         self._send = book.log.send
@@ -34,7 +34,7 @@ class HeldLog:
         self._held.append(arguments)
 
     def release(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Send what was kept, and from now on everything."""
+        """Send the records that were held, and do not hold later ones."""
         monkeypatch.undo()
         for arguments in self._held:
             self._send(*arguments)

@@ -192,7 +192,7 @@ async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx
 
 
 async def _ids_and_payloads(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, object]]:
-    """Follow journal o-1, after the event of an id; return the ids and payloads of so many events."""
+    """Follow journal o-1, after the event of an id; return the ids and payloads of this many events."""
     headers = {} if after is None else {"last-event-id": after}
     found: list[tuple[str, object]] = []
     async with http.stream("GET", "/v1/journals/orders/o-1/events?follow=true", headers=headers) as stream:

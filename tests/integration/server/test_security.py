@@ -1,4 +1,4 @@
-"""Hosts, origins, browsers, bounds, masks and TLS."""
+"""The security of the server: host names, origins, browser sessions, bounds, masked fields and TLS."""
 
 from __future__ import annotations
 

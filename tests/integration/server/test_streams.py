@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -24,7 +24,7 @@ PATH = "/v1/journals/orders/o-1/events"
 
 
 class Follower:
-    """A bare client of a stream, which is cheaper than httpx by far."""
+    """A minimal client of a stream, which costs far less than httpx."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -220,18 +220,47 @@ async def test_a_claim_that_fails_does_not_hide_that_jobs_were_finished(
 ) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         queue = book.queue("mail")
+        await queue.put(1)
+        [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
+        claimed = asyncio.Event()
+        claim = queue.claim
+
+        async def fail_later(*arguments: Any, **options: Any) -> Any:
+            if claimed.is_set():
+                raise Unavailable("the queue store does not answer")
+            found = await claim(*arguments, **options)
+            claimed.set()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "claim", fail_later)
+            body = {"done": [job["lease"]], "wait_s": 60}
+            waiting = asyncio.create_task(http.post("/v1/queues/mail/claims", json=body))
+            await claimed.wait()
+            await queue.put(2)
+            answer = await waiting
+            assert (answer.status_code, answer.json()) == (200, {"jobs": []})
+            assert (await http.post("/v1/queues/mail/claims", json={})).status_code == 503
+        assert [each.data for each in await claim(10)] == [2]
+
+
+async def test_a_claim_that_fails_at_once_has_not_finished_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        queue = book.queue("mail")
         await queue.put_many([1, 2])
         [job] = (await http.post("/v1/queues/mail/claims", json={"together": False})).json()["jobs"]
 
-        async def fail(*_: object, **__: object) -> NoReturn:
-            raise Unavailable("the queue store does not answer")
+        def fail(*_: object) -> NoReturn:
+            raise Unavailable("the claim cannot be made")
 
+        body = {"done": [job["lease"]]}
         with monkeypatch.context() as patch:
-            patch.setattr(queue, "claim", fail)
-            assert (await http.post("/v1/queues/mail/claims", json={})).status_code == 503
-            answer = await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})
-            assert (answer.status_code, answer.json()) == (200, {"jobs": []})
-        assert [each.data for each in await queue.claim(10)] == [2]
+            patch.setattr("tidebook.queue.sqlite.claims._claim", fail)
+            assert (await http.post("/v1/queues/mail/claims", json=body)).status_code == 503
+        [other] = (await http.post("/v1/queues/mail/claims", json=body)).json()["jobs"]
+        assert (other["data"], other["timeouts"]) == (2, 0)
 
 
 async def test_a_claim_gets_the_entry_that_a_finished_one_of_its_key_kept_waiting(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_a_server_continues_the_trace_of_its_caller_to_the_delivery_by_tag
     assert event.metadata == {"traceparent": carried(appended)}
     assert chain(spans, put) == ["queue.put", "POST /v1/queues/{queue}/entries", CONTEXT]
     assert job.traceparent == carried(put)
-    assert named(spans, "replicate.slice")  # a trace of its own: it is of many appends
+    assert named(spans, "replicate.slice")  # a separate trace: it is of many appends
 
 
 async def test_the_spans_of_a_server_are_below_those_of_its_remote_book(

@@ -1,4 +1,4 @@
-"""Groups on Cassandra: members join, leave and are killed, and no event is lost; what progress rows say."""
+"""Groups on Cassandra: members join, leave and are killed, and no event is lost; also the rows of their progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def append(book: Book, topic: str, payloads: range) -> None:
 
 
 class Member:
-    """One that works in the background until it is stopped or killed."""
+    """A member that works in the background until it is stopped or killed."""
 
     def __init__(self, book: Book, topic: str, done: list[int]) -> None:
         self.events: Subscription = book.tags.subscribe(f"tag-{topic}", "mail", topics=[topic], lease_s=LEASE_S)
@@ -73,7 +73,7 @@ class Member:
             self._done.append(event.payload)
 
     async def kill(self) -> None:
-        """Neither it nor what keeps its lease goes on, and it does not say goodbye."""
+        """Stop the member and its heartbeats without leaving the group."""
         for task in (self._task, self.events._renewal):
             assert task is not None
             task.cancel()

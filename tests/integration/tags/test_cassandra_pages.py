@@ -1,4 +1,4 @@
-"""Pages of a stream on Cassandra: over what deletes left, and of events as large as they come."""
+"""Pages of a stream on Cassandra: over tombstones, and of the largest events."""
 
 from __future__ import annotations
 

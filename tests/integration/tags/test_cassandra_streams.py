@@ -18,7 +18,7 @@ from tidebook.wiring.settings import Section, Settings
 
 pytestmark = pytest.mark.cassandra
 
-#: The servers outlive a run: its topics have names of their own.
+#: The servers outlive a run: its topics have their own names.
 topics = (f"t-{uuid.uuid4().hex[:12]}" for _ in itertools.count())
 
 

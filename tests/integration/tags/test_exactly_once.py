@@ -62,7 +62,7 @@ async def fill(folder: Path) -> None:
 
 
 async def finish(folder: Path, connection: psycopg.Connection, offsets: SqlOffsets, group: str) -> None:
-    """Two more members at once, over and over until the leases of the dead have run out."""
+    """Start two more members at once, repeatedly, until the leases of the killed members have expired."""
 
     async def member(book: tidebook.Book) -> None:
         async with book.tags.subscribe("paid", group, follow=False, offsets=offsets, lease_s=0.5) as events:

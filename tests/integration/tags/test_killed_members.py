@@ -34,7 +34,7 @@ MEMBER = textwrap.dedent(
     import tidebook
     from tidebook.tags.sql_offsets import SqlOffsets
 
-    async def tell(events):
+    async def report(events):
         shares = -1
         while True:
             if len(events.shares) != shares:
@@ -48,7 +48,7 @@ MEMBER = textwrap.dedent(
             async with tidebook.open(where) as book:
                 subscription = book.tags.subscribe(tag, group, topics=[topic], offsets=offsets, lease_s=float(lease_s))
                 async with subscription as events:
-                    telling = asyncio.create_task(tell(events))
+                    telling = asyncio.create_task(report(events))
                     async for event in events:
                         try:
                             if offsets.advance(connection, event):

@@ -85,7 +85,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def tell(diary: Path, *words: Any) -> None:
+def report(diary: Path, *words: Any) -> None:
     with diary.open("ab", buffering=0) as file:
         file.write(json.dumps(words).encode() + b"\n")
 
@@ -134,14 +134,14 @@ def expected(steps: list[Step]) -> dict[int, list[list[Any]]]:
     return {table: held for table, (_, held) in sorted(tables.items()) if held}
 
 
-async def live(folder: Path, *, at: int, after: bool) -> None:
+async def run_steps(folder: Path, *, at: int, after: bool) -> None:
     log = SqliteLog(folder)
     wal = make_wal(KillingLog(log, at=at, after=after), "crash")
     region = await wal.open_region(7, create=True)
     for step in STEPS:
-        tell(folder / "diary", "begin", step)
+        report(folder / "diary", "begin", step)
         await do(region, step)
-        tell(folder / "diary", "done", step)
+        report(folder / "diary", "done", step)
     await wal.close()
     await log.close()
 
@@ -170,7 +170,7 @@ async def inspect(folder: Path) -> None:
     await log.close()
 
 
-async def live_busily(folder: Path, *, seconds: float) -> None:
+async def run_concurrently(folder: Path, *, seconds: float) -> None:
     """Run many writers, a marker and a cleaner concurrently, until a timer kills the process."""
     asyncio.get_running_loop().call_later(seconds, die)
     wal = make_wal(SqliteLog(folder), "crash", pack_bytes=200)
@@ -196,7 +196,7 @@ async def live_busily(folder: Path, *, seconds: float) -> None:
     await asyncio.gather(mark(), *map(write, range(6)))
 
 
-async def inspect_busily(folder: Path) -> None:
+async def inspect_concurrent(folder: Path) -> None:
     wrote: dict[tuple[int, int], str] = {}
     marks: dict[int, int] = {}
     for line in answered(folder / "diary"):
@@ -237,7 +237,7 @@ def every_step(after: bool) -> int:
     for at in range(1, 1000):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            ended = in_fork(lambda at=at, folder=folder: live(folder, at=at, after=after))  # type: ignore[misc]
+            ended = in_fork(lambda at=at, folder=folder: run_steps(folder, at=at, after=after))  # type: ignore[misc]
             assert ended in (0, -signal.SIGKILL), f"run {at} ended with {ended}"
             assert in_fork(lambda folder=folder: inspect(folder)) == 0, f"run {at}, after={after}"  # type: ignore[misc]
             if ended == 0:
@@ -245,19 +245,19 @@ def every_step(after: bool) -> int:
     raise AssertionError("a run never completes")
 
 
-def busy_lives(rounds: int, seed: int) -> int:
+def kill_at_random(rounds: int, seed: int) -> int:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number in range(rounds):
             seconds = chance.uniform(0.05, 0.4)
-            in_fork(lambda seconds=seconds: live_busily(folder, seconds=seconds))  # type: ignore[misc]
-            assert in_fork(lambda: inspect_busily(folder)) == 0, f"round {number} of seed {seed}"
+            in_fork(lambda seconds=seconds: run_concurrently(folder, seconds=seconds))  # type: ignore[misc]
+            assert in_fork(lambda: inspect_concurrent(folder)) == 0, f"round {number} of seed {seed}"
         return len(answered(folder / "diary"))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "busy":
-        print(busy_lives(int(sys.argv[2]), int(sys.argv[3])))
+        print(kill_at_random(int(sys.argv[2]), int(sys.argv[3])))
     else:
         print(every_step(after=sys.argv[1] == "after"))

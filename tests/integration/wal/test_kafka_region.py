@@ -1,4 +1,4 @@
-"""The region cases on a real Kafka."""
+"""The cases that every WAL region must pass, on a real Kafka, and two that only Kafka has."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DATA, META = "wal.o.7.data", "wal.o.7.meta"
 
 @pytest_asyncio.fixture
 async def other(inner: SqliteLog) -> AsyncIterator[Wal]:
-    """The process that overtakes; its log has no faults."""
+    """The process that truncates the log; its own log has no faults."""
     other = make_wal(inner, "o")
     yield other
     await other.close()

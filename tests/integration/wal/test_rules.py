@@ -306,6 +306,17 @@ async def test_rule_39_falling_back_one_snapshot_does_not_restore_a_dropped_tabl
     assert await contents(again) == {2: [(2, b"c")]}
 
 
+async def test_rule_39_a_drop_without_its_snapshot_is_not_reported_as_unavailable(
+    log: FaultyLog, region: Region, other: Wal
+) -> None:
+    await region.write_many([(1, [b"a"]), (2, [b"b"])])
+    log.fault = lambda record: "refused" if record.topic == META else None
+    with pytest.raises(OutcomeUnknown):
+        await region.drop_table(1)
+    log.fault = lambda _: None
+    assert await contents(await other.open_region(7)) == {2: [(1, b"b")]}
+
+
 async def test_rule_39_marks_and_drops_fold_at_any_term(log: FaultyLog, region: Region, other: Wal) -> None:
     await region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
     incarnations = {table: held.incarnation for table, held in region.meta.tables.items()}
@@ -338,6 +349,42 @@ async def test_rule_39_a_drop_of_unknown_outcome_is_made_certain(
     assert (await region.write(1, [b"new"])).first == 1
     await log.land()
     assert await contents(await other.open_region(7)) == {1: [(1, b"new")], 2: [(1, b"b")]}
+
+
+@pytest.mark.parametrize("writable", [True, False])
+async def test_rule_39_a_mark_that_may_be_written_is_not_reported_as_unavailable(
+    log: FaultyLog, wal: Wal, region: Region, other: Wal, writable: bool
+) -> None:
+    """Unavailable says that nothing was changed: the attempt before the one that was refused may have been written."""
+    await region.write(1, [b"a", b"b"])
+    marker = region if writable else await wal.open_region(7, writable=False)
+    kinds = ["refused", "unknown"]
+    log.fault = lambda record: kinds.pop() if kinds and isinstance(read_record(record.value), MarkDeleted) else None
+    with pytest.raises(OutcomeUnknown):
+        await marker.mark_deleted(1, 2)
+    assert kinds == []
+    log.fault = lambda record: "refused" if isinstance(read_record(record.value), MarkDeleted) else None
+    with pytest.raises(Unavailable):
+        await marker.mark_deleted(1, 3)
+    log.fault = lambda _: None
+    assert await contents(await other.open_region(7)) == {1: [(2, b"b")]}
+
+
+async def test_rule_39_a_mark_that_cannot_be_read_back_is_not_reported_as_unavailable(
+    log: FaultyLog, wal: Wal, region: Region, other: Wal
+) -> None:
+    await region.write(1, [b"a", b"b"])
+    reader = await wal.open_region(7, writable=False)
+
+    def fail_reads(record: Outgoing) -> None:
+        log.reads_fail = True
+
+    log.fault = fail_reads
+    with pytest.raises(OutcomeUnknown):
+        await reader.mark_deleted(1, 2)
+    log.reads_fail = False
+    log.fault = lambda _: None
+    assert await contents(await other.open_region(7)) == {1: [(2, b"b")]}
 
 
 async def test_rule_39_a_late_drop_does_not_drop_the_table_created_again(

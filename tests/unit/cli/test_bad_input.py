@@ -120,7 +120,7 @@ def test_a_folder_that_is_a_file_is_refused(cli: Cli, book: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(cli: Cli) -> None:
-    """Not even root can write there."""
+    """Use a folder in which not even root can write."""
     result = cli("journal", "append", "orders", "o-1", "1", "--book", "/proc/self/tidebook")
     assert result.code in (2, 5)
     assert len(result.lines) == 1

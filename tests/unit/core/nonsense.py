@@ -182,7 +182,7 @@ NONSENSE = {
     "a delete past the last number": packed([2, 1, 2**53]),
     "a delete past 2**63": packed([2, 1, HUGE]),
     "a delete below 0": packed([2, 1, -(2**63)]),
-    "a delete in a life that no log could have": packed([2, 1, 7, [1, HUGE]]),
+    "a delete in an incarnation that no log could have": packed([2, 1, 7, [1, HUGE]]),
     "a purge at a position that no log could have": packed([3, 1, [HUGE, 1]]),
     "an expected number past 2**63": packed([1, 1, ID, 2, BODY, HUGE]),
     "an expected number below 0": packed([1, 1, ID, 2, BODY, -1]),

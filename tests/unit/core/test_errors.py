@@ -1,4 +1,4 @@
-"""Errors carry their facts as fields, and say them in their text."""
+"""Errors carry their facts as fields, and their text names them."""
 
 from __future__ import annotations
 

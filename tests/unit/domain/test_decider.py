@@ -395,8 +395,8 @@ async def test_events_may_carry_tags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [object(), 5, type("Empty", (), {})], ids=lambda bad: type(bad).__name__)
-def test_what_is_no_decider_is_refused(bad: Any) -> None:
-    with tidebook.open_sync(Path("unused")) as book, pytest.raises(InvalidInput, match="no decider"):
+def test_what_is_not_a_decider_is_refused(bad: Any) -> None:
+    with tidebook.open_sync(Path("unused")) as book, pytest.raises(InvalidInput, match="not a decider"):
         book.decider("accounts", bad, events=EVENTS)
 
 

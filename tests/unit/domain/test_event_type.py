@@ -118,7 +118,7 @@ def test_an_object_that_could_not_be_read_back_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("class_", [int, dict, Path, type("Plain", (), {})], ids=repr)
-def test_a_class_that_is_no_event_is_refused_at_start_up(class_: type) -> None:
+def test_a_class_that_is_not_an_event_is_refused_at_start_up(class_: type) -> None:
     with pytest.raises(InvalidInput, match="is not an event class"):
         EventTypes([class_])
 

@@ -1,4 +1,4 @@
-"""A projection, and a process manager, that waits for replication says so: in the log, its status and the health."""
+"""A projection or process manager that waits for replication reports it: in the log, its status and the health."""
 
 from __future__ import annotations
 

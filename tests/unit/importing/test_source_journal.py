@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import Event
 from tidebook.core.key import Key
-from tidebook.importing.cql_duration import parse_duration
 from tidebook.importing.journal_import import APPEND_EVENTS_MAX, AppendPlanner, PlannedAppend, append_id
-from tidebook.importing.source_journal import SourceEvent, read_event, read_head
+from tidebook.importing.source_journal import SourceEvent, parse_duration, read_event, read_head
 
 KEY = Key("orders", "o-1")
 

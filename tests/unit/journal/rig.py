@@ -27,7 +27,7 @@ TOPIC = "orders"
 
 
 class Rig:
-    """One process' view of one partition."""
+    """The view of one partition that one process has."""
 
     def __init__(self, folder: Path, kind: Kind, **settings: Any) -> None:
         self.kind = kind
@@ -67,14 +67,14 @@ class Rig:
         return await self._log.append(Outgoing(TOPIC, 0, key, value))
 
     async def make_topic(self) -> None:
-        """The topic, before any journal is opened: its own limit is then the log's."""
+        """Create the topic before any journal is opened, so that its limit is that of the log."""
         await self._log.create_topic(TOPIC, self.settings.partitions)
 
     async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
         await replicate(self._log, self._store, TOPIC, batch_records=batch_records, batches_max=batches_max)
 
     async def truncate(self) -> None:
-        """Retention: the log forgets all that it holds."""
+        """Truncate the whole log, as retention does."""
         await self._log.truncate(TOPIC, 0, before=await self._log.end(TOPIC, 0))
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ OpenRig = Callable[..., Rig]
 
 async def test_a_failure_before_the_log_has_it_is_unavailable_and_changes_nothing(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.log_faults.fail("send", Unavailable("the log is away"))
+    rig.log_faults.fail("send", Unavailable("the log is down"))
     with pytest.raises(Unavailable):
         await rig.append("a", 2)
     assert await rig.read("a") == [1]
@@ -80,7 +80,7 @@ async def test_an_append_whose_place_cannot_be_learned_is_unknown_and_its_retry_
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     await other.append("b", "between")
-    rig.log_faults.fail("read", Unavailable("the log is away"), times=None)
+    rig.log_faults.fail("read", Unavailable("the log is down"), times=None)
     with pytest.raises(OutcomeUnknown) as caught:
         await rig.append("a", 2)
     assert caught.value.offset == rig.first_offset + 2
@@ -124,7 +124,7 @@ async def test_a_lost_append_that_was_replicated_before_it_was_learned_is_a_conf
     assert caught.value.found == 2
 
 
-@pytest.mark.parametrize("after", ["a purge", "a purge and a new life"])
+@pytest.mark.parametrize("after", ["a purge", "a purge and a new incarnation"])
 async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_rig: OpenRig, after: str) -> None:
     """`expected=0, found=0` would be no conflict."""
     rig, other = open_rig(), open_rig()
@@ -135,7 +135,7 @@ async def test_the_number_found_is_that_at_the_append_and_not_a_later_one(open_r
     mine = asyncio.create_task(rig.append("a", "mine", expected=0))
     await held.reached()
     await other.journal.purge("a")
-    if after == "a purge and a new life":
+    if after == "a purge and a new incarnation":
         await other.append("a", "third")
         await other.journal.purge("a")
     await other.replicate()
@@ -175,8 +175,8 @@ async def test_a_caller_that_gives_up_does_not_undo_the_append(rig: Rig) -> None
 
 async def test_while_the_store_is_away_appends_without_confirmation_go_on(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.store_faults.fail("head", Unavailable("the store is away"), times=None)
-    rig.store_faults.fail("pointer", Unavailable("the store is away"), times=None)
+    rig.store_faults.fail("head", Unavailable("the store is down"), times=None)
+    rig.store_faults.fail("pointer", Unavailable("the store is down"), times=None)
     assert (await rig.append("b", 1, confirm=False)).offset >= 0
     assert (await rig.append("a", 2, expected=1)).last == 2  # its head is known
     with pytest.raises(Unavailable):
@@ -189,7 +189,7 @@ async def test_while_the_store_is_away_appends_without_confirmation_go_on(rig: R
 async def test_an_error_in_append_many_is_at_the_index_of_its_append(rig: Rig) -> None:
     from tidebook.core.event import Event
 
-    rig.log_faults.fail("send", Unavailable("the log is away"), where=lambda record, _: record.key == b"b")
+    rig.log_faults.fail("send", Unavailable("the log is down"), where=lambda record, _: record.key == b"b")
     done = await rig.journal.append_many([(id, [Event(id)]) for id in "abc"])
     assert [type(each).__name__ for each in done] == ["Appended", "Unavailable", "Appended"]
 

@@ -1,4 +1,4 @@
-"""Appends at their bounds: sizes of records, ids, retries, and what is known of an unconfirmed one."""
+"""Appends at their bounds: sizes of records, ids, retries, and and what is known about an unconfirmed one."""
 
 from __future__ import annotations
 

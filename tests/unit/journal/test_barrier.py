@@ -64,7 +64,7 @@ async def test_while_a_mark_is_in_flight_all_that_come_gather_for_one_more(rig: 
 
 async def test_a_failed_mark_fails_only_the_reads_that_share_it(rig: Rig) -> None:
     await rig.append("a", 1)
-    rig.log_faults.fail("send", Unavailable("the log is away"), where=is_mark)
+    rig.log_faults.fail("send", Unavailable("the log is down"), where=is_mark)
     failed = await asyncio.gather(*(rig.read("a") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in failed] == [Unavailable] * 3
     assert await rig.read("a") == [1]
@@ -140,7 +140,7 @@ async def test_the_offset_barrier_writes_nothing(rig: Rig) -> None:
 
 
 async def test_the_offset_barrier_is_raised_to_what_this_process_was_acknowledged(rig: Rig) -> None:
-    """Behind a leader that is cut off the end may be an old one; what was acknowledged here is seen all the same."""
+    """A leader that is cut off may report an old end; what was acknowledged here is seen nevertheless."""
     await rig.append("a", 1)
     end = await rig.log.end("orders", 0)
     await rig.append("a", 2)

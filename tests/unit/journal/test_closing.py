@@ -12,7 +12,7 @@ from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.core.event import Event
 
 OpenRig = Callable[..., Rig]
-pytestmark = pytest.mark.parametrize("kind", ["like kafka"])  # where others' records are read by a task of their own
+pytestmark = pytest.mark.parametrize("kind", ["like kafka"])  # where others' records are read by a separate task
 
 
 async def between(mine: Rig, other: Rig) -> None:

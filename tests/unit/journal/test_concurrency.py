@@ -1,4 +1,4 @@
-"""Many tasks in two books, in interleavings by seed: every answer is what the log, folded from its start, says."""
+"""Many tasks in two books, interleaved by a seed: every result agrees with the log, folded from its start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seen = list[tuple[int, Any]]
 
 
 class Truth:
-    """The whole log, folded: each journal after every offset, and what came of every append."""
+    """The whole log, folded: each journal after every offset, and the outcome of every append."""
 
     def __init__(self, records: list[Record], config: Any) -> None:
         self.outcomes: dict[int, Any] = {}

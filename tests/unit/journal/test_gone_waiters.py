@@ -1,4 +1,4 @@
-"""Work that several share may fail after all of them were cancelled: that is nobody's error, and is not reported."""
+"""Work that several callers share may fail after all of them were cancelled: such an error is not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head cache: exact as of its tail, bounded, and never the only copy; poison does not stall it."""
+"""The head cache: exact as of its tail, bounded, and never the only copy; damaged records do not stall it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tail of a partition: where it begins, how far it is, how long it is followed, and what it drops."""
+"""The tail of a partition: where it begins and ends, how long it is followed, and which records it drops."""
 
 from __future__ import annotations
 
@@ -468,7 +468,7 @@ async def test_a_pointer_of_a_newer_epoch_is_refused_and_not_remembered(rig: Rig
 
 
 async def test_a_tail_that_was_never_used_begins_where_the_store_ends(open_rig: OpenRig) -> None:
-    """What is replicated is not read from the log again."""
+    """Replicated records are not read from the log again."""
     rig = open_rig()
     for number in range(3):
         await rig.append("a", number)
@@ -533,7 +533,7 @@ async def test_a_tail_is_taken_up_to_the_offset_that_was_asked_for(open_rig: Ope
 
 
 @kafka_only
-async def test_a_failed_read_of_the_tail_that_nobody_awaits_is_nobodys_error(open_rig: OpenRig) -> None:
+async def test_a_failed_read_of_the_tail_that_nobody_awaits_raises_nowhere(open_rig: OpenRig) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rig = open_rig(follow_s=0)

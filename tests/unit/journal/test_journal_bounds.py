@@ -46,9 +46,7 @@ async def test_a_snapshot_at_the_number_asked_for_is_loaded(rig: Rig) -> None:
         assert loaded.payload == to
 
 
-async def test_so_many_batches_of_a_call_are_in_flight_and_no_more(
-    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_batches_of_a_call_in_flight_are_bounded(open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "BATCH_RECORDS", 2)
     monkeypatch.setattr(journals, "BATCHES_IN_FLIGHT_MAX", 3)
     rig = open_rig()
@@ -90,7 +88,7 @@ async def test_other_tasks_run_between_the_batches_of_a_call(
     assert len(seen) > 5
 
 
-async def test_heads_are_resolved_so_many_at_a_time_and_each_failure_is_its_appends(
+async def test_heads_are_resolved_in_bounded_groups_and_each_failure_is_that_of_its_append(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "HEADS_IN_FLIGHT_MAX", 2)
@@ -112,7 +110,7 @@ async def test_heads_are_resolved_so_many_at_a_time_and_each_failure_is_its_appe
     assert await rig.journal.pointer("f") == 1
 
 
-async def test_if_the_first_heads_all_fail_the_rest_are_not_asked_for(
+async def test_if_the_first_heads_all_fail_the_rest_are_not_requested(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "HEADS_IN_FLIGHT_MAX", 2)

@@ -1,4 +1,4 @@
-"""Calls of a journal beside appending and reading: what they answer, and what they refuse."""
+"""Calls of a journal other than append and read: what they return, and what they reject."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_ids_in_use_are_remembered_up_to_a_bound_and_bad_ones_are_named(
     monkeypatch.setattr("tidebook.journal.topic.ADDRESSES_MAX", 2)
     topic = await opened(rig)
     for id in ("a", "b", "c", "a"):
-        assert topic.address(id) == (topic.partitions[0], id.encode())
+        assert topic.address(id) == (topic.partitions[0].cache, id.encode())
         assert len(topic._addresses) <= 2
     assert topic.addresses(["a", "z"]) == [topic.address("a"), topic.address("z")]
     bad: Any

@@ -1,4 +1,4 @@
-"""The holes that were found in kafka-journal, each as a test of ours, over both kinds of log."""
+"""The defects that were found in kafka-journal, each as a test of Tidebook, over both kinds of log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OpenRig = Callable[..., Rig]
 
 
 async def test_hole_1_a_purge_and_an_append_both_not_yet_replicated(rig: Rig) -> None:
-    """There, the read returns the events of the old incarnation."""
+    """In kafka-journal, the read returns the events of the old incarnation."""
     await rig.append("a", "old", "older")
     await rig.replicate()
     await rig.journal.purge("a")
@@ -31,7 +31,7 @@ async def test_hole_1_a_purge_and_an_append_both_not_yet_replicated(rig: Rig) ->
 
 
 async def test_hole_2_a_number_gap_that_ends_a_segment(rig: Rig) -> None:
-    """There, 1, 2, 3, 11 with segments of 5 loses 11."""
+    """In kafka-journal, events 1, 2, 3 and 11 with segments of 5 lose 11."""
     await rig.append("a", 1, 2, 3)
     await rig.append("a", 11, at=11)
     for _ in range(2):
@@ -40,7 +40,7 @@ async def test_hole_2_a_number_gap_that_ends_a_segment(rig: Rig) -> None:
 
 
 async def test_hole_3_two_writers_of_one_number(open_rig: OpenRig) -> None:
-    """There, both are accepted, and the store then refuses to read the journal."""
+    """In kafka-journal, both are accepted, and the store then refuses to read the journal."""
     one, other = open_rig(), open_rig()
     await one.append("a", 0)
     done = await asyncio.gather(
@@ -63,7 +63,7 @@ async def test_hole_3_a_zombie_writer_that_believes_an_old_number(rig: Rig) -> N
 
 
 async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> None:
-    """There, nothing fences the late one. A store with cell timestamps is modelled in tests/model."""
+    """In kafka-journal, nothing fences the late one. A store with cell timestamps is modelled in tests/model."""
     await rig.append("a", 1, 2, 3)
     config = await rig.journal.create()
     end = await rig.log.end(TOPIC, 0)
@@ -85,7 +85,7 @@ async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> 
 
 
 async def test_hole_5_retention_overtakes_replication(open_rig: OpenRig) -> None:
-    """There, the loss is silent."""
+    """In kafka-journal, the loss is silent."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -98,7 +98,7 @@ async def test_hole_5_retention_overtakes_replication(open_rig: OpenRig) -> None
 
 
 async def test_hole_6_an_expiry_races_a_fresh_append(rig: Rig) -> None:
-    """There, the expiry wins."""
+    """In kafka-journal, the expiry wins."""
     await rig.append("a", 1, expire_after=timedelta(milliseconds=1))
     await rig.replicate()
     rig.clock.advance(1000)
@@ -111,7 +111,7 @@ async def test_hole_6_an_expiry_races_a_fresh_append(rig: Rig) -> None:
 
 
 def test_hole_7_a_failed_schema_migration(tmp_path: Path) -> None:
-    """There, it is swallowed and the version moves on."""
+    """In kafka-journal, it is swallowed and the version moves on."""
     one = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n)",))
     Database(tmp_path / "numbers.db", one).close()
     broken = Schema(name="numbers", application_id=77, steps=(*one.steps, "CREATE TABLE number (again)"))
@@ -125,7 +125,7 @@ def test_hole_7_a_failed_schema_migration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["like kafka"])
 async def test_hole_8_a_cache_miss_reads_the_window_once(open_rig: OpenRig) -> None:
-    """There, it is read twice."""
+    """In kafka-journal, it is read twice."""
     writer = open_rig()
     for i in range(10):
         await writer.append(f"k{i % 3}", i)

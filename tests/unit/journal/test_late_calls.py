@@ -1,4 +1,4 @@
-"""Calls that were decided by an older head and arrive late: they change nothing of what came meanwhile."""
+"""Calls that were decided with an older head and arrive late: they do not affect later changes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def is_delete(record: Outgoing, *_: object) -> bool:
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-@pytest.mark.parametrize("next_life", [[], ["new", "newer"]], ids=["purged", "created again"])
+@pytest.mark.parametrize("next_incarnation", [[], ["new", "newer"]], ids=["purged", "created again"])
 async def test_a_delete_that_arrives_after_a_purge_is_ignored(
-    open_rig: OpenRig, next_life: list[str], replicated: bool
+    open_rig: OpenRig, next_incarnation: list[str], replicated: bool
 ) -> None:
-    """It carries the incarnation that its sender saw: else it would reset the journal, or delete of the next one."""
+    """A late delete carries the incarnation that its sender saw, so that it cannot affect the next one."""
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1, 2, 3)
     held = rig.log_faults.hold("send", where=is_delete)
     deleting = asyncio.create_task(rig.journal.delete("a", to=1))
     await held.reached()
     await other.journal.purge("a")
-    if next_life:
-        await other.append("a", *next_life)
+    if next_incarnation:
+        await other.append("a", *next_incarnation)
     held.release()
     await deleting
     if replicated:
         await rig.replicate()
     for reader in (rig, other, open_rig()):
-        assert await reader.read("a") == next_life
-        assert await reader.journal.pointer("a") == (len(next_life) or None)
+        assert await reader.read("a") == next_incarnation
+        assert await reader.journal.pointer("a") == (len(next_incarnation) or None)
 
 
 async def test_a_snapshot_that_is_saved_after_a_purge_is_not_one_of_the_next_incarnation(open_rig: OpenRig) -> None:
@@ -61,7 +61,7 @@ async def test_a_snapshot_that_is_saved_after_a_purge_is_not_one_of_the_next_inc
 
 @pytest.mark.parametrize("purged", [False, True])
 async def test_a_read_that_plans_again_takes_nothing_newer_than_its_first_plan(open_rig: OpenRig, purged: bool) -> None:
-    """What it has yielded is of one moment, and the rest is of the same: else it would be a journal that never was."""
+    """All pages of a read are as of one position: otherwise they would show a journal that never existed."""
     rig, other = open_rig(tail_bytes_max=1), open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()

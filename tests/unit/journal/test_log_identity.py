@@ -16,7 +16,7 @@ Act = Callable[[Rig], Awaitable[object]]
 
 
 async def remake(rig: Rig) -> None:
-    """Another process deletes the topic and makes it again."""
+    """Delete the topic and create it again, as another process would."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
 
@@ -44,7 +44,7 @@ READS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("act", [*WRITES, *READS])
-async def test_a_log_made_again_is_reported_and_nothing_is_confirmed(open_rig: OpenRig, act: str) -> None:
+async def test_a_recreated_log_is_reported_and_nothing_is_confirmed(open_rig: OpenRig, act: str) -> None:
     rig, other = open_rig(), open_rig()
     for number in range(1, 4):
         assert (await rig.append("a", number)).last == number
@@ -54,7 +54,9 @@ async def test_a_log_made_again_is_reported_and_nothing_is_confirmed(open_rig: O
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-async def test_an_acknowledgement_at_the_very_offset_that_was_seen_is_a_proof(open_rig: OpenRig, confirm: bool) -> None:
+async def test_an_acknowledgement_at_an_offset_that_was_already_seen_is_a_proof(
+    open_rig: OpenRig, confirm: bool
+) -> None:
     rig, other = open_rig(), open_rig()
     for number in range(3):
         assert (await rig.append("a", number)).offset == rig.first_offset + number
@@ -77,7 +79,7 @@ async def test_a_process_that_wrote_nothing_knows_the_end_of_the_log_at_opening(
 
 
 async def test_once_proven_it_is_reported_until_the_journal_is_opened_again(open_rig: OpenRig) -> None:
-    """The new log grows past all that was seen of the old one, and then looks as if it fitted."""
+    """The new log grows beyond all offsets that were seen of the old one, and then looks like a continuation."""
     rig, other = open_rig(), open_rig()
     for number in range(3):
         await rig.append("a", number)
@@ -134,7 +136,7 @@ async def test_a_recreated_log_that_outgrew_the_old_one_is_detected_by_its_id(
         await go_on()
 
 
-async def test_a_tail_that_met_its_own_record_before_the_acknowledgement_proves_nothing(open_rig: OpenRig) -> None:
+async def test_a_tail_that_read_its_own_record_before_the_acknowledgement_proves_nothing(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     held = rig.log_faults.hold("send", after=True)

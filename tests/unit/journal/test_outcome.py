@@ -1,4 +1,4 @@
-"""What an appender learns."""
+"""The outcome of an append, as its caller receives it."""
 
 from __future__ import annotations
 

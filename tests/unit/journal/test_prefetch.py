@@ -1,4 +1,4 @@
-"""Rows that are asked for before they are wanted."""
+"""Rows that are requested in advance."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Counted:
         return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
 
 
-def head(*, life: int = 0, at: int = TO) -> Head:
-    return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
+def head(*, incarnation: int = 0, at: int = TO) -> Head:
+    return Head(True, TO, 0, Position(1, incarnation), Position(1, at), 25, None, 0, (), None, ())
 
 
 def opened(store: Counted | Down) -> RowPrefetcher:
@@ -67,7 +67,7 @@ async def read(rows: RowPrefetcher) -> list[int]:
     return numbers
 
 
-async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
+async def test_two_halves_then_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.prefetch()
@@ -78,7 +78,7 @@ async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_the
     assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
 
 
-async def test_after_two_halves_of_the_first_page_whole_pages_are_asked_for() -> None:
+async def test_after_two_halves_of_the_first_page_whole_pages_are_requested() -> None:
     rows = RowPrefetcher(cast(StoreReader, store := Counted()), Key("t", "a"), limit=20)
     rows.begin(msgspec.structs.replace(head(), segment_size=1000), after=0, to=TO)
     rows.prefetch()
@@ -96,7 +96,7 @@ async def test_after_a_gap_each_response_says_where_the_next_request_starts() ->
     assert store.asked[3:] == [(3, TO, 20)]
 
 
-async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_question_more() -> None:
+async def test_where_the_first_numbers_are_gone_the_rest_is_found_with_one_more_request() -> None:
     store = Counted(range(41, TO + 1))
     store.may_answer.set()
     rows = opened(store)
@@ -105,7 +105,7 @@ async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_q
     assert store.asked[3:] == [(0, TO, 20)]
 
 
-async def test_rows_that_are_too_large_to_come_together_are_not_asked_for_side_by_side() -> None:
+async def test_rows_too_large_for_one_answer_are_not_requested_concurrently() -> None:
     store = Counted(rows_max=7)
     store.may_answer.set()
     rows = opened(store)
@@ -125,8 +125,8 @@ async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used(
     assert store.asked == asked
 
 
-async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere_is_given_up() -> None:
-    for now, after in ((head(life=3), 0), (head(at=TO - 1), 0), (head(), 5)):
+async def test_rows_requested_with_another_or_a_later_head_or_another_start_are_discarded() -> None:
+    for now, after in ((head(incarnation=3), 0), (head(at=TO - 1), 0), (head(), 5)):
         rows = opened(Counted())
         rows.prefetch()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -136,7 +136,7 @@ async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere
 
 
 async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
-    """As a repair beside a read brings them: missing in the first answer, and there in the next."""
+    """The rows are missing in the first response and present in the next, as during a concurrent repair."""
     store = Counted(())
     store.may_answer.set()
     rows = opened(store)
@@ -147,7 +147,7 @@ async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> 
 
 
 async def test_ranges_requested_after_one_that_was_empty_are_not_taken_after_it_is_read_again() -> None:
-    """The first range is empty in its first answer alone: the rows of the others come with the second one."""
+    """Only the first response for the first range is empty; the second one has the rows of the others."""
 
     class Late(Counted):
         async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
@@ -183,7 +183,7 @@ async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
     rows.close()
 
 
-async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:
+async def test_a_failed_request_whose_rows_are_not_taken_raises_nowhere() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     rows = opened(Down())
@@ -203,7 +203,7 @@ async def test_a_failed_request_raises_when_its_rows_are_taken() -> None:
     rows.close()
 
 
-async def test_a_journal_without_rows_is_asked_for_once() -> None:
+async def test_a_journal_without_rows_is_requested_once() -> None:
     store = Counted(())
     store.may_answer.set()
     rows = opened(store)

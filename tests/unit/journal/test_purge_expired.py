@@ -49,7 +49,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
             await rig.journal.delete("a", to=1)
         case "purge":
             await rig.journal.purge("a")
-            await rig.append("a", "of the next life")
+            await rig.append("a", "of the next incarnation")
     rig.log_faults.calls.clear()
     assert await rig.journal.purge_expired("a", head) is False
     assert rig.log_faults.calls["send"] == 0
@@ -57,7 +57,7 @@ async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig
 
 @pytest.mark.parametrize("more", [0, 3], ids=["alone", "with others after it"])
 async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(open_rig: OpenRig, more: int) -> None:
-    """The head was as it had been when the purge was sent, and was no longer when it arrived."""
+    """The head changed after the purge was sent and before it was folded."""
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)
@@ -92,7 +92,7 @@ async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRi
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
     if then != "nothing":
-        await other.append("a", "of the next life")
+        await other.append("a", "of the next incarnation")
     if then == "append and purge":
         await other.journal.purge("a")
     held.release()

@@ -16,7 +16,7 @@ from tidebook.journal.outcome import Appended
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """Over a log like Kafka: where log and store are one machine's files, they are down together."""
+    """Open a rig over a log like Kafka: an embedded log and store are files of one machine, and fail together."""
     rig = Rig(tmp_path, "like kafka")
     yield rig
     await rig.close()
@@ -68,7 +68,7 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
     await rig.replicate()
     other = await rig.append("a", 2)
     assert other.last == 2
-    await rig.journal.close()  # a process that begins now has the tail from the pointer on
+    await rig.journal.close()  # a process that starts now reads the tail after the pointer
     await rig.read("a")
     take_down(rig)
     with pytest.raises(Unavailable):
@@ -112,7 +112,7 @@ async def test_many_appends_do_not_wait_for_each_head_of_a_store_that_is_down(ri
 
 
 async def test_a_tail_that_was_cut_is_unavailable_and_not_lost_while_the_store_is_down(tmp_path: Path) -> None:
-    """It was replicated before it was cut, which nobody but the store can say."""
+    """It was replicated before it was cut, which only the store knows."""
     rig = Rig(tmp_path, "like kafka", cached_bytes_max=1)
     try:
         await rig.append("a", 1)

@@ -27,7 +27,7 @@ OpenRig = Callable[..., Rig]
 
 
 async def re_make(rig: Rig) -> None:
-    """The topic is deleted and made again: offsets start over."""
+    """Delete the topic and create it again: offsets start at 0."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
 
@@ -46,7 +46,7 @@ async def test_a_topic_that_the_log_has_already_keeps_its_partitions(open_rig: O
 
 
 async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig) -> None:
-    """A broker may have got more partitions since; two producers by two counts would fork the journal."""
+    """Partitions may have been added since; two producers with different counts would split the journal."""
     first = open_rig(partitions=4)
     homes = {f"k{i}": (await first.append(f"k{i}", i)).partition for i in range(8)}
     other = open_rig(partitions=9)
@@ -158,7 +158,7 @@ async def test_a_process_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: Op
 
 
 async def test_a_process_of_an_older_epoch_reports_no_success(open_rig: OpenRig) -> None:
-    """Its append is in the log, and void for everybody else."""
+    """The append of the slow process is in the log, and void for all others."""
     old = open_rig()
     await old.append("a", 1)
     await old.replicate()
@@ -267,7 +267,7 @@ async def test_an_interrupted_adoption_is_completed_by_the_next_process(open_rig
 
 
 async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhile(open_rig: OpenRig) -> None:
-    """At equal times, offsets would order tagged events; and they start again."""
+    """At equal times, tagged events are ordered by offset, and offsets start again."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -286,7 +286,7 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
 
 
 async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_rig: OpenRig) -> None:
-    """A fold of the log's time from the mark on must end above what tags have from before."""
+    """The log time, folded from the mark, must be above the times of all earlier tagged events."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -304,7 +304,7 @@ async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_ri
 async def test_concurrent_processes_begin_an_epoch_at_the_same_times(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where pointers carry stamps both are written, and replicators that begin from them would time events apart."""
+    """With stamped pointers both are written, and replicators that start from them would disagree on times."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -396,7 +396,7 @@ async def test_bad_input_makes_no_topic(rig: Rig, bad: Callable[[Journal], Await
 
 
 async def test_a_topic_whose_log_is_days_behind_the_time_of_the_book_is_not_opened(open_rig: OpenRig) -> None:
-    """Nobody follows a tick that is so far ahead: what is appended would lie below what tag queries have delivered."""
+    """A tick too far ahead is ignored: otherwise later events would be below what tag queries have delivered."""
     rig = open_rig()
     ahead_ms = rig.clock.now_ms() + 2 * TICK_AHEAD_MS_MAX
     await rig.store.set_topic_config("other", TopicConfig(topic_id="t", partitions=1), expected=None)

@@ -1,4 +1,4 @@
-"""Offsets and records of the tail: what is found is whole, held within bounds, and dropped block by block."""
+"""Offsets and records of the tail: what is found is complete, kept within bounds, and dropped block by block."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_long_tail_is_dropped_a_block_at_a_time() -> None:
 
 @pytest.mark.parametrize(("id_bytes", "value_bytes"), [(10, 1), (900, 1), (40, 2000)])
 def test_a_full_tail_takes_no_more_memory_than_its_bounds_say(id_bytes: int, value_bytes: int) -> None:
-    """Most of a small record is what Python adds to it, so that its value alone would say nothing of its memory."""
+    """Most of the memory of a small record is overhead of Python, so the size of its value is no measure of it."""
     offsets_max, bytes_max = 3 * BLOCK_RECORDS_MAX, 2_000_000
     # Hashes and offsets, keys of the newest block with their offsets, and what the bounds leave to the last one.
     rest = 16 * (offsets_max + BLOCK_RECORDS_MAX) + BLOCK_RECORDS_MAX * (id_bytes + 300)
@@ -96,7 +96,7 @@ def test_the_default_bounds_of_a_partition_are_tens_of_megabytes() -> None:
 
 def test_keys_with_the_same_hash_are_distinguished() -> None:
     class Id(str):
-        """An id whose hash is that of all others."""
+        """An id with the same hash as all others."""
 
         __slots__ = ()
 

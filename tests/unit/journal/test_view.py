@@ -32,8 +32,8 @@ from tidebook.testing.conformance.journal_records import topic_config
 LIFE = Position(1, 3)
 
 
-def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, life: Position = LIFE) -> Head:
-    return Head(live, seq_nr, delete_to, life, Position(1, 20), 5, None, 0, (), None, ())
+def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, incarnation: Position = LIFE) -> Head:
+    return Head(live, seq_nr, delete_to, incarnation, Position(1, 20), 5, None, 0, (), None, ())
 
 
 def plan(stored: Head | None, folded: Head | None, *, after: int = 0, to: int = LAST) -> ReadPlan | None:
@@ -85,7 +85,7 @@ def test_without_a_stored_journal_the_tail_is_alone(stored: Head | None) -> None
 
 
 def test_a_purge_in_the_tail_leaves_the_tail_alone() -> None:
-    assert plan(None, head(3, life=Position(1, 30))) == ReadPlan(0, 0, 3)
+    assert plan(None, head(3, incarnation=Position(1, 30))) == ReadPlan(0, 0, 3)
 
 
 # ---- rule 19
@@ -101,7 +101,7 @@ def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, 
 
 
 @pytest.mark.parametrize(
-    "now", [None, head(live=False), head(life=Position(1, 30)), head(life=Position(2, 3))], ids=repr
+    "now", [None, head(live=False), head(incarnation=Position(1, 30)), head(incarnation=Position(2, 3))], ids=repr
 )
 def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
     assert not page_is_valid(head(), now, 4)
@@ -114,7 +114,7 @@ def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
         (head(9, 4), True),
         (head(9, 5), False),
         (head(live=False), False),
-        (head(life=Position(1, 30)), False),
+        (head(incarnation=Position(1, 30)), False),
         (None, False),
     ],
 )
@@ -171,7 +171,7 @@ def test_without_the_store_a_journal_that_does_not_exist_is_known_as_of_the_tail
     assert chosen(None, pointer=None) == ViewBase(None, AT)
 
 
-@pytest.mark.parametrize("cached", [head(), head(life=Position(0, 30))], ids=["before the tail", "older epoch"])
+@pytest.mark.parametrize("cached", [head(), head(incarnation=Position(0, 30))], ids=["before the tail", "older epoch"])
 def test_without_the_store_and_the_start_of_the_incarnation_there_is_no_base(cached: Head) -> None:
     assert chosen(cached, pointer=None, tail_start=4) is None
 

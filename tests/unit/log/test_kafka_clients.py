@@ -1,4 +1,4 @@
-"""What the log on Kafka makes of its clients' moods, with clients that have them to order."""
+"""How the log on Kafka reacts to errors and delays of its clients, simulated by fake clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidebook.runtime.metrics import Metrics
 
 
 class LookedUp:
-    """Topics, each found only when it is let go."""
+    """Topics, each of which is found only after the test opens its gate."""
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
@@ -35,7 +35,7 @@ class LookedUp:
 
 
 class Taking:
-    """A producer that only notes the order."""
+    """A producer that only records the order."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -48,7 +48,7 @@ class Taking:
 
 
 async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that met a broker just started looks the topic up again; a record sent meanwhile looks for itself."""
+    """A read from a broker that has just started looks the topic up again; a record sent meanwhile does so too."""
     log = KafkaLog(KafkaSettings(servers=("h:1",)), metrics=Metrics())
     topics, taking = LookedUp(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), Taking()
     monkeypatch.setattr(log, "_topics", topics)
@@ -114,7 +114,7 @@ async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full
 
 
 class Failing:
-    """A consumer that meets one error in the stream, and then nothing for ever."""
+    """A consumer that returns one error, and then nothing for ever."""
 
     def __init__(self, code: int) -> None:
         self._left = [code]

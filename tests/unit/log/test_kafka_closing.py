@@ -100,7 +100,7 @@ async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(m
 
 
 class Gate:
-    """Topics, found when the gate is opened."""
+    """Topics that are found only after the gate has been opened."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()

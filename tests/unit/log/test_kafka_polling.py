@@ -27,7 +27,7 @@ class Report:
 
 
 class Client:
-    """Acknowledges each record at the next poll, and notes in which thread that was."""
+    """Acknowledges each record at the next poll, and records the thread of that poll."""
 
     def __init__(self, *failures: Exception) -> None:
         self._failures = list(failures)
@@ -67,7 +67,7 @@ async def append(producer: KafkaProducer) -> Acknowledged:
 
 
 class Late(Client):
-    """Acknowledges no more than it may."""
+    """Acknowledges at most `may` records."""
 
     def __init__(self, may: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ async def test_after_the_reports_of_the_thread_the_loop_polls_for_more(monkeypat
 
     for _ in range(10):
         producer.send(Outgoing("t", 0, b"k", b"v"), on_sent)
-    while producer.in_flight < 10:  # noqa: ASYNC110 - a flush notifies nobody
+    while producer.in_flight < 10:  # noqa: ASYNC110 - a flush sets no event
         await asyncio.sleep(0)
     client.may = 4
     async with asyncio.timeout(30):
@@ -109,13 +109,13 @@ async def test_the_thread_polls_again_when_the_loop_finds_no_report(monkeypatch:
     for _ in range(3):
         await append(producer)
         async with asyncio.timeout(30):
-            while not producer.thread_polls:  # noqa: ASYNC110 - a turn that ends notifies nobody
+            while not producer.thread_polls:  # noqa: ASYNC110 - the end of polling in the loop sets no event
                 await asyncio.sleep(0.001)
     assert threading.get_ident() not in client.acknowledged_in
     await producer.close()
 
 
-async def test_a_failing_callback_costs_no_other_sender_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_callback_does_not_affect_the_results_of_other_senders(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
     producer = opened(monkeypatch, Client(), Metrics())
@@ -142,7 +142,7 @@ def test_the_thread_ends_when_its_loop_was_closed_without_closing_the_producer(
     assert not producers[0]._thread.is_alive()
 
 
-async def test_a_failing_poll_costs_no_later_record_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_poll_does_not_affect_the_results_of_later_records(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
     producer = opened(monkeypatch, Client(SystemError("from within the client")), metrics)
     assert (await append(producer)).offset == 7

@@ -19,7 +19,7 @@ from tidebook.log.port import Acknowledged, Outgoing, RecordColumns
 
 
 class Report(Message):
-    """What the client gives back with its news."""
+    """The delivered message, as the client passes it to a callback."""
 
     def __init__(self, value: bytes, offset: int, error: KafkaError | None = None, key: bytes = b"k") -> None:
         super().__init__("t", 3, offset, key, value, error=error, timestamp=(1, 1000 + offset))
@@ -134,7 +134,7 @@ def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_o
 
 
 def test_a_resolved_batch_is_freed_at_once() -> None:
-    """Not by the garbage collector: it holds what thousands of appends brought."""
+    """Reference counting frees the batch, not the garbage collector, because a batch may hold thousands of results."""
 
     class Heard:
         def take(self, _: Sequence[int], __: Sequence[Acknowledged | TidebookError]) -> None: ...
@@ -152,7 +152,7 @@ def test_a_resolved_batch_is_freed_at_once() -> None:
         gc.enable()
 
 
-def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
+def test_a_failing_callback_does_not_affect_the_results_of_other_senders() -> None:
     heard: list[int] = []
 
     def take(indexes: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:

@@ -72,16 +72,16 @@ class Outcomes:
 
     async def send(self, *values: bytes) -> list[Acknowledged | TidebookError]:
         reported: dict[int, Acknowledged | TidebookError] = {}
-        all_told = asyncio.Event()
+        all_reported = asyncio.Event()
 
         def on_sent(places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
             reported.update(zip(places, results, strict=True))
             if len(reported) == len(values):
-                all_told.set()
+                all_reported.set()
 
         self.producer.send_many(RecordColumns("t", [0] * len(values), [b"k"] * len(values), list(values)), on_sent)
         async with asyncio.timeout(10):
-            await all_told.wait()
+            await all_reported.wait()
         return [reported[place] for place in range(len(values))]
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a Kafka log: what a URL and options say, and what they never show."""
+"""The settings of a Kafka log: how a URL and options are read, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_url_names_one_or_more_servers() -> None:
     assert read("kafka://one:1234,two,[::1]:7").servers == ("one:1234", "two:9092", "[::1]:7")
 
 
-def test_options_may_stand_in_the_url_or_beside_it() -> None:
+def test_options_may_be_given_in_the_url_or_separately() -> None:
     assert read("kafka://h?linger_ms=2&compression=lz4").linger_ms == 2
     assert read("kafka://h?linger_ms=2", {"linger_ms": 3}).linger_ms == 3
 
@@ -58,7 +58,7 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
         ("kafka://host", {"password": 7, "user": "u"}, "password"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, object], reported: str) -> None:
+def test_invalid_urls_and_options_are_refused(url: str, options: dict[str, object], reported: str) -> None:
     with pytest.raises(InvalidInput, match=reported) as caught:
         read(url, options)
     assert PASSWORD not in str(caught.value)
@@ -159,14 +159,14 @@ def test_a_request_that_fails_has_changed_nothing(code: int, kind: type[Exceptio
     assert type(failed(KafkaError(code), "asking")) is kind
 
 
-#: All that the client and brokers may say.
+#: All error codes of the client and the brokers.
 EVERY_CODE = sorted(
     {code for name in dir(KafkaError) if name.isupper() and isinstance(code := getattr(KafkaError, name), int)}
     - {KafkaError.NO_ERROR}
 )
 
 
-def test_every_error_is_one_of_few_whatever_it_was() -> None:
+def test_every_error_code_is_translated_into_one_of_few_errors() -> None:
     assert len(EVERY_CODE) > 150
     for code in EVERY_CODE:
         assert isinstance(failed(KafkaError(code), "asking"), Unavailable | NotFound | InvalidInput), code

@@ -138,7 +138,7 @@ def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int
     while ways:
         state, way = ways.pop()
         if any(id <= state.floor[0] for id in state.table.to_come()):
-            return _told(way)
+            return _message_of(way)
         for name, following in steps(state, make, reported, writers):
             if following not in known:
                 known.add(following)
@@ -146,7 +146,7 @@ def find_fault(make: MakeFloor, reported: Reported = "as it is", *, writers: int
     return None
 
 
-def _told(way: tuple[Any, ...]) -> list[str]:
+def _message_of(way: tuple[Any, ...]) -> list[str]:
     names = []
     while way:
         name, way = way

@@ -48,7 +48,7 @@ class Partition:
         await asyncio.to_thread(stage.held.wait, 30)
         stage.running -= 1
         if stage.fails == self.partition:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is down")
         stage.done.append((self.partition, records[0].offset))
 
 

@@ -1,4 +1,4 @@
-"""The driver's side of leases on paper: when the next one is submitted, and what becomes of those that do not end."""
+"""The scheduling of leases without Spark: when the next one is submitted, and how overdue ones are handled."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked
     assert scheduler.records == 5
 
 
-def test_a_topic_that_was_adopted_with_more_partitions_is_leased_anew(clock: Clock) -> None:
+def test_a_topic_that_was_adopted_with_more_partitions_is_leased_again(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=2)
     scheduler.assign(ORDERS)
     scheduler.assign({"orders": TopicConfig(topic_id="c", partitions=6, epoch=2)})
@@ -162,8 +162,8 @@ def test_the_partitions_of_a_lost_slot_are_leased_on_those_that_are_left(clock: 
 def test_a_lease_that_failed_raises_its_error(clock: Clock) -> None:
     scheduler = PaperScheduler(slots=1)
     scheduler.assign(ORDERS)
-    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is away"))
-    with pytest.raises(Unavailable, match="away"):
+    scheduler.end(scheduler.jobs[0], error=Unavailable("the store is down"))
+    with pytest.raises(Unavailable, match="the store is down"):
         scheduler.step(0)
 
 

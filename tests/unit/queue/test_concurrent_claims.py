@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import pytest
 
-from tidebook.core.errors import TidebookError, Unavailable
+from tidebook.core.errors import LeaseLost, TidebookError, Unavailable
 from tidebook.core.payload import BYTES
-from tidebook.queue.port import Claimed, DeadLetterRow, QueueRef, QueueSettings
+from tidebook.queue.job import Job
+from tidebook.queue.port import (
+    Claimed,
+    DeadLetterRow,
+    FinishingClaim,
+    LeasedEntry,
+    QueueRef,
+    QueueSettings,
+    limits_without_loss,
+)
 from tidebook.queue.queue import ClaimCall, Queue
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.runtime.clock import RandomIds, SystemClock
@@ -43,20 +52,40 @@ class Source:
             for number, (data, token) in enumerate(zip(batch, tokens, strict=False))
         ]
 
+    async def finish_and_claim(
+        self, queue: QueueRef, claims: Sequence[FinishingClaim], *, lease_ms: int, together: bool
+    ) -> tuple[Set[LeasedEntry], list[Claimed]]:
+        """Finish what begins with 'held'; anything else is lost."""
+        finished = {each for one in claims for each in one.finished if each.keyhash.startswith(b"held")}
+        limits = limits_without_loss(claims, finished)
+        return finished, await self.claim(queue, limits, lease_ms=lease_ms, together=together)
+
     async def close(self) -> None: ...
 
 
-async def claims_of(source: Source, *requests: tuple[int, int], together: bool = True) -> list[Any]:
-    """Return the data, or the error, of concurrent claims, each given as its lease and its limit."""
+async def outcomes_of(source: Source, calls: list[ClaimCall]) -> list[Any]:
+    """Return the data, or the error, of concurrent claims."""
 
     async def open_store() -> Any:
         return source
 
     runtime = QueueRuntime(open_store, clock=SystemClock(), ids=RandomIds(), metrics=Metrics())
-    queue = Queue("mail", runtime)
-    outcomes = await queue._claim_group([ClaimCall(limit, lease_ms, together) for lease_ms, limit in requests])
+    outcomes = await Queue("mail", runtime)._claim_group(calls)
     await runtime.close()
     return [each if isinstance(each, BaseException) else [job.data.decode() for job in each] for each in outcomes]
+
+
+def finished_job(name: str) -> Job[Any]:
+    return Job(
+        "mail",
+        Claimed(0, 0, name.encode(), name, 100, 0, 0, 0, 0, 0, 0, 0, BYTES, b"", b"token"),
+        lambda claimed: claimed.data,
+    )
+
+
+async def claims_of(source: Source, *requests: tuple[int, int], together: bool = True) -> list[Any]:
+    """Return the data, or the error, of concurrent claims, each given as its lease and its limit."""
+    return await outcomes_of(source, [ClaimCall(limit, lease_ms, together) for lease_ms, limit in requests])
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -96,3 +125,31 @@ async def test_an_error_reaches_only_the_claims_without_entries(served: list[str
     source = Source(*([served] if served else []), error)
     found = await claims_of(source, (60, 1), (60, 1))
     assert found == ([["a"], error] if served else [error, error])
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_lost_lease_is_the_error_of_its_caller_alone(together: bool) -> None:
+    source = Source(["a", "b"])
+    calls = [ClaimCall(1, 60, together, finished=[finished_job(name)]) for name in ("held 1", "lost", "held 2")]
+    first, lost, last = await outcomes_of(source, calls)
+    assert (first, last) == (["a"], ["b"])
+    assert isinstance(lost, LeaseLost)
+    assert "lost" in str(lost)
+    assert source.calls == [(60, [1, 1] if together else [2])]
+
+
+async def test_jobs_are_finished_once_if_a_claim_calls_again() -> None:
+    error = Unavailable("the store is down")
+    calls = [
+        ClaimCall(1, 60, False, finished=[finished_job("held 1")]),
+        ClaimCall(1, 60, False),
+        ClaimCall(1, 60, False),
+    ]
+    source = Source(["a"], error)
+    # Its own claim got "a"; what fails is the second call, for those that got nothing.
+    assert await outcomes_of(source, calls) == [["a"], error, error]
+    # The first call gives nothing to a caller that has finished a job, and the second one fails.
+    calls = [ClaimCall(1, 60, False), ClaimCall(1, 60, False, finished=[finished_job("held 1")])]
+    assert await outcomes_of(Source(["a"], error), calls) == [["a"], []]
+    # The job is not finished, as far as is known, if the first call fails.
+    assert await outcomes_of(Source(error), calls) == [error, error]

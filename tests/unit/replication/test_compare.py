@@ -114,7 +114,7 @@ def whats(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
 
 
 def change(book: Book, sql: str, *values: object) -> None:
-    """Change a row behind the store's back."""
+    """Change a row directly in the database file."""
     store = book.store
     assert isinstance(store, LazyStore)
     connection = connect(store.path)
@@ -195,7 +195,7 @@ async def test_a_head_that_is_ahead_of_the_pointer_is_compared_with_the_log_up_t
     assert await (await Comparing.of(book, parts=behind, bound=comparing.pointer)).reported() == []
 
 
-async def test_the_log_times_of_rows_are_told_where_the_whole_log_is_there(book: Book) -> None:
+async def test_the_log_times_of_rows_are_reported_where_the_whole_log_is_there(book: Book) -> None:
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr = 4")
     assert whats(await (await Comparing.of(book)).reported()) == [("event differs", 4, False)]
 
@@ -234,7 +234,7 @@ async def test_rows_of_segments_that_are_no_longer_listed_are_found_by_the_numbe
 
 
 @pytest.mark.parametrize("rev", [0, 1])
-async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev: int) -> None:
+async def test_rows_that_differ_are_reported_and_repaired_if_wanted(book: Book, rev: int) -> None:
     intact = await state_of(book)
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 3")
     change(book, "UPDATE journal SET time_ms = 7 WHERE id = 'a' AND seq_nr = 5")
@@ -249,7 +249,7 @@ async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev:
 
 
 @pytest.mark.parametrize("spoiled", ["head", "event", "tag"])
-async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: str) -> None:
+async def test_what_cannot_be_decoded_is_reported_and_repaired(book: Book, spoiled: str) -> None:
     intact, spoiler = await state_of(book), Spoiler(book)
     match spoiled:
         case "head":
@@ -321,7 +321,7 @@ async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -
 
 
 @pytest.mark.parametrize("start", [1, 2])
-async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_tells_them(
+async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_has_them(
     book: Book, start: int
 ) -> None:
     """The log's time is that of the greatest record until then, and those may be gone."""

@@ -69,7 +69,7 @@ async def test_appends_that_the_head_no_longer_lists_are_looked_up(appends: int,
 
 
 async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbered(tmp_path: object) -> None:
-    """They are void. Their offsets may be those of good appends in the journal's own partition."""
+    """Such records are void. Their offsets may equal those of valid appends in the journal's own partition."""
     config = topic_config(partitions=4)
     store = SqliteStore(str(tmp_path))
     await store.set_topic_config(TOPIC, config, expected=None)

@@ -1,6 +1,6 @@
 """How long the replication of a process waits after failures and for its lock, in virtual time.
 
-Its log and store are in memory. Fractions are exact, so that times are.
+Its log and store are in memory. All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Times:
         return len(self.at_s) <= self._until
 
 
-AWAY = Unavailable("it is away")
+AWAY = Unavailable("it is down")
 
 
 def test_a_partition_that_fails_is_retried_with_pauses_that_grow_until_it_succeeds(run: Run) -> None:
@@ -94,7 +94,7 @@ def test_a_topic_that_cannot_be_checked_is_retried_with_growing_pauses(
     run(program())
 
 
-def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_begin_anew_after_a_success(run: Run) -> None:
+def test_topics_that_cannot_be_read_are_read_again_after_pauses_that_restart_after_a_success(run: Run) -> None:
     async def program() -> None:
         memory, tries = Memory(), Times(until=3)
         memory.faults.fail("topics", AWAY, times=None, where=tries)
@@ -119,7 +119,8 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
         async with replicating(memory) as replication:
             await asyncio.sleep(12.0)
             assert list(replication.status().stopped) == [f"{TOPIC}/0"]
-            retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}  # others are of the status
+            # Reads at other times are those of the status.
+            retried_s = {at_s for at_s, _ in memory.reads if at_s % inline.RETRY_MAX_S == 0}
             assert retried_s == {0.0, 5.0, 10.0}
             memory.records[0] = [Record(0, 0, None, MARK)]
             await asyncio.sleep(4.0)
@@ -128,7 +129,7 @@ def test_a_stopped_partition_is_tried_again_after_the_longest_pause(run: Run) ->
     run(program())
 
 
-def test_topics_are_looked_for_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
+def test_topics_are_listed_again_after_a_pause_and_a_wait_for_a_change(run: Run) -> None:
     async def program() -> None:
         memory, looks = Memory(), Times(until=0)
         memory.faults.fail("topics", AWAY, times=None, where=looks)
@@ -198,7 +199,7 @@ def test_a_status_that_cannot_be_written_does_not_disturb_the_replication(run: R
     run(program())
 
 
-def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: Run) -> None:
+def test_a_deleted_topic_is_no_longer_followed_and_a_new_one_is(run: Run) -> None:
     async def program() -> None:
         memory = Memory()
         await memory.put(value=newer_version())
@@ -219,7 +220,7 @@ def test_a_topic_that_is_gone_is_no_longer_followed_and_one_that_comes_is(run: R
     run(program())
 
 
-def test_partitions_are_no_longer_stopped_where_nothing_is_followed_any_more(run: Run) -> None:
+def test_the_partitions_of_a_deleted_last_topic_are_no_longer_reported_as_stopped(run: Run) -> None:
     """The last topic was deleted, and the replication has noticed it by an error first."""
 
     async def program() -> None:
@@ -265,7 +266,7 @@ def test_a_process_that_has_lost_its_lock_replicates_nothing_until_it_has_it_aga
 
 
 class HeldLock:
-    """A lock that another process holds: it responds until some second, and then no longer."""
+    """A lock that another process holds, which responds until a given time and not after it."""
 
     def __init__(self, responds_until_s: float | None) -> None:
         self.until_s = responds_until_s
@@ -307,7 +308,7 @@ def test_a_holder_that_is_silent_is_reported_after_a_while_and_its_lock_is_seize
 
 
 @pytest.mark.parametrize("until_s", [None, 10_000.0], ids=["unknown", "it responds"])
-def test_a_holder_that_responds_or_of_which_nothing_is_known_keeps_its_lock(run: Run, until_s: float | None) -> None:
+def test_a_holder_that_responds_or_whose_state_is_unknown_keeps_its_lock(run: Run, until_s: float | None) -> None:
     async def program() -> None:
         lock = HeldLock(until_s)
         async with replicating(Memory(), lock=lock) as replication:

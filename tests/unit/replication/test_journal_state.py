@@ -75,7 +75,7 @@ def test_without_the_first_records_what_the_store_says_of_them_is_taken(
 
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=1, max_size=10), st.data())
-def test_a_mend_puts_right_whatever_was_damaged(actions: list[Action], data: st.DataObject) -> None:
+def test_a_repair_restores_whatever_was_damaged(actions: list[Action], data: st.DataObject) -> None:
     truth = store_of(actions)
     rows = dict(truth.rows)
     for seq_nr in data.draw(st.lists(st.integers(1, 15), max_size=4)):
@@ -175,7 +175,7 @@ def test_rows_and_tag_rows_past_a_position_are_left_out() -> None:
     assert stored(TAGGED).up_to(Position(CONFIG.epoch, 2)) == stored(TAGGED)
 
 
-def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() -> None:
+def test_tag_rows_that_are_missing_extra_or_different_are_reported_and_repaired() -> None:
     found = stored(TAGGED)
     missing, differing = sorted(found.tags)[0], sorted(found.tags)[1]
     row = found.tags.pop(missing)
@@ -191,7 +191,7 @@ def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() ->
     assert (repaired.rows, repaired.extra_rows, repaired.damaged_rows) == ((), (), frozenset())
 
 
-def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is_there() -> None:
+def test_what_cannot_be_decoded_is_reported_once_and_repaired_where_the_whole_log_is_there() -> None:
     found = stored(TAGGED)
     lost_tag = sorted(found.tags)[0]
     found.rows.pop(2)
@@ -330,7 +330,7 @@ def test_a_row_from_before_the_log_can_be_restored_from_nothing(number: int, rep
     assert is_repairable(msgspec.structs.replace(reported, what="event missing"), folded, found) is True
 
 
-def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None:
+def test_a_partial_fold_reports_and_repairs_only_what_the_log_determines() -> None:
     actions: list[Action] = [*LATER, delete(2)]
     found = stored(actions)
     head = found.head
@@ -437,7 +437,7 @@ def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_poin
     assert (repaired.rev, repaired.partition, repaired.pointer) == (3, 0, Pointer(at, 5))
 
 
-def test_a_missing_head_is_told_and_a_missing_grave_is_not() -> None:
+def test_a_missing_head_is_reported_and_a_missing_grave_is_not() -> None:
     assert whats(folded_from(LATER), JournalState(rows=stored(LATER).rows)) == [("head missing", None)]
     grave = stored([*LATER, purge()])
     assert whats(folded_from([*LATER, purge()]), JournalState()) == []

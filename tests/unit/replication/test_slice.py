@@ -70,9 +70,9 @@ async def test_holes_within_a_known_range_are_no_loss(store: StoreWriter, config
 async def test_a_first_slice_that_does_not_begin_at_the_beginning_is_refused(
     store: StoreWriter, config: TopicConfig
 ) -> None:
-    with pytest.raises(LogLost) as told:
+    with pytest.raises(LogLost) as reported:
         await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=4), config)
-    assert (told.value.first, told.value.last) == (0, 3)
+    assert (reported.value.first, reported.value.last) == (0, 3)
 
 
 async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
@@ -80,15 +80,15 @@ async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
 ) -> None:
     records = records_of([("a", append()) for _ in range(3)])
     await replicate_slice(store, TOPIC, 0, records[:1], config)
-    with pytest.raises(LogLost) as told:
+    with pytest.raises(LogLost) as reported:
         await replicate_slice(store, TOPIC, 0, records[2:], config)
-    assert (told.value.first, told.value.last) == (1, 1)
+    assert (reported.value.first, reported.value.last) == (1, 1)
     await replicate_slice(store, TOPIC, 0, records[1:], config)
     assert await numbers(store) == [(1, 0), (2, 1), (3, 2)]
 
 
 class Overtaken:
-    """A store in which another replicator has done its slice right after the first question of a plan."""
+    """A store in which another replicator applies its slice right after the first read of a plan."""
 
     def __init__(self, store: StoreWriter, records: list[Record], config: TopicConfig) -> None:
         self._store = store
@@ -113,7 +113,7 @@ class Overtaken:
 
 
 async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, config: TopicConfig) -> None:
-    """A head of before and a pointer of after would fold the rest onto nothing: event 3 would become event 1."""
+    """With an old head and a new pointer, the rest would be folded onto nothing: event 3 would become event 1."""
     records = records_of([("a", append()) for _ in range(3)])
     overtaken: Any = Overtaken(store, records[:2], config)
     plan = await plan_slice(overtaken, TOPIC, 0, records, config)
@@ -134,7 +134,7 @@ async def numbers(store: StoreWriter) -> list[tuple[int, int]]:
     return [(row.seq_nr, row.position.offset) for row in rows]
 
 
-async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter, config: TopicConfig) -> None:
+async def test_records_up_to_the_pointer_are_left_out(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append()), ("a", append()), ("a", append())])
     await replicate_slice(store, TOPIC, 0, records[:2], config)
     assert (await plan_slice(store, TOPIC, 0, records[:2], config)).writes is None
@@ -236,9 +236,9 @@ async def test_a_record_over_the_topics_limit_is_parked(store: StoreWriter, conf
 async def test_an_unknown_version_at_the_very_next_record_stops_without_a_write(
     store: StoreWriter, config: TopicConfig
 ) -> None:
-    with pytest.raises(UnknownVersion) as told:
+    with pytest.raises(UnknownVersion) as reported:
         await replicate_slice(store, TOPIC, 0, [Record(0, FIRST_MS, b"a", newer_version())], config)
-    assert told.value.__notes__ == ["at orders/0, offset 0"]
+    assert reported.value.__notes__ == ["at orders/0, offset 0"]
     assert await store.pointer(TOPIC, 0) is None
 
 
@@ -263,7 +263,7 @@ async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
 async def test_while_a_long_slice_is_planned_others_have_their_turns(
     config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another slice has under way is sent and answered meanwhile."""
+    """The requests of another slice are sent and answered in the meantime."""
     monkeypatch.setattr(slices, "RECORDS_PER_YIELD", 10)
     turns = 0
 

@@ -1,4 +1,4 @@
-"""How far a topic is replicated: lag, its age, offsets that the log lost, and the last report of a run."""
+"""The replication progress of a topic: lag, its age, offsets that the log lost, and the last report of a run."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def lag_of(book: Book, config: TopicConfig, *, stops: dict[int, int] | Non
     )
 
 
-async def test_a_warning_counts_the_records_and_tells_the_age_of_the_oldest(
+async def test_a_warning_counts_the_records_and_reports_the_age_of_the_oldest(
     book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await append(book, clock, 2)

@@ -1,4 +1,4 @@
-"""A tail replicates what the log gets, as it gets it, from the pointers on, until it is told to stop."""
+"""A tail replicates new records of the log from the pointers on, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ class AwayStore:
     async def pointer(self, topic: str, partition: int) -> Any:
         self.times -= 1
         if self.times >= 0:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is down")
         return await self._store.pointer(topic, partition)
 
 
-async def test_a_store_that_is_away_for_a_while_is_waited_for(book: Book) -> None:
+async def test_a_store_that_is_down_for_a_while_is_waited_for(book: Book) -> None:
     await write_history(book, TOPIC, steps=20)
     away = AwayStore(book.store, 6)
     async with running(await tail_of(book, away, wait_s=30.0)):

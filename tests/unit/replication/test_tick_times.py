@@ -1,4 +1,4 @@
-"""When a ticker ticks, how long it rests, and what it shares with the tickers of other topics."""
+"""When a ticker ticks, how long it pauses, and what it shares with the tickers of other topics."""
 
 from __future__ import annotations
 

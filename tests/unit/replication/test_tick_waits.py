@@ -1,6 +1,6 @@
 """How long a ticker waits, and what ends a wait: in virtual time, over a log and a store in memory.
 
-Fractions are exact, so that times are.
+All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations

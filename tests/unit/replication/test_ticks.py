@@ -1,4 +1,4 @@
-"""Ticks bring what is replicated below the horizon, and come only where they are of use."""
+"""Ticks advance the horizon past what is replicated, and are only sent where they are useful."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How long a tail and a partition wait, and what ends a wait: in virtual time, over a log and a store in memory.
 
-Fractions are exact, so that times are.
+All durations are binary fractions, so that sums of them are exact.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_a_tail_reads_on_from_where_another_replicator_has_brought_its_partition
     run(program())
 
 
-@pytest.mark.parametrize("error", [Unavailable("it is away"), OutcomeUnknown("no answer")])
+@pytest.mark.parametrize("error", [Unavailable("it is down"), OutcomeUnknown("no answer")])
 @pytest.mark.parametrize("call", ["pointer", "wait", "read"])
 def test_a_tail_retries_with_growing_pauses_until_its_time_is_over(run: Run, call: str, error: TidebookError) -> None:
     async def program() -> None:
@@ -112,7 +112,7 @@ def test_a_tail_that_is_stopped_while_the_log_is_away_ends_at_once(run: Run) -> 
     async def program() -> None:
         memory = Memory()
         await memory.put()
-        memory.faults.fail("read", Unavailable("it is away"), times=None)
+        memory.faults.fail("read", Unavailable("it is down"), times=None)
         tail = tail_of(memory, wait_s=60.0)
         running = asyncio.ensure_future(tail.run())
         await asyncio.sleep(0.25)
@@ -163,7 +163,7 @@ def replicator(memory: Memory, *, wait_s: float = 0.0) -> PartitionReplicator:
     return PartitionReplicator(memory.parts, TOPIC, 0, CONFIG, wait_s=wait_s)
 
 
-@pytest.mark.parametrize("error", [Unavailable("it is away"), OutcomeUnknown("no answer")])
+@pytest.mark.parametrize("error", [Unavailable("it is down"), OutcomeUnknown("no answer")])
 def test_a_slice_is_retried_with_growing_pauses_until_its_time_is_over(run: Run, error: TidebookError) -> None:
     async def program() -> None:
         memory = Memory()

@@ -130,7 +130,7 @@ async def test_a_part_that_ends_by_what_is_no_exception_has_failed_and_is_not_st
 
 
 class Ending(BaseException):
-    """What `except Exception` does not catch."""
+    """An error that `except Exception` does not catch."""
 
 
 async def test_a_part_that_returns_has_ended_and_is_not_started_again() -> None:
@@ -198,7 +198,7 @@ async def test_parts_settle_in_their_order() -> None:
     assert settled == [1, 2]
 
 
-async def test_equal_names_are_told_apart() -> None:
+async def test_equal_names_get_different_numbers() -> None:
     async with supervised(Failing(0), Failing(0)) as running:
         assert [each.name for each in running.status()] == ["failing", "failing 2"]
 

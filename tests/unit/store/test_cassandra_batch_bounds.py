@@ -38,7 +38,7 @@ def head_of(seq_nr: int, size: int) -> Head:
 
 
 def put(count: int, *, segment_size: int, encoded: bytes = b"x", first: int = 1) -> PutEvents:
-    """The events of so many records of one event."""
+    """The events of this many records of one event."""
     rows = tuple(EventRow(first + n, encoded, 5, Position(1, n), 0) for n in range(count))
     return PutEvents(KEY, head_of(first + count, segment_size), rows)
 
@@ -114,7 +114,7 @@ def test_small_batches_are_combined_up_to_their_partitions_bytes_and_rows() -> N
 
 
 def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
-    """Return so many ids of one segment."""
+    """Return this many ids of one segment."""
     found: list[str] = []
     n = 0
     while len(found) < count:

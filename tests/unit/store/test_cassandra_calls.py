@@ -192,7 +192,7 @@ async def test_ddl_goes_to_the_given_node_and_to_any_if_that_one_is_not_reachabl
         (errors.CassErrorServerSyntaxError("no"), Corrupt, "is the keyspace as Tidebook made it"),
         (errors.CassErrorSslInvalidPeerCert("no"), InvalidInput, "certificate"),
         (errors.CassErrorLibNoHostsAvailable("Bad credentials"), InvalidInput, "check user and password"),
-        (errors.CassErrorLibNoHostsAvailable("no"), Unavailable, "the next call tries again"),
+        (errors.CassErrorLibNoHostsAvailable("no"), Unavailable, "then retry"),
     ],
 )
 async def test_what_the_driver_raises_is_an_error_that_says_what_to_do(

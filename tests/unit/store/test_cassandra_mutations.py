@@ -257,9 +257,9 @@ def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
 
 
 def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
-    life = (PutHead(KEY, head_of(1, live=False)), ClearJournal(KEY, head_of(1, live=False)))
+    incarnation = (PutHead(KEY, head_of(1, live=False)), ClearJournal(KEY, head_of(1, live=False)))
     other = Key("orders", "o-2")
-    keys = (life, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
+    keys = (incarnation, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
     rounds = [
         [statement.cql for batch in each for statement in batch]
         for each in rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), keys), 1)

@@ -1,4 +1,4 @@
-"""Consistency levels by definition: every set of replicas that answers a read meets every acknowledged write."""
+"""Consistency levels by definition: the replicas of each read include one of each acknowledged write."""
 
 from __future__ import annotations
 

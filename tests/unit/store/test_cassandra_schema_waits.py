@@ -80,7 +80,7 @@ def test_nodes_that_do_not_agree_are_waited_for_as_long_as_the_lease_allows() ->
 
 def test_each_statement_waits_until_the_nodes_agree_on_the_one_before() -> None:
     class Slow(Opened):
-        """Its nodes agree at the second look after each change."""
+        """The nodes agree at the second check after each change."""
 
         behind = False
 
@@ -105,7 +105,7 @@ def test_each_statement_waits_until_the_nodes_agree_on_the_one_before() -> None:
 def test_a_wait_that_reaches_its_limit_exactly_makes_one_more_attempt(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The limit is a time that may pass, not one that must be left."""
+    """The wait may last exactly as long as the limit."""
     for name in ("AGREEMENT_S_MAX", "LOCK_WAIT_S_MAX", "VISIBLE_S_MAX"):
         monkeypatch.setattr(migrations, name, 1.0)
     monkeypatch.setattr(migrations, "LOCK_POLL_S", 0.25)

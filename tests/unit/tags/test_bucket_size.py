@@ -1,4 +1,4 @@
-"""Buckets of increasing times never decrease, whatever their sizes."""
+"""Buckets of tag views: their starts and spans in any history of sizes, and its fixed part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def histories() -> st.SearchStrategy[Buckets]:
     )
 
 
-def test_a_bucket_is_named_by_when_it_begins() -> None:
+def test_a_bucket_is_named_by_its_start() -> None:
     assert Buckets().start(3 * HOUR + 5) == 3 * HOUR
     assert Buckets((BucketSizeChange(0, "day"),)).start(DAY + HOUR) == DAY
 
@@ -37,7 +37,7 @@ def test_a_larger_size_starts_a_new_bucket_where_it_takes_effect() -> None:
 
 
 @given(histories(), st.lists(st.integers(0, 12 * DAY), min_size=2, max_size=20))
-def test_buckets_of_growing_times_never_go_back_and_begin_no_later_than_their_times(
+def test_buckets_of_increasing_times_never_decrease_and_never_begin_after_their_times(
     buckets: Buckets, times: list[int]
 ) -> None:
     starts = [buckets.start(time) for time in sorted(times)]
@@ -71,14 +71,14 @@ def test_no_change_starts_within_the_fixed_part() -> None:
     with pytest.raises(InvalidInput):
         buckets.changed("minute", from_ms=buckets.fixed_ms - 1)
     later = buckets.changed("minute", from_ms=buckets.fixed_ms)
-    assert later.fixed_ms == later.changes[-1].from_ms, "and none before the next one"
+    assert later.fixed_ms == later.changes[-1].from_ms, "and none before the change itself"
 
 
 @given(histories(), st.integers(0, 12 * DAY), st.integers(0, 12 * DAY))
 def test_the_fixed_part_keeps_its_buckets_whatever_changes_later(buckets: Buckets, fixed_at: int, time: int) -> None:
     fixed = buckets.fixed(fixed_at)
     assert fixed.fixed_ms > fixed_at
-    assert fixed.fixed(fixed_at // 2) == fixed, "it never goes back"
+    assert fixed.fixed(fixed_at // 2) == fixed, "it never decreases"
     changed = fixed.changed("minute", from_ms=fixed.fixed_ms + 1)
     below = min(time, fixed.fixed_ms - 1)
     assert changed.start(below) == fixed.start(below) == buckets.start(below)

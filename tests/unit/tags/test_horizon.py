@@ -50,7 +50,7 @@ def test_without_topics_there_is_nothing_to_deliver() -> None:
 
 
 class Registry:
-    """A store's topics with their pointers; it records calls, and lets things happen in between."""
+    """A store's topics with their pointers; it records calls, and runs a callback between them."""
 
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms

@@ -32,7 +32,7 @@ def test_text_that_is_not_an_offset_is_refused(text: str) -> None:
 
 
 def test_an_offset_of_another_version_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no offset"):
+    with pytest.raises(InvalidInput, match="not an offset"):
         decode_offset("paid", "kQI")
 
 

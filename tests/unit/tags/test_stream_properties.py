@@ -61,8 +61,7 @@ steps = st.one_of(
     st.tuples(st.just("append_ahead"), st.integers(0, 3), st.sets(st.sampled_from(TAGS)), st.integers(1, 60_000)),
     st.tuples(st.just("resize"), st.sampled_from(sorted(SIZES_MS)), st.sampled_from(AHEAD_MS), st.integers(0, 2)),
 )
-#: A stream behind the clock that stays behind it by nothing, and so meets all that comes late; it always looks back for
-#: that, as far as it takes.
+#: A delayed stream without a delay, for which every event may be late; it always searches as far back as necessary.
 HASTY = TagSettings(consistency="delay", delay_s=0, back_track_interval_s=0, back_track_period_s=1e9)
 
 
@@ -185,7 +184,7 @@ class World:
         await replicate(self.book.log, self.book.store, self.topic)
 
     async def play(self, history: list[tuple[Any, ...]]) -> None:
-        """Live through a history, then apply its late slices, and check what streams show."""
+        """Run a history, then apply its late slices, and check what streams return."""
         await self.append(0, [{"red"}])
         for step in history:
             await self.step(*step)

@@ -129,7 +129,7 @@ async def test_a_shaken_port_gives_others_their_turn(log: Log, faults: Faults) -
     await log.close()
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_a_manual_clock_moves_only_when_it_is_advanced() -> None:
     clock = ManualClock(1000)
     assert clock.now_ms() == 1000
     clock.advance(5)

@@ -78,6 +78,9 @@ def test_the_last_results_become_a_page_plots_and_one_json_file(tmp_path: Path) 
     assert text.index("## embedded") < text.index("## queue")
     assert "| `drain_vs_pgqueuer` | **2** | at least 3 |" in text
     assert "| `sends_64_vs_bare_sqlite` | 0.5 | at least 0.25 |" in text
+    missing = text.partition("## Without a result")[2]
+    assert "`kafka`" in missing
+    assert "`queue`" not in missing
     for name in ("queue", "embedded"):
         ElementTree.parse(page.parent / "results" / f"{name}.svg")
     assert len(json.loads((tmp_path / "build" / "report.json").read_text())) == 2

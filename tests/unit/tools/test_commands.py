@@ -82,7 +82,7 @@ def test_the_files_of_a_test_run_are_in_memory_if_there_is_room_and_removed(
     ("arguments", "failed", "runs"),
     [([], ["a.py::b"], [["-n", "0", "a.py::b"]]), (["tests/unit"], ["a.py::b"], []), ([], [*"abcdef"], [])],
 )
-def test_a_few_failures_of_a_full_run_are_decided_by_a_run_of_their_own(
+def test_a_few_failures_of_a_full_run_are_retried_alone_and_decide_its_result(
     arguments: list[str], failed: list[str], runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
@@ -137,7 +137,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["publish"])
-def test_a_command_that_is_not_written_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_not_implemented_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert f"there is no command {name!r}" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
         ([], []),
     ],
 )
-def test_a_benchmark_gets_the_servers_that_it_needs_and_nobody_named(
+def test_a_benchmark_gets_the_servers_that_it_needs_unless_they_are_named(
     given: list[str], servers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TIDEBOOK_SERVERS", raising=False)

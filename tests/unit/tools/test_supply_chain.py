@@ -1,4 +1,4 @@
-"""Tests of the audit's answers and of the licences in a bill of materials."""
+"""Tests of the audit of dependencies, and of the licences in a bill of materials."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tidebook.wiring.server_checks import check_clock, check_replicas, check_retention
+from tidebook.wiring.server_checks import check_clock, check_replicas, check_retention, check_servers
+from tidebook.wiring.settings import read_settings
 
 HOUR_MS = 3_600_000
 
@@ -38,3 +41,13 @@ def test_replicas_are_compared_with_the_nodes() -> None:
     assert check_replicas("k", {"class": simple, "replication_factor": "3"}, nodes=3).ok
     assert check_replicas("k", {"class": simple, "replication_factor": "1"}, nodes=3).ok is None
     assert check_replicas("k", {"class": simple, "replication_factor": "3"}, nodes=2).ok is False
+
+
+async def test_a_server_that_does_not_answer_is_a_finding_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.postgres.connect.OPEN_S_MAX", 0.1)
+    (tmp_path / "tidebook.toml").write_text('[sql]\nurl = "postgresql://ada@127.0.0.1:1/shop"\n')
+    [found] = [each async for each in check_servers(read_settings(tmp_path / "tidebook.toml"))]
+    assert (found.check, found.ok) == ("sql", False)
+    assert found.detail.endswith("check that the server runs, and url, user and password in [sql]")

@@ -69,7 +69,7 @@ def test_a_rule_over_several_options_is_reported_with_the_section(tmp_path: Path
 
 
 def test_an_unknown_section_is_reported_with_its_line_and_the_closest_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"line 3: \[jurnal\] is no section: did you mean journal\?"):
+    with pytest.raises(InvalidInput, match=r"line 3: \[jurnal\] is not a section: did you mean journal\?"):
         settings(tmp_path, "[log]\n\n[jurnal]\npartitions = 1\n")
 
 
@@ -121,7 +121,7 @@ def test_a_value_in_another_notation_is_reported_too(tmp_path: Path, text: str, 
 
 
 def test_a_mistyped_folder_is_reported_with_the_closest_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is no section: did you mean folder\?"):
+    with pytest.raises(InvalidInput, match=r"line 1: \[foldr\] is not a section: did you mean folder\?"):
         settings(tmp_path, 'foldr = "data"\n')
 
 

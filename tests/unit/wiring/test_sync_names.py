@@ -70,7 +70,7 @@ def test_a_blocking_method_has_the_parameters_of_its_async_method(asynchronous: 
             assert not inspect.iscoroutinefunction(method), name
 
 
-@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS if blocking is not SyncLogTopic])
+@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS])
 def test_every_blocking_name_has_a_docstring(blocking: type) -> None:
     assert [name for name, each in public(blocking).items() if not each.__doc__] == []
 

@@ -118,36 +118,35 @@ class Delivery(msgspec.Struct, gc=False):
     def __call__(self, error: KafkaError | None, message: Any) -> None:
         """Resolve the record, or leave that to the loop; the client calls this in the thread that polls."""
         producer = self.producer
-        if producer.thread_polls or producer.done:  # a batch that is done comes first, to keep the order of offsets
+        # A batch that is done comes first, to keep the order of offsets; with a report, this call is from `resolve`.
+        if self.report is None and (producer.thread_polls or producer.done):
             self.report = error, message
             producer.done.append(self)
-        else:
-            self._resolve(error, message)
+            return
+        producer.in_flight -= 1
+        result: Acknowledged | TidebookError
+        try:
+            offset = message.offset()
+            if error is None and offset is not None:
+                result = Acknowledged(self.record.partition, offset, message.timestamp()[1])
+            else:
+                result = producer.delivery_error(self.record, error)
+        except Exception as failure:
+            result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
+        try:
+            self.on_sent(result)
+        except Exception as failure:
+            producer.callback_failed(failure)
 
     def resolve(self) -> None:
         """Call the sender back with the result."""
         if isinstance(self.report, tuple):
-            self._resolve(*self.report)
-        else:
-            self._call_back(self.report)
-
-    def _call_back(self, result: Any) -> None:
+            self(*self.report)
+            return
         try:
-            self.on_sent(result)
+            self.on_sent(self.report)
         except Exception as failure:
             self.producer.callback_failed(failure)
-
-    def _resolve(self, error: KafkaError | None, message: Any) -> None:
-        self.producer.in_flight -= 1
-        try:
-            offset = message.offset()
-            if error is None and offset is not None:
-                result: Any = Acknowledged(self.record.partition, offset, message.timestamp()[1])
-            else:
-                result = self.producer.delivery_error(self.record, error)
-        except Exception as failure:
-            result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
-        self._call_back(result)
 
 
 class ProduceBatch:
@@ -227,7 +226,7 @@ class ProduceBatch:
             if error is None and not irregular and message.value() == self._values[len(offsets)]:
                 offset, timestamp_ms = message.offset(), message.timestamp()[1]
         except Exception:
-            offset = None  # `resolve` meets the same error, and reports it
+            offset = None  # `resolve` raises the same error, and reports it
         if offset is None:
             irregular.append(message)
         else:

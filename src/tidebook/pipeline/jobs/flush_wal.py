@@ -102,7 +102,7 @@ class ParquetSink:
         if last.number and last.source != self._source:
             raise InvalidInput(
                 f"{self._output} holds what was flushed from {last.source}, not from {self._source}: "
-                "give each namespace, and a region that was made again, a folder of its own"
+                "give each namespace, and a region that was made again, a separate folder"
             )
         self._base = msgspec.structs.replace(last, source=self._source)
         return self._base.committed

@@ -33,7 +33,7 @@ HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
 #: The most records whose journals one task folds; the heads of that many journals are in its memory.
 RECORDS_PER_SHARE = 100_000
-#: Ranges share a task up to this many records: fewer are not worth a task of their own.
+#: Ranges share a task up to this many records: fewer are not worth a separate task.
 RECORDS_PER_TASK = 20_000
 #: How many bytes of values a task keeps between its two passes over the tail; the rest is read a second time.
 KEPT_BYTES_MAX = 32 * 1024 * 1024

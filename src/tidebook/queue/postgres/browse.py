@@ -16,12 +16,10 @@ from tidebook.queue.browse import (
 )
 from tidebook.queue.port import DeadLetterRow, QueueRef, WaitingEntry
 from tidebook.queue.postgres.statement_runner import StatementRunner
-from tidebook.queue.postgres.statements import number_array, statement
+from tidebook.queue.postgres.statements import ENTRY_COLUMNS, LETTER_COLUMNS, PART_COLUMNS, number_array, statement
 
-_COLUMNS = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at, lease_until,
-    kind, data, uuid_send(token)"""
-_PART_COLUMNS = """p.id, p.key, 'P', p.priority, p.timeouts, p.inserted_at, p.process_at, p.expires_at, b.started_at,
-    b.lease_until, p.kind, p.data, uuid_send(b.token)"""
+_COLUMNS = f"{ENTRY_COLUMNS}, uuid_send(token)"
+_PART_COLUMNS = f"{PART_COLUMNS}, uuid_send(b.token)"
 _NEXT_PRIORITY = """SELECT priority, {now} FROM {t} WHERE queue = %s AND status = 'W' AND priority >= %s
     ORDER BY priority LIMIT 1"""
 _NOW = "SELECT {now}"
@@ -46,15 +44,13 @@ _REMOVE = """WITH gone AS (DELETE FROM {t} e
         WHERE e.queue = %s AND e.status = 'W' AND e.priority = p.priority AND e.process_at = p.process_at
         AND e.id = p.id RETURNING 1)
     SELECT count(*) FROM gone"""
-_LETTER_COLUMNS = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
-    d.kind, d.data"""
-_LETTERS = f"""SELECT {_LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
+_LETTERS = f"""SELECT {LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
     WHERE d.queue = %s AND d.id < %s AND d.id >= %s AND (%s::text IS NULL OR d.key = %s::text)
     AND position(%s in d.reason) > 0 ORDER BY d.id DESC LIMIT %s"""
 _LETTER_IDS = """SELECT d.id FROM {s}.dead d WHERE d.queue = %s AND d.id < %s AND d.id >= %s
     AND (%s::text IS NULL OR d.key = %s::text) AND position(%s in d.reason) > 0 ORDER BY d.id DESC"""
 _FLOOR = "SELECT id FROM {s}.dead WHERE queue = %s AND id < %s ORDER BY id DESC LIMIT 1 OFFSET %s"
-_LETTER = f"""SELECT {_LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
+_LETTER = f"""SELECT {LETTER_COLUMNS} FROM {{s}}.dead d JOIN {{s}}.queue q ON q.id = d.queue
     WHERE d.queue = %s AND d.id = %s"""
 _LETTER_COUNT = "SELECT count(*) FROM (SELECT 1 FROM {s}.dead WHERE queue = %s LIMIT %s) AS bounded"
 _CLAIMED_MAX = 20_000

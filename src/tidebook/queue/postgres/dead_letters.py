@@ -11,14 +11,10 @@ from tidebook.core.errors import Unavailable
 from tidebook.postgres.connect import Connection
 from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
 from tidebook.queue.postgres.statement_runner import StatementRunner
-from tidebook.queue.postgres.statements import PUT, number_array, put_parameters, statement
+from tidebook.queue.postgres.statements import LETTER_COLUMNS, PUT, number_array, put_parameters, statement
 
 #: How often the retry of a dead letter is attempted while entries with its key are put concurrently.
 ATTEMPTS_MAX = 10
-
-
-_COLUMNS = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at, d.kind,
-    d.data"""
 
 
 class PostgresDeadLetters:
@@ -31,7 +27,7 @@ class PostgresDeadLetters:
     async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         where = "" if queue is None else f" WHERE d.queue = {int(queue.id)}"
         rows = await self._runner.rows(
-            f"SELECT {_COLUMNS} FROM {self._schema}.dead d JOIN {self._schema}.queue q ON q.id = d.queue{where}"
+            f"SELECT {LETTER_COLUMNS} FROM {self._schema}.dead d JOIN {self._schema}.queue q ON q.id = d.queue{where}"
             " ORDER BY d.id DESC LIMIT %s",
             (limit,),
             writes=False,
@@ -140,7 +136,7 @@ class PostgresDeadLetters:
                 SELECT id FROM {self._schema}.dead WHERE announced_at IS NULL AND reserved_until <= {self._now}
                 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED)
             UPDATE {self._schema}.dead d SET reserved_until = {self._now} + %s FROM free, {self._schema}.queue q
-            WHERE d.id = free.id AND q.id = d.queue RETURNING {_COLUMNS}""",
+            WHERE d.id = free.id AND q.id = d.queue RETURNING {LETTER_COLUMNS}""",
             (limit, hold_ms),
         )
         return sorted((DeadLetterRow(*row) for row in rows), key=lambda letter: letter.id)

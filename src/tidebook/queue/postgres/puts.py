@@ -10,7 +10,7 @@ import psycopg
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.postgres.errors import from_psycopg
 from tidebook.queue.port import Put, Synchronous
-from tidebook.runtime.autocommit import commits_each_statement
+from tidebook.runtime.autocommit import commits_each_statement, number_placeholders, sqlalchemy_connection
 
 _LEVELS = ("off", "local", "remote_write", "on", "remote_apply")
 _ACCEPTED = "give a psycopg connection, or a SQLAlchemy session or connection on psycopg or asyncpg, sync or async"
@@ -69,8 +69,7 @@ class _SqlAlchemy:
     def execute(self, sql: str | bytes, parameters: tuple[object, ...] | None = None) -> Any:
         text = sql.decode() if isinstance(sql, bytes) else sql
         if self._numbered and parameters:
-            first, *others = text.split("%s")
-            text = first + "".join(f"${number}{other}" for number, other in enumerate(others, 1))
+            text = number_placeholders(text, "%s")
         try:
             return self.connection.exec_driver_sql(text, parameters)
         except Exception as error:
@@ -86,10 +85,8 @@ class _SqlAlchemy:
 def _connection_of(transaction: Any) -> Any:
     if isinstance(transaction, psycopg.Connection):
         return transaction
-    if callable(getattr(transaction, "exec_driver_sql", None)):
-        return _SqlAlchemy(transaction)
-    if callable(getattr(transaction, "get_bind", None)) and callable(getattr(transaction, "connection", None)):
-        return _SqlAlchemy(transaction.connection())
+    if (connection := sqlalchemy_connection(transaction)) is not None:
+        return _SqlAlchemy(connection)
     kind = type(transaction)
     raise InvalidInput(f"{kind.__module__}.{kind.__qualname__} is not a PostgreSQL transaction: {_ACCEPTED}")
 

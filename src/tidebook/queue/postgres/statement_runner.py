@@ -32,13 +32,13 @@ class StatementRunner:
         self._commit_levels: WeakKeyDictionary[Connection, Synchronous] = WeakKeyDictionary()
 
     @asynccontextmanager
-    async def connection(self, *, writes: bool = True, puts: bool = False) -> AsyncIterator[Connection]:
+    async def connection(self, *, puts: bool = False) -> AsyncIterator[Connection]:
         """Yield a connection for a transaction of the caller; translate its errors."""
         try:
             async with self._put_slots if puts else nullcontext(), self._pool.connection() as connection:
                 yield connection
         except psycopg.Error as error:
-            raise from_psycopg(error, writes=writes) from error
+            raise from_psycopg(error, writes=True) from error
 
     async def put(self, sql: str, parameters: tuple[object, ...], *, level: Synchronous) -> list[tuple[Any, ...]]:
         """Execute a put, once fewer than `puts_max` are running."""

@@ -37,15 +37,21 @@ DUE: Final = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming, d.pau
     FROM unnest(%s::text::integer[], %s::text::boolean[]) WITH ORDINALITY AS i (queue, serial, place),
     LATERAL {t}_due(i.queue, i.serial) AS d ORDER BY i.place"""
 SWEEP: Final = "SELECT expired, run_out, dead, next_at, now_ms FROM {t}_sweep(%s, %s::smallint)"
-_COLUMNS = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at, lease_until,
-    kind, data"""
-_PART_COLUMNS = """p.id, p.key, 'P', p.priority, p.timeouts, p.inserted_at, p.process_at, p.expires_at, b.started_at,
-    b.lease_until, p.kind, p.data"""
+ENTRY_COLUMNS: Final = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at,
+    lease_until, kind, data"""
+#: The same of an entry `p` that is a part of a bundle `b`.
+PART_COLUMNS: Final = """p.id, p.key, 'P', p.priority, p.timeouts, p.inserted_at, p.process_at, p.expires_at,
+    b.started_at, b.lease_until, p.kind, p.data"""
+#: The columns of a dead letter `d` and its queue `q`.
+LETTER_COLUMNS: Final = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at,
+    d.expires_at, d.kind, d.data"""
 ENTRIES: Final = (
-    "(SELECT * FROM (SELECT " + _COLUMNS + " FROM {t} WHERE queue = %s AND status = 'P' AND lease_until IS NOT NULL"
-    " AND together IS NULL UNION ALL SELECT " + _PART_COLUMNS + " FROM {t} b, unnest(b.parts) AS p WHERE b.queue = %s"
+    "(SELECT * FROM (SELECT "
+    + ENTRY_COLUMNS
+    + " FROM {t} WHERE queue = %s AND status = 'P' AND lease_until IS NOT NULL"
+    " AND together IS NULL UNION ALL SELECT " + PART_COLUMNS + " FROM {t} b, unnest(b.parts) AS p WHERE b.queue = %s"
     " AND b.status = 'P' AND b.lease_until IS NOT NULL AND b.together IS NOT NULL) AS held"
-    " ORDER BY priority, process_at, id LIMIT %s) UNION ALL (SELECT " + _COLUMNS + " FROM {t}"
+    " ORDER BY priority, process_at, id LIMIT %s) UNION ALL (SELECT " + ENTRY_COLUMNS + " FROM {t}"
     " WHERE queue = %s AND status = 'W' AND priority >= 0 AND expires_at > {now}"
     " ORDER BY priority, process_at, id LIMIT %s)"
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import psycopg
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.postgres.connect import POOL_WAIT_S_MAX, Connection, connect_first, make_pool
 from tidebook.postgres.errors import from_psycopg
 from tidebook.queue import port
@@ -267,6 +267,19 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
         self._partitions.count(queue, len(finished))
         return finished
 
+    async def finish_and_claim(
+        self, queue: port.QueueRef, claims: Sequence[port.FinishingClaim], *, lease_ms: int, together: bool = True
+    ) -> tuple[Set[port.LeasedEntry], list[port.Claimed]]:
+        finished: set[port.LeasedEntry] = set()
+        for held in port.split_by_key([each for one in claims for each in one.finished]):
+            finished |= await self.finish(queue, held)
+        limits = port.limits_without_loss(claims, finished)
+        try:
+            claimed = await self.claim(queue, limits, lease_ms=lease_ms, together=together) if limits else []
+        except TidebookError:  # an error would say that nothing was finished
+            claimed = []
+        return finished, claimed
+
     async def fail(self, queue: port.QueueRef, failures: Sequence[port.Failure]) -> list[port.Outcome]:
         ((outcomes,),) = await self._runner.rows(
             self._sql(statements.FAIL, queue),
@@ -292,12 +305,12 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
 
     async def sweep(self, queue: port.QueueRef) -> port.MaintenanceResult:
         sql = self._sql(statements.SWEEP, queue)
-        ((expired, run_out, dead, next_at, now_ms),) = await self._runner.rows(
+        ((expired, leases_expired, dead, next_at, now_ms),) = await self._runner.rows(
             sql, (queue.id, queue.settings.max_timeouts)
         )
-        self._partitions.count(queue, expired + run_out)
+        self._partitions.count(queue, expired + leases_expired)
         period_end = await self._partitions.rotate_and_clear(queue, now_ms)
-        return port.MaintenanceResult(expired, run_out, dead, min(next_at, period_end), now_ms)
+        return port.MaintenanceResult(expired, leases_expired, dead, min(next_at, period_end), now_ms)
 
     async def entries(self, queue: port.QueueRef, *, limit: int) -> list[port.WaitingEntry]:
         parameters = (queue.id, queue.id, limit, queue.id, limit)

@@ -72,7 +72,7 @@ class PostgresWakeups:
     async def wakes(self) -> AsyncIterator[WakeRequest]:
         """Yield notifications until the connection is lost. The connection is opened on first use."""
         try:
-            options = connect_options("tidebook queue listener")
+            options = connect_options(self._url, "tidebook queue listener")
             connection = await psycopg.AsyncConnection.connect(plain_url(self._url), **options)
         except psycopg.Error as error:
             raise from_psycopg(error, writes=False) from error

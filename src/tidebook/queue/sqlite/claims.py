@@ -13,7 +13,14 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidebook.queue.port import SLOW_PRIORITY, Claimed, LeasedEntry, QueueRef
+from tidebook.queue.port import (
+    SLOW_PRIORITY,
+    Claimed,
+    FinishingClaim,
+    LeasedEntry,
+    QueueRef,
+    limits_without_loss,
+)
 from tidebook.queue.sqlite.expired_leases import expire_leases
 from tidebook.queue.sqlite.reads import paused_at
 from tidebook.queue.sqlite.tables import channel_of
@@ -120,6 +127,14 @@ def finish(session: WriteTransaction, now_ms: int, queue: QueueRef, held: Sequen
         if has_sibling:  # a listener may sleep because the key of due work was held
             session.channels.add(channel_of(queue.id))
     return deleted
+
+
+def finish_and_claim(
+    session: WriteTransaction, now_ms: int, queue: QueueRef, claims: Sequence[FinishingClaim], lease_ms: int
+) -> tuple[set[LeasedEntry], list[Claimed]]:
+    """Delete the entries that are held, then serve the callers that have lost none."""
+    finished = finish(session, now_ms, queue, [each for one in claims for each in one.finished])
+    return finished, claim(session, now_ms, queue, limits_without_loss(claims, finished), lease_ms)
 
 
 def heartbeat(

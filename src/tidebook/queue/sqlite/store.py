@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -18,6 +18,7 @@ from tidebook.queue.port import (
     DeadLetterRow,
     Due,
     Failure,
+    FinishingClaim,
     LeasedEntry,
     MaintenanceResult,
     NewEntry,
@@ -120,6 +121,11 @@ class SqliteQueues:
 
     async def finish(self, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
         return await self._write(claims.finish, queue, held)
+
+    async def finish_and_claim(
+        self, queue: QueueRef, calls: Sequence[FinishingClaim], *, lease_ms: int, together: bool = True
+    ) -> tuple[Set[LeasedEntry], list[Claimed]]:
+        return await self._write(claims.finish_and_claim, queue, calls, lease_ms)
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         return await self._write(expired_leases.fail, queue, failures)

@@ -89,7 +89,7 @@ CREATE TABLE worker (
     PRIMARY KEY (queue, id)
 ) STRICT, WITHOUT ROWID;
 
--- How far each part of a source was put.
+-- The feed mark of each part of a source.
 CREATE TABLE mark (
     queue INTEGER NOT NULL,
     source TEXT NOT NULL,

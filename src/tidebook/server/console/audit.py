@@ -38,12 +38,12 @@ class AuditCheckView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     chains: list[str]
     chain: str | None
     entries: list[AuditEntry]
-    #: Events of the chain that are no entries of the audit.
+    #: Events of the chain that are not entries of the audit.
     foreign: int
     previous: int | None
     next: int | None

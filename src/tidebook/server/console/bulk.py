@@ -66,7 +66,7 @@ class BulkAct:
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an act is."""
+    """The progress of an act."""
 
     id: str
     label: str

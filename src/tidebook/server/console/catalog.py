@@ -7,6 +7,7 @@ from tidebook.server.console import (
     doctor,
     event,
     journal,
+    journal_acts,
     outbox,
     overview,
     pipeline,
@@ -42,7 +43,7 @@ PAGES = (
 )
 ACTS = (
     *topics.ACTS,
-    *journal.ACTS,
+    *journal_acts.ACTS,
     *tags.ACTS,
     *queue_acts.ACTS,
     *outbox.ACTS,

@@ -24,6 +24,7 @@ from tidebook.server.console.live import LiveEndpoint, send_rows
 from tidebook.server.console.page import Act, ActResult, Catalog, LiveView, Page, Preview, scope_name
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import Renderer, link, static_files
+from tidebook.server.console.retry_form import STATUSES, RetryForm, retry_form
 from tidebook.server.console.view import View, given_fields
 from tidebook.server.headers import Headers
 from tidebook.server.state import ServerState
@@ -36,6 +37,7 @@ THEMES: Final = ("auto", "light", "dark")
 FLASH_CHARS_MAX: Final = 400
 FIELDS_MAX: Final = 2_000
 SIGN_IN_PATH: Final = "/sign-in"
+CHANGED: Final = "Nothing was done: this has changed since it was counted. Read what it does now, then confirm."
 #: Allows nothing from other origins, and no inline scripts or styles.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -102,7 +104,7 @@ class Console:
                 else:
                     response = RedirectResponse(link(SIGN_IN_PATH, next=_address(request)), 303)
             except TidebookError as error:
-                response = self._problem(error, headers, as_json=as_json)
+                response = self._problem(error, headers, as_json=as_json, target=target, request=request)
             except TimeoutError:
                 response = self._problem(late_error(request, limit_s), headers, as_json=as_json)
             except Exception:
@@ -186,16 +188,21 @@ class Console:
         state = self.state
         self._require_role(act, headers)
         form = dict(parse_form(await self._body(request, headers)))
+        request.state.typed = dict(form)
         headers.csrf_token = headers.csrf_token or form.pop("csrf_token", "")
-        back, confirmed, counted = _local(form.pop("back", None)), form.pop("confirm", ""), form.pop("count", "")
+        back, typed, seal = _local(form.pop("back", None)), form.pop("confirm", ""), form.pop("seal", "")
+        as_of = form.pop("as_of", "")
         view = self._view(act, request, headers, decode_fields(act.form, form))
         state.audit.check_room()
         if act.preview is not None:
-            preview = await act.preview(view)
-            warning = _refusal(preview, confirmed, counted)
-            if warning:
-                return self._confirmation(act, view, preview, back=back, warning=warning)
-            view.confirmed = preview.count
+            counted_at_ms, view.as_of_ms = view.as_of_ms, _earlier(as_of, view.as_of_ms)
+            view.confirmed = await act.preview(view)
+            if view.confirmed.seal != seal:
+                view.as_of_ms = counted_at_ms
+                return self._confirmation(act, view, await act.preview(view), back=back, warning=CHANGED)
+            if view.confirmed.word not in (None, typed):
+                warning = f"Nothing was done: the typed text is not “{view.confirmed.word}”."
+                return self._confirmation(act, view, view.confirmed, back=back, warning=warning)
         try:
             done = await act.run(view)
         except TidebookError as error:
@@ -272,7 +279,7 @@ class Console:
         return Response(body, media_type=kind, headers=headers)
 
     async def _missing(self, request: Request) -> Response:
-        return self._refuse(request, NotFound(f"there is no page {request.url.path[:200]!r} here"))
+        return self._refuse(request, NotFound(f"there is no page {request.scope['path'][:200]!r} here"))
 
     async def _refuse_method(self, request: Request, _: Exception) -> Response:
         error = MethodNotAllowed(f"{request.method[:20]} is not allowed here: use GET", allowed=["GET"])
@@ -281,7 +288,7 @@ class Console:
         return response
 
     def _refuse(self, request: Request, error: TidebookError) -> Response:
-        as_json = request.url.path.endswith(".json")
+        as_json = request.scope["path"].endswith(".json")
         response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
         response.headers["cache-control"] = "no-store"
         response.headers.update(SECURITY_HEADERS)
@@ -292,13 +299,28 @@ class Console:
     def _html(self, template: str, **context: Any) -> Response:
         return Response(self._render(template, **context), media_type="text/html")
 
-    def _problem(self, error: TidebookError, headers: Headers, *, as_json: bool) -> Response:
-        return self._failure(problem_of(error), headers, as_json=as_json)
+    def _problem(
+        self,
+        error: TidebookError,
+        headers: Headers,
+        *,
+        as_json: bool,
+        target: Page | Act | None = None,
+        request: Request | None = None,
+    ) -> Response:
+        problem, form = problem_of(error), None
+        if target is not None and request is not None and problem["status"] in STATUSES:
+            typed = getattr(request.state, "typed", None) or dict(request.query_params)
+            form = retry_form(target, request.method, typed)
+        return self._failure(problem, headers, as_json=as_json, form=form)
 
-    def _failure(self, problem: dict[str, Any], headers: Headers, *, as_json: bool) -> Response:
+    def _failure(
+        self, problem: dict[str, Any], headers: Headers, *, as_json: bool, form: RetryForm | None = None
+    ) -> Response:
         if as_json:
             return Response(msgspec.json.encode(problem), problem["status"], media_type=CONTENT_TYPE)
-        body = self._render("problem.html", problem=problem, theme=_theme(headers))
+        context = {"form": form, "csrf_token": self._csrf_token(headers), "theme": _theme(headers)}
+        body = self._render("problem.html", problem=problem, **context)
         return Response(body, problem["status"], media_type="text/html")
 
 
@@ -311,13 +333,9 @@ def _target(act: Act, view: View) -> str:
     )
 
 
-def _refusal(preview: Preview, confirmed: str, counted: str) -> str:
-    """Return why a confirmation is not accepted; empty if it is."""
-    if counted != str(preview.count):
-        return "This changed since it was counted: read the new count, then confirm."
-    if preview.word is not None and confirmed != preview.word:
-        return f"Nothing was done: the typed text is not “{preview.word}”."
-    return ""
+def _earlier(given: str, now_ms: int) -> int:
+    """Return the time of a dry run, as its form has it; a time that has not come yet becomes the present."""
+    return min(now_ms, int(given)) if given.isascii() and given.isdecimal() and len(given) < 20 else now_ms
 
 
 def _theme(headers: Headers) -> str:
@@ -361,9 +379,15 @@ def _decode(type_: type[msgspec.Struct], raw: bytes) -> Any:
 
 def decode_fields(type_: type[msgspec.Struct], given: dict[str, str]) -> Any:
     """Return the parameters of a page or an act; empty ones are treated as not given, unknown ones are left out."""
-    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    known = {field.name: field.type for field in msgspec.structs.fields(type_)}
+    values = {name: value for name, value in given.items() if value != "" and name in known}
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, known[name], strict=False)
+        except _DECODE_ERRORS as error:
+            expected = str(error).partition(", got")[0].replace(" | null", "")
+            raise InvalidInput(f"{name} cannot be {value[:40]!r}: {expected}") from error
     try:
-        values = {name: value for name, value in given.items() if value != "" and name in known}
         return msgspec.convert(values, type_, strict=False)
     except _DECODE_ERRORS as error:
-        raise InvalidInput(f"a parameter is not valid: {error}") from error
+        raise InvalidInput(f"a parameter is missing: {error}") from error

@@ -49,7 +49,7 @@ class DoctorQuery(msgspec.Struct, frozen=True):
 
 
 class DoctorData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     checks: list[Check]
     topics_left_out: int
@@ -66,13 +66,15 @@ async def doctor(view: View) -> DoctorData:
     checks = [*_installation()]
     for part in await part_health(view, survey):
         checks.append(Check(name=part.part, ok=part.ok, detail=f"{part.kind}: {part.detail}"))
-    for finding in find(survey, []):
-        checks.append(Check(name=finding.what, ok=finding.level != "bad" and None, detail=finding.detail))
-    # What fails was found above.
+    findings = find(survey, [])
+    for finding in findings:
+        checks.append(Check(name=finding.what, ok=None if finding.level == "warn" else False, detail=finding.detail))
+    found = {finding.what for finding in findings}
     sound = [each for each in survey.topics if each.problem is None]
     for each in sound[:TOPICS_MAX]:
         detail = f"epoch {each.epoch}, {each.records:,} records, {each.lag:,} not replicated yet"
-        checks.append(Check(name=f"Topic {each.topic}", ok=True, detail=detail))
+        name = f"Topic {each.topic}"
+        checks.append(Check(name=name, ok=None if name in found else True, detail=detail))
     if view.fields.files:
         checks += await asyncio.to_thread(_files, view.book.settings.folder.expanduser())
     return DoctorData(

@@ -45,7 +45,8 @@ class RecordSide(msgspec.Struct, frozen=True, kw_only=True):
     partition: int = 0
     offset: int = 0
     timestamp_ms: int = 0
-    size_bytes: int = 0
+    #: None if a mask hides the bytes, whose number would tell how long a hidden value is.
+    size_bytes: int | None = None
     key: str = ""
     headers: list[str] = []
     action: str = ""
@@ -60,7 +61,7 @@ class RowSide(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     timestamp_ms: int = 0
     time_ms: int = 0
-    size_bytes: int = 0
+    size_bytes: int | None = None
     bytes: Dump | None = None
 
 
@@ -155,7 +156,7 @@ async def _record(view: View, shown: ReadEvent, index: int | None, *, hidden: bo
         partition=shown.partition,
         offset=record.offset,
         timestamp_ms=record.timestamp_ms,
-        size_bytes=len(value),
+        size_bytes=None if hidden else len(value),
         key=(record.key or b"").decode(errors="backslashreplace"),
         headers=[name for name, _ in record.headers],
         action=_describe(action),
@@ -200,7 +201,7 @@ async def _row(view: View, key: Key, shown: ReadEvent, *, hidden: bool) -> tuple
         index=row.index,
         timestamp_ms=row.timestamp_ms,
         time_ms=row.time_ms,
-        size_bytes=len(row.encoded),
+        size_bytes=None if hidden else len(row.encoded),
         bytes=None if hidden else dump(row.encoded, limit=SIDE_BYTES_MAX, row_bytes=SIDE_ROW_BYTES),
     )
     return side, bytes(row.encoded)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, assert_never, cast
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.server.console.times import parse_time
 
 CHARS_MAX: Final = 500
 TERMS_MAX: Final = 50
@@ -77,7 +77,7 @@ Expression = Compare | Both | Either | Negation
 
 
 class FilterFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a filter sees of an event; masked fields are masked here too, so that no filter reveals them."""
+    """The values of an event that a filter can use; masked fields are masked here too, and so not revealed."""
 
     number: int
     offset: int
@@ -261,11 +261,7 @@ def _checked(root: Root, operator: str, value: Value) -> Value:
 def _milliseconds(value: Value) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    try:
-        moment = datetime.fromisoformat(str(value))
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f'time is an ISO date such as "2026-01-31T12:00", not {value!r}') from error
+    return parse_time(str(value))
 
 
 def matches(expression: Expression, event: FilterFields) -> bool:
@@ -314,7 +310,7 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
 
 
 def as_text(payload: Any) -> str:
-    """Return a payload as text: JSON is written on one line, bytes that are no text are empty."""
+    """Return a payload as text: JSON is written on one line, bytes that are not text are empty."""
     if isinstance(payload, str):
         return payload
     if isinstance(payload, bytes):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,20 +12,18 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
-from tidebook.core.event import Event, ReadEvent
+from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id
-from tidebook.core.payload import decode_json
-from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.answers import Chunk
 from tidebook.server.broadcast import Place
 from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
-from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
-from tidebook.server.console.render import link
+from tidebook.server.console.page import LiveView, Page, RenderRow
 from tidebook.server.console.timeline import Timeline, read_timeline
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.journals import after_event_id, follow_journal, resumed
 from tidebook.server.masking import Mask
@@ -87,7 +84,7 @@ class HeadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a filter has looked."""
+    """The progress of a filter through the events."""
 
     scanned: int
     #: The number up to which everything was looked at, and the last number of the journal.
@@ -102,7 +99,7 @@ class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     topic: str
     id: str
@@ -230,15 +227,6 @@ async def first_event(journal: Journal, id: str, start: int, head: Head) -> Read
     return events[0] if events else None
 
 
-def parse_time(text: str) -> int:
-    """Return the milliseconds of an ISO date; without a time zone it is in UTC."""
-    try:
-        moment = datetime.fromisoformat(text.strip())
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"a time is an ISO date such as 2026-01-31T12:00, not {text[:40]!r}") from error
-
-
 async def scan_events(
     journal: Journal, id: str, head: Head, query: JournalQuery, expression: Expression, mask: Mask | None
 ) -> tuple[list[ReadEvent], ScanProgress]:
@@ -309,109 +297,6 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     return follow_journal(view.state, journal, query.id, form, encode, start=start, after=after)
 
 
-# ---- acts
-
-
-class JournalForm(msgspec.Struct, frozen=True):
-    """One journal."""
-
-    topic: str
-    id: str
-
-
-class AppendForm(msgspec.Struct, frozen=True):
-    """An event to append by hand."""
-
-    topic: str
-    id: str
-    payload: str = ""
-    kind: str = "json"
-    tags: str = ""
-    type: str | None = None
-    metadata: str = ""
-    #: The last number that the journal must have.
-    expected: Annotated[int, Meta(ge=0)] | None = None
-
-
-class DeleteForm(msgspec.Struct, frozen=True):
-    """The last event to delete."""
-
-    topic: str
-    id: str
-    to: Number
-
-
-async def append(view: View) -> ActResult:
-    """Append one event."""
-    form = view.fields
-    payload = form.payload if form.kind == "text" else _json(form.payload, "the payload")
-    metadata = _json(form.metadata, "the metadata") if form.metadata.strip() else None
-    tags = {tag.strip() for tag in form.tags.split(",")} - {""}
-    event = Event(payload, tags=tags, metadata=metadata, type=form.type)
-    done = await view.book.journal(form.topic).append(form.id, [event], expected=form.expected)
-    where = link("/journal", topic=form.topic, id=form.id)
-    return ActResult(message=f"Event {done.first} is appended.", to=where)
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return decode_json(text.encode())
-    except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"{what} is no JSON: {error}") from error
-
-
-class _Numbered(msgspec.Struct, frozen=True, gc=False):
-    seq_nr: int
-
-
-def _numbers(rows: Iterable[EventRow], partition: int) -> Sequence[_Numbered]:
-    return [_Numbered(row.seq_nr) for row in rows]
-
-
-async def count_events(journal: Journal, id: str, to: int = LAST) -> int:
-    """Return how many events there are up to a number, without decoding them."""
-    count = 0
-    found: AsyncIterator[_Numbered] = journal.read_decoded(id, _numbers, end=to, barrier="offset")
-    async for _ in found:
-        count += 1
-    return count
-
-
-async def preview_delete(view: View) -> Preview:
-    """Count the events that would be deleted."""
-    form = view.fields
-    count = await count_events(view.book.journal(form.topic), form.id, form.to)
-    events = "1 event" if count == 1 else f"{count:,} events"
-    text = (
-        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to}. It cannot be undone."
-    )
-    return Preview(text=text, count=count, word=form.id)
-
-
-async def delete(view: View) -> ActResult:
-    """Delete events up to a number."""
-    form = view.fields
-    await view.book.journal(form.topic).delete(form.id, to=form.to)
-    where = link("/journal", topic=form.topic, id=form.id)
-    return ActResult(message=f"The events up to number {form.to} are deleted.", to=where)
-
-
-async def preview_purge(view: View) -> Preview:
-    """Count the events that a purge would remove."""
-    form = view.fields
-    count = await count_events(view.book.journal(form.topic), form.id)
-    events = "1 event" if count == 1 else f"all {count:,} events"
-    text = f"This removes journal {form.topic}/{form.id} with {events}. It cannot be undone."
-    return Preview(text=text, count=count, word=form.id)
-
-
-async def purge(view: View) -> ActResult:
-    """Remove the journal."""
-    form = view.fields
-    await view.book.journal(form.topic).purge(form.id)
-    return ActResult(message=f"Journal {form.id} is purged.", to=link("/topic", topic=form.topic))
-
-
 PAGES = (
     Page(
         name="journal",
@@ -420,32 +305,6 @@ PAGES = (
         read=journal,
         template="journal.html",
         query=JournalQuery,
-    ),
-)
-ACTS = (
-    Act(
-        name="journals.append",
-        label="Append",
-        route=BY_NAME["journals.append"],
-        run=append,
-        form=AppendForm,
-        content=frozenset({"payload", "metadata"}),
-    ),
-    Act(
-        name="journals.delete",
-        label="Delete events",
-        route=BY_NAME["journals.delete"],
-        run=delete,
-        form=DeleteForm,
-        preview=preview_delete,
-    ),
-    Act(
-        name="journals.purge",
-        label="Purge journal",
-        route=BY_NAME["journals.purge"],
-        run=purge,
-        form=JournalForm,
-        preview=preview_purge,
     ),
 )
 LIVES = (

@@ -16,12 +16,13 @@ from tidebook.server.console.view import View
 PARKED_MAX: Final = 100
 #: How many parked messages a dry run counts.
 COUNTED_MAX: Final = 1_000_000
+SAMPLE_MAX: Final = 5
 #: States that an operator may retry or drop; a held message waits for one of those.
 REFUSED: Final = ("parked", "retrying")
 
 
 class OutboxQuery(msgspec.Struct, frozen=True):
-    """The topic whose parked messages are shown; all without it."""
+    """The topic whose parked messages are shown; by default all."""
 
     topic: str | None = None
 
@@ -40,7 +41,7 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     topics: list[OutboxTopicStatus]
     parked: list[ParkedRow]
@@ -76,19 +77,23 @@ class ParkedForm(msgspec.Struct, frozen=True):
     id: Annotated[int, Meta(ge=0)] | None = None
 
 
-async def _refused(view: View) -> list[str]:
+async def _preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
     form = view.fields
     found = await view.book.outbox.parked(form.topic, limit=COUNTED_MAX)
     chosen = [each for each in found if each.state in REFUSED and form.id in (None, each.id)]
-    return [f"{each.id} · {each.reason}" for each in chosen]
+    noun = "parked message" if len(chosen) == 1 else "parked messages"
+    return Preview(
+        text=f"This {does} {len(chosen):,} {noun} of topic {form.topic}{after}",
+        count=len(chosen),
+        word=word,
+        sample=[f"{each.id} · {each.reason}" for each in chosen[:SAMPLE_MAX]],
+        members=[each.id for each in chosen],
+    )
 
 
 async def preview_retry(view: View) -> Preview:
     """Count the messages that a retry would send."""
-    found = await _refused(view)
-    noun = "parked message" if len(found) == 1 else "parked messages"
-    text = f"This sends {len(found):,} {noun} of topic {view.fields.topic} again, in their old order."
-    return Preview(text=text, count=len(found), sample=found[:5])
+    return await _preview(view, "sends", " again, in their old order.")
 
 
 async def retry(view: View) -> ActResult:
@@ -99,10 +104,7 @@ async def retry(view: View) -> ActResult:
 
 async def preview_drop(view: View) -> Preview:
     """Count the messages that would be deleted."""
-    found = await _refused(view)
-    noun = "parked message" if len(found) == 1 else "parked messages"
-    text = f"This deletes {len(found):,} {noun} of topic {view.fields.topic}, and sends those held by them."
-    return Preview(text=text, count=len(found), word=view.fields.topic, sample=found[:5])
+    return await _preview(view, "deletes", ", and sends those held by them.", view.fields.topic)
 
 
 async def drop(view: View) -> ActResult:

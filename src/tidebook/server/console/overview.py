@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from tidebook.core.errors import TidebookError
+from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.server.console.page import Page
-from tidebook.server.console.render import link, size, span
+from tidebook.server.console.queue_numbers import QueueNumbers
+from tidebook.server.console.render import link, size, span, span_ms
 from tidebook.server.console.routes import OVERVIEW
-from tidebook.server.console.survey import PARKED_MAX, Survey, summary
+from tidebook.server.console.survey import PARKED_MAX, RegionSurvey, Survey, summary
 from tidebook.server.console.view import View
+from tidebook.server.pipeline_jobs import PipelineJob
 
 #: What is above these bounds needs a person.
 LAG_S_MAX: Final = 60.0
@@ -48,7 +52,7 @@ class OverviewQuery(msgspec.Struct, frozen=True):
 
 
 class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     findings: list[Finding]
     findings_left_out: int
@@ -90,66 +94,80 @@ def visible(survey: Survey, view: View) -> Survey:
     )
 
 
-def find(survey: Survey, failed_jobs: list[Any]) -> list[Finding]:
+def find(survey: Survey, failed_jobs: list[PipelineJob]) -> list[Finding]:
     """Return what needs a person, the worst first."""
-    bad, warn = list[Finding](), list[Finding]()
-    for part, reason in survey.problems.items():
-        bad.append(Finding(level="bad", what=f"{part} cannot be read", detail=reason, href="/doctor"))
+    found = [
+        *(_bad(f"{part} cannot be read", reason, "/doctor") for part, reason in survey.problems.items()),
+        *_pipeline_findings(survey),
+        *(each for queue in survey.queues for each in _queue_findings(queue)),
+        *(each for topic in survey.outbox for each in _outbox_findings(topic)),
+        *(each for region in survey.regions for each in _region_findings(region)),
+        *map(_failed_job, failed_jobs),
+    ]
+    return sorted(found, key=lambda each: each.level)
+
+
+def _bad(what: str, detail: str, href: str) -> Finding:
+    return Finding(level="bad", what=what, detail=detail, href=href)
+
+
+def _warn(what: str, detail: str, href: str) -> Finding:
+    return Finding(level="warn", what=what, detail=detail, href=href)
+
+
+def _pipeline_findings(survey: Survey) -> Iterator[Finding]:
     if survey.job is not None:
         for where, reason in survey.job.stopped.items():
-            bad.append(Finding(level="bad", what=f"Partition {where} is stopped", detail=reason, href="/pipeline"))
+            yield _bad(f"Partition {where} is stopped", reason, "/pipeline")
     for each in survey.topics:
         if each.problem is not None:
-            href = link("/topic", topic=each.topic)
-            bad.append(Finding(level="bad", what=f"Topic {each.topic}", detail=each.problem, href=href))
+            yield _bad(f"Topic {each.topic}", each.problem, link("/topic", topic=each.topic))
         elif each.lag_s is not None and each.lag_s > LAG_S_MAX:
             detail = f"{each.lag:,} records wait, the oldest for {span(each.lag_s)}"
-            warn.append(Finding(level="warn", what=f"Topic {each.topic} lags", detail=detail, href="/pipeline"))
-    for queue in survey.queues:
-        if queue.dead.value:
-            href = link("/queue", queue=queue.queue, status="dead")
-            noun = "dead letter" if queue.dead.value == 1 else "dead letters"
-            bad.append(Finding(level="bad", what=f"Queue {queue.queue}", detail=f"{queue.dead} {noun}", href=href))
-        if queue.paused_at_ms is not None:
-            due = "1 entry is due" if queue.due.value == 1 else f"{queue.due} entries are due"
-            href = link("/queue", queue=queue.queue)
-            warn.append(Finding(level="warn", what=f"Queue {queue.queue} is paused", detail=due, href=href))
+            yield _warn(f"Topic {each.topic} lags", detail, "/pipeline")
+    more = " or more" if sum(survey.parked.values()) >= PARKED_MAX else ""
     for name, count in survey.parked.items():
         noun = "record is parked" if count == 1 else "records are parked"
-        more = " or more" if sum(survey.parked.values()) >= PARKED_MAX else ""
-        bad.append(Finding(level="bad", what=f"Topic {name}", detail=f"{count:,}{more} {noun}", href="/pipeline"))
-    for topic in survey.outbox:
-        if topic.parked:
-            noun = "message is parked" if topic.parked == 1 else "messages are parked"
-            href = link("/outbox", topic=topic.topic)
-            bad.append(Finding(level="bad", what=f"Outbox {topic.topic}", detail=f"{topic.parked:,} {noun}", href=href))
-        if topic.error:
-            bad.append(
-                Finding(level="bad", what=f"Outbox {topic.topic}", detail=topic.reason or "it fails", href="/outbox")
-            )
-        if topic.oldest_age_ms is not None and topic.oldest_age_ms > OUTBOX_AGE_S_MAX * 1000:
-            detail = f"the oldest message waits for {span(topic.oldest_age_ms / 1000)}"
-            warn.append(Finding(level="warn", what=f"Outbox {topic.topic}", detail=detail, href="/outbox"))
-        if topic.notice is not None:
-            warn.append(Finding(level="warn", what=f"Outbox {topic.topic}", detail=topic.notice, href="/outbox"))
-    for region in survey.regions:
-        name = f"Region {region.namespace}/{region.region}"
-        href = link("/region", namespace=region.namespace, region=region.region)
-        if region.problem is not None:
-            bad.append(Finding(level="bad", what=name, detail=region.problem, href=href))
-        elif region.status is not None:
-            if region.status.cleaner_error is not None:
-                bad.append(
-                    Finding(level="bad", what=name, detail=f"cleaning fails: {region.status.cleaner_error}", href=href)
-                )
-            if region.status.held_bytes > PINNED_BYTES_MAX:
-                detail = f"table {region.status.pinned_by} pins {size(region.status.held_bytes)} of the log"
-                warn.append(Finding(level="warn", what=name, detail=detail, href=href))
-    for job in failed_jobs:
-        answer = job.answer()
-        detail = answer.error or "it failed"
-        bad.append(Finding(level="bad", what=f"Job {answer.kind}", detail=detail, href=link("/job", job=answer.id)))
-    return bad + warn
+        yield _bad(f"Topic {name}", f"{count:,}{more} {noun}", "/pipeline")
+
+
+def _queue_findings(queue: QueueNumbers) -> Iterator[Finding]:
+    if queue.dead.value:
+        noun = "dead letter" if queue.dead.value == 1 else "dead letters"
+        href = link("/queue", queue=queue.queue, status="dead")
+        yield _bad(f"Queue {queue.queue}", f"{queue.dead} {noun}", href)
+    if queue.paused_at_ms is not None:
+        due = "1 entry is due" if queue.due.value == 1 else f"{queue.due} entries are due"
+        yield _warn(f"Queue {queue.queue} is paused", due, link("/queue", queue=queue.queue))
+
+
+def _outbox_findings(topic: OutboxTopicStatus) -> Iterator[Finding]:
+    what = f"Outbox {topic.topic}"
+    if topic.parked:
+        noun = "message is parked" if topic.parked == 1 else "messages are parked"
+        yield _bad(what, f"{topic.parked:,} {noun}", link("/outbox", topic=topic.topic))
+    if topic.error:
+        yield _bad(what, topic.reason or "it fails", "/outbox")
+    if topic.oldest_age_ms is not None and topic.oldest_age_ms > OUTBOX_AGE_S_MAX * 1000:
+        yield _warn(what, f"the oldest message waits for {span_ms(topic.oldest_age_ms)}", "/outbox")
+    if topic.notice is not None:
+        yield _warn(what, topic.notice, "/outbox")
+
+
+def _region_findings(region: RegionSurvey) -> Iterator[Finding]:
+    what, status = f"Region {region.namespace}/{region.region}", region.status
+    href = link("/region", namespace=region.namespace, region=region.region)
+    if region.problem is not None:
+        yield _bad(what, region.problem, href)
+    elif status is not None and status.cleaner_error is not None:
+        yield _bad(what, f"cleaning fails: {status.cleaner_error}", href)
+    if status is not None and status.held_bytes > PINNED_BYTES_MAX:
+        yield _warn(what, f"table {status.pinned_by} pins {size(status.held_bytes)} of the log", href)
+
+
+def _failed_job(job: PipelineJob) -> Finding:
+    answer = job.answer()
+    return _bad(f"Job {answer.kind}", answer.error or "it failed", link("/job", job=answer.id))
 
 
 async def part_health(view: View, survey: Survey) -> list[PartHealth]:
@@ -172,7 +190,7 @@ async def part_health(view: View, survey: Survey) -> list[PartHealth]:
         health = await view.book.health()
         for run in health.running:
             parts.append(
-                PartHealth(part=run.name, kind="running here", ok=run.healthy, detail=run.problem or run.state)
+                PartHealth(part=run.name, kind="in this process", ok=run.healthy, detail=run.problem or run.state)
             )
     except TidebookError:
         pass  # the log and the store are reported above

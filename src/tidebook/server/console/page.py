@@ -1,8 +1,9 @@
-"""What a page and an act of the console declare: where it is, and the route of the API whose role and scope it has."""
+"""Pages and acts of the console: each declares its path, and the route of the API whose role and scope it has."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act did, in a sentence, and the page to show next: by default the one that it was started from."""
+    """The result of an act, as a sentence, and the page to show next: by default the one that it was started from."""
 
     message: str
     to: str | None = None
@@ -51,7 +52,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act would do: a dry run."""
+    """The result of a dry run: what an act would do."""
 
     #: A sentence with the exact number of what would be affected.
     text: str
@@ -60,6 +61,13 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
+    #: The identities of what would be affected, so that a confirmation is not valid for as many others.
+    members: Sequence[Any] = ()
+
+    @property
+    def seal(self) -> str:
+        """A digest of what is confirmed: the sentence that is shown, the count, and the members."""
+        return blake2b(msgspec.json.encode([self.text, self.count, self.members]), digest_size=16).hexdigest()
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +80,12 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     form: type[msgspec.Struct] = NoFields
     #: The fields of the form that hold a payload, which the audit does not record.
     content: frozenset[str] = frozenset()
-    #: The dry run; an act that has one is confirmed on a page of its own.
+    #: The dry run; an act that has one is confirmed on a separate page.
     preview: Callable[[Any], Awaitable[Preview]] | None = None
 
     @property
     def path(self) -> str:
-        """Where the form is sent, and where the dry run is shown."""
+        """The path to which the form is sent, and at which the dry run is shown."""
         return f"/acts/{self.name}"
 
 

@@ -60,7 +60,7 @@ class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     partitions: list[PartitionRow]
     total_topics: int
@@ -171,7 +171,8 @@ async def preview_replay(view: View) -> Preview:
         f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({size(size_bytes)}) to the end of "
         f"journal {id}, {what}, and removes it from the parked ones. At its own place it stays void."
     )
-    return Preview(text=text, count=1, word=form.topic, sample=[parked.reason])
+    members = [parked.position.epoch, parked.position.offset]
+    return Preview(text=text, count=1, word=form.topic, sample=[parked.reason], members=members)
 
 
 async def replay(view: View) -> ActResult:
@@ -254,10 +255,11 @@ async def preview_start(view: View) -> Preview:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
     return Preview(
-        text=f"This {does}: {which}. It runs in a process of its own and may take long.",
+        text=f"This {does}: {which}. It runs in a separate process and may take long.",
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],
+        members=body.topics,
     )
 
 

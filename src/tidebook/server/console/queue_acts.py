@@ -1,10 +1,10 @@
-"""What can be done to queues and their entries: to the selected ones, or to all that match."""
+"""The acts on queues and their entries: on the selected entries, or on all that match a filter."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,6 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.bulk import BulkAct, BulkAnswer
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, Page, Preview
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -28,11 +27,14 @@ from tidebook.server.console.queues import (
 )
 from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
-#: Up to so many entries an act takes before it answers; more are taken in the background.
+T = TypeVar("T")
+
+#: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
 AT_ONCE_MAX: Final = 1_000
-#: How many checked rows an act takes; all that match have no bound.
+#: The most rows that can be selected one by one; an act on all that match has no limit.
 SELECTED_MAX: Final = 10_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
@@ -71,7 +73,7 @@ def _typed(text: str, kind: str) -> Any:
     try:
         return decode_json(text.encode())
     except (ValueError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"the data is no JSON: {error}") from error
+        raise InvalidInput(f"the data is not JSON: {error}") from error
 
 
 class QueueForm(msgspec.Struct, frozen=True):
@@ -81,19 +83,19 @@ class QueueForm(msgspec.Struct, frozen=True):
 
 
 async def pause(view: View) -> ActResult:
-    """Give out no claim until the queue is resumed."""
+    """Pause a queue: its claims return nothing until it is resumed."""
     await view.book.queue(view.fields.queue).pause()
     return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
 
 
 async def resume(view: View) -> ActResult:
-    """Give out claims again."""
+    """Resume a queue: claims return its entries again."""
     await view.book.queue(view.fields.queue).resume()
     return ActResult(message=f"Queue {view.fields.queue} is resumed.")
 
 
 class SelectionForm(msgspec.Struct, frozen=True):
-    """Entries to act on: those at some places, separated by commas, or all that match the filter."""
+    """Entries to act on: those at the given places, separated by commas, or all that match the filter."""
 
     queue: str
     status: Status = "dead"
@@ -122,7 +124,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
 
 
 async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
-    """Return the entries that still wait at some places."""
+    """Return the entries that still wait at the given places."""
     rows: list[BrowsedEntry] = []
     for place in dict.fromkeys(places):
         before = EntryPlace(place.priority, place.date_ms, place.id - 1)
@@ -134,7 +136,7 @@ async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[E
 
 def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
     if form.status not in ("due", "later"):
-        raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
+        raise InvalidInput("only waiting entries can be deleted: a worker has claimed the others")
     return form.status
 
 
@@ -157,7 +159,7 @@ async def _letters_preview(view: View, does: str, after: str, word: str | None =
     ids = await _selected_letters(view, browser)
     sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
     text = f"This {does} {_plural(len(ids), 'dead letter')} {after}"
-    return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)))
+    return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)), members=ids)
 
 
 async def preview_retry(view: View) -> Preview:
@@ -167,12 +169,11 @@ async def preview_retry(view: View) -> Preview:
 
 async def retry(view: View) -> ActResult:
     """Put dead letters back, the oldest first."""
-    browser = await find_queue(view, view.fields.queue)
-    ids = (await _selected_letters(view, browser))[: view.confirmed]
+    browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
     return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
 
 
-async def _in_pages(ids: list[int], size: int, act: Callable[[list[int]], Awaitable[int]]) -> AsyncIterator[int]:
+async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> AsyncIterator[int]:
     for start in range(0, len(ids), size):
         yield await act(ids[start : start + size])
 
@@ -210,71 +211,76 @@ async def preview_drop(view: View) -> Preview:
 
 async def drop(view: View) -> ActResult:
     """Delete dead letters."""
-    browser = await find_queue(view, view.fields.queue)
-    ids = (await _selected_letters(view, browser))[: view.confirmed]
+    browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
     return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), "dead letter", "dropped")
 
 
 class EditForm(msgspec.Struct, frozen=True):
-    """New data of a dead letter; with `again` it is then put back."""
+    """New data of a dead letter; with `retry` it is then put back."""
 
     queue: str
-    flag: Annotated[int, Meta(ge=0)]
+    letter: Annotated[int, Meta(ge=0)]
     data: str = ""
     kind: str = "json"
-    again: bool = False
+    retry: bool = False
 
 
 async def edit(view: View) -> ActResult:
     """Replace the data of a dead letter, and retry it if asked to."""
     form, queue = view.fields, view.book.queue(view.fields.queue)
-    await queue.edit(form.flag, _typed(form.data, form.kind))
-    if not form.again:
+    await queue.edit(form.letter, _typed(form.data, form.kind))
+    if not form.retry:
         return ActResult(message="The data is replaced.")
     try:
-        await queue.retry(form.flag)
+        await queue.retry(form.letter)
     except OutcomeUnknown:
         raise
-    except TidebookError as error:  # the data is replaced all the same, which the audit has to record
+    except TidebookError as error:  # the data is replaced nonetheless, which the audit has to record
         return ActResult(message=f"The data is replaced, but the dead letter is not put back: {error}")
     to = link("/queue", queue=form.queue, status="dead")
     return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)
 
 
 async def preview_purge(view: View) -> Preview:
-    """Count the waiting entries that would be deleted."""
+    """Count the waiting entries that would be deleted; up to a bound, their places are confirmed too."""
     form, browser = view.fields, await find_queue(view, view.fields.queue)
-    count, sample = await _count_waiting(browser, form)
-    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
-    return Preview(text=text, count=count, word=form.queue, sample=_samples([each.row for each in sample], count))
-
-
-async def _count_waiting(browser: BoundBrowser, form: SelectionForm) -> tuple[int, list[BrowsedEntry]]:
-    _waiting_state(form)
-    places = _selected_places(form)
+    wanted, places = _waiting_filter(view), _selected_places(form)
     if places is not None:
         found = await _waiting_at(browser, form, places)
-        return len(found), found[:SAMPLE_MAX]
-    wanted = entry_filter(form)
-    return await browser.count_up_to(wanted, limit=2**62), await browser.browse(wanted, limit=SAMPLE_MAX)
+        count = len(found)
+    elif (count := await browser.count_up_to(wanted, limit=2**62)) > AT_ONCE_MAX:
+        found = await browser.browse(wanted, limit=SAMPLE_MAX)
+    else:
+        found = await browser.browse(wanted, limit=AT_ONCE_MAX)
+        count = len(found)
+    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
+    return Preview(
+        text=text,
+        count=count,
+        word=form.queue,
+        sample=_samples([each.row for each in found], count),
+        members=[each.place for each in found] if len(found) == count else [],
+    )
+
+
+def _waiting_filter(view: View) -> EntryFilter:
+    """Return the filter of a form for entries that wait; what became due after the dry run was not counted."""
+    state, wanted = _waiting_state(view.fields), entry_filter(view.fields)
+    last_ms = min(wanted.to_ms, view.as_of_ms)
+    return msgspec.structs.replace(wanted, to_ms=last_ms) if state == "due" else wanted
 
 
 async def purge(view: View) -> ActResult:
     """Delete waiting entries; those that a worker claims meanwhile are left alone."""
-    browser, total = await find_queue(view, view.fields.queue), view.confirmed
-    return await _act(view, total, _purge_pages(view, browser, total), "entry", "deleted")
+    browser, total = await find_queue(view, view.fields.queue), view.confirmed.count
+    places = view.confirmed.members
+    steps = _in_pages(places, PURGE_PAGE, browser.remove) if places else _purge_pages(view, browser, total)
+    return await _act(view, total, steps, "entry", "deleted")
 
 
 async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
     """Delete page by page, and never more than was confirmed: what is put meanwhile was not counted."""
-    form, places = view.fields, _selected_places(view.fields)
-    if places is not None:
-        yield await browser.remove([each.place for each in await _waiting_at(browser, form, places)])
-        return
-    wanted = entry_filter(form)
-    if form.status == "due":
-        wanted = msgspec.structs.replace(wanted, to_ms=min(wanted.to_ms, view.now_ms))
-    after: EntryPlace | None = None
+    wanted, after = _waiting_filter(view), None
     while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
         total -= len(page)
         after = page[-1].place
@@ -292,7 +298,7 @@ class BulkQuery(msgspec.Struct, frozen=True):
 
 
 async def bulk(view: View) -> BulkAnswer:
-    """Show how far an act is."""
+    """Show the progress of an act."""
     acts = view.parts.bulk
     return acts.answer(acts.find(view.fields.act, view.fields.queue))
 

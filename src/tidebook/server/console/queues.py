@@ -22,9 +22,9 @@ from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, Work
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkAnswer
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Page
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
@@ -132,7 +132,7 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries of one claim by a program that is no reporting worker."""
+    """The entries of one claim by a program that is not a reporting worker."""
 
     holder: str
     entries: int
@@ -142,7 +142,7 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a queue shows."""
+    """The values that the template of a queue's page shows."""
 
     numbers: QueueNumbers
     settings: QueueSettings
@@ -238,14 +238,14 @@ def parse_place(text: str) -> EntryPlace:
     """Return the place that `write_place` has written."""
     parts = text.split("-")
     if len(parts) != 3:
-        raise InvalidInput(f"{text[:60]!r} is no place in a queue: follow the links of the page")
+        raise InvalidInput(f"{text[:60]!r} is not a place in a queue: follow the links of the page")
     return EntryPlace(*map(parse_number, parts))
 
 
 def parse_number(text: str) -> int:
     """Return a number of a place; raise `InvalidInput` if it is none."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
-        raise InvalidInput(f"{text[:60]!r} is no place in a queue: follow the links of the page")
+        raise InvalidInput(f"{text[:60]!r} is not a place in a queue: follow the links of the page")
     return int(text)
 
 

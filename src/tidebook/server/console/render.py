@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 #: Counts above this are estimates.
 EXACT_MAX: Final = 10_000
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
-_SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+_SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -50,8 +50,14 @@ def span(seconds: float | None) -> str:
         return "–"
     for length, unit in _SPANS:
         if seconds >= length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:,.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+            digits = 0 if unit == "ms" else 1
+            return f"{seconds / length:,.{digits}f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def span_ms(milliseconds: float | None) -> str:
+    """Return a duration of so many milliseconds in its largest unit."""
+    return span(None if milliseconds is None else milliseconds / 1000)
 
 
 def moment(value: float | datetime | None) -> str:
@@ -104,7 +110,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(number=number, size=size, span=span, moment=moment, iso=iso)
+        self._environment.filters.update(number=number, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso)
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
         # The version in the address lets browsers keep a file for good.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")

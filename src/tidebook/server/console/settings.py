@@ -52,7 +52,7 @@ class SettingsSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     folder: str
     sections: list[SettingsSection]
@@ -107,6 +107,8 @@ def shown(name: str, value: Any) -> str:
         return "–"
     if isinstance(value, str | bytes | dict | list) and _SECRET_NAME.search(name) and not name.endswith("_file"):
         return HIDDEN
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, dict):
         return ", ".join(f"{key} = {shown(str(key), item)}" for key, item in value.items()) or "–"
     if isinstance(value, list | tuple):

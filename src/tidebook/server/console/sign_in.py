@@ -24,7 +24,7 @@ class SignInForm(msgspec.Struct, frozen=True):
 
 
 class SignInData(msgspec.Struct, frozen=True):
-    """What the page shows."""
+    """The values that the template of the page shows."""
 
     #: Whether this server asks for no token.
     open: bool

@@ -39,7 +39,7 @@ QUEUES_MAX: Final = 1_000
 PARKED_MAX: Final = 100
 #: How many partitions are read at once from servers, and how many topics between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20
-#: For so many topics, those that lag most, the age of the first unreplicated record is read.
+#: The age of the first unreplicated record is read for this many topics: those that lag most.
 LAGGING_MAX: Final = 20
 #: How long one part of a survey may take.
 PART_S_MAX: Final = 20.0

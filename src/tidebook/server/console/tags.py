@@ -15,8 +15,8 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
-from tidebook.server.console.journal import parse_time
 from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
+from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus
@@ -119,7 +119,7 @@ class TagGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a tag shows."""
+    """The values that the template of a tag's page shows."""
 
     tag: str
     horizon: HorizonStatus

@@ -58,7 +58,7 @@ async def preview_revoke(view: View) -> Preview:
     if found is None:
         raise NotFound(f"there is no token {view.fields.token[:40]!r}")
     text = f"This revokes 1 token, {found.name} ({found.role}). What uses it is refused from now on."
-    return Preview(text=text, count=1, word=found.name)
+    return Preview(text=text, count=1, word=found.name, members=[found.id])
 
 
 async def revoke(view: View) -> ActResult:

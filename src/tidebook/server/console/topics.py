@@ -19,7 +19,7 @@ from tidebook.wiring.topics import TopicDescription
 
 ROWS_MAX: Final = 50
 IDS_MAX: Final = 100
-#: How many ids are looked at for those with a prefix.
+#: The most ids that are searched for those with a prefix.
 SCAN_MAX: Final = 10_000
 
 Sort = Literal["name", "records", "lag", "rate"]
@@ -41,7 +41,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     page: int
     pages: int
-    #: When the survey was made that the order and the rates are from.
+    #: When the survey was made from which the order and the rates are taken.
     as_of_ms: int
 
 
@@ -121,7 +121,8 @@ async def preview_delete(view: View) -> Preview:
     """Count what deleting a topic would remove."""
     found = await view.book.describe_topic(topic_name(view.fields.topic))
     text = f"This deletes topic {found.topic} with all its journals: {found.records:,} records of the log."
-    return Preview(text=text, count=found.records, word=found.topic)
+    members = [found.epoch, *found.starts, *found.ends]
+    return Preview(text=text, count=found.records, word=found.topic, members=members)
 
 
 async def delete(view: View) -> ActResult:

@@ -8,7 +8,7 @@ import msgspec
 
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
-from tidebook.server.console.page import Act, LiveView, Page
+from tidebook.server.console.page import Act, LiveView, Page, Preview
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
@@ -18,7 +18,7 @@ from tidebook.wiring.book import Book
 
 
 class View:
-    """Who asks for what, and what of it may be shown."""
+    """The request of a page: its user, its parameters, and what may be shown."""
 
     def __init__(
         self,
@@ -51,8 +51,10 @@ class View:
         self.last_event_id = last_event_id
         #: The path and the query of the page.
         self.url = url
-        #: The count that was confirmed: an act takes no more than that.
-        self.confirmed = 0
+        #: The time of the dry run: what comes later is neither counted nor affected.
+        self.as_of_ms = self.now_ms
+        #: The dry run that was confirmed: an act affects nothing that it did not count.
+        self.confirmed = Preview(text="", count=0)
         self.unmask = self._may_unmask(getattr(fields, "unmask", False))
 
     @property

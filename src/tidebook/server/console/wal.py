@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,7 @@ from tidebook.server.console.render import link, size
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
 from tidebook.server.console.view import View
+from tidebook.wal.meta import TableMeta
 from tidebook.wal.region import Region, RegionStatus
 
 RegionNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -61,7 +63,7 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of a region shows."""
+    """The values that the template of a region's page shows."""
 
     namespace: str
     status: RegionStatus
@@ -154,12 +156,11 @@ async def preview_mark(view: View) -> Preview:
     table = opened.meta.tables.get(form.table)
     first = 0 if table is None else table.mapping.start
     count = 0 if table is None else max(0, min(form.seq, table.next_seq_num) - first)
-    noun = "entry" if count == 1 else "entries"
     text = (
-        f"This marks {count:,} {noun} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
+        f"This marks {_counted(count)} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
         "does. They can no longer be replayed."
     )
-    return Preview(text=text, count=count, word=str(form.table))
+    return Preview(text=text, count=count, word=str(form.table), members=[first])
 
 
 async def mark(view: View) -> ActResult:
@@ -171,10 +172,21 @@ async def mark(view: View) -> ActResult:
 
 async def preview_drop(view: View) -> Preview:
     """Count the entries of a table that would be dropped."""
-    table = (await _open(view)).meta.tables.get(view.fields.table)
-    count = 0 if table is None else len(table.mapping)
-    text = f"This drops table {view.fields.table} with {count:,} entries. It cannot be undone."
-    return Preview(text=text, count=count, word=str(view.fields.table))
+    id, tables = view.fields.table, (await _open(view)).meta.tables
+    chosen = {id: tables[id]} if id in tables else {}
+    count, members = _entries(chosen)
+    text = f"This drops table {id} with {_counted(count)}. It cannot be undone."
+    return Preview(text=text, count=count, word=str(id), members=members)
+
+
+def _entries(tables: Mapping[int, TableMeta]) -> tuple[int, list[list[int]]]:
+    """Return how many entries tables have, and what identifies them: the first number of each table, and the next."""
+    bounds = [[id, each.mapping.start, each.next_seq_num] for id, each in sorted(tables.items())]
+    return sum(len(each.mapping) for each in tables.values()), bounds
+
+
+def _counted(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
 
 
 async def drop(view: View) -> ActResult:
@@ -186,11 +198,11 @@ async def drop(view: View) -> ActResult:
 async def preview_delete(view: View) -> Preview:
     """Count what deleting a region would remove."""
     opened = await _open(view)
-    count = sum(len(each.mapping) for each in opened.meta.tables.values())
+    count, members = _entries(opened.meta.tables)
     held = size(opened.meta.held_bytes)
     where = f"{view.fields.namespace}/{view.fields.region}"
-    text = f"This deletes region {where} with {count:,} entries, {held}. It cannot be undone."
-    return Preview(text=text, count=count, word=where)
+    text = f"This deletes region {where} with {_counted(count)}, {held}. It cannot be undone."
+    return Preview(text=text, count=count, word=where, members=members)
 
 
 async def delete(view: View) -> ActResult:

@@ -64,7 +64,9 @@ def translate(error: errors.CassException, what: str, *, wrote: WriteAttempts | 
         return InvalidInput(f"Cassandra's certificate or ours is not accepted for {what}: {message}: check [store]")
     if isinstance(error, TRANSIENT):
         if _had_no_effect(error, wrote):
-            return Unavailable(f"Cassandra does not serve {what}: {message}: the next call tries again")
+            return Unavailable(
+                f"Cassandra is unavailable: {what}: {message}: check the address and the nodes, then retry"
+            )
         return OutcomeUnknown(f"Cassandra did not acknowledge {what}: {message}: repeat it")
     return Corrupt(f"Cassandra refuses {what}: {message}: is the keyspace as Tidebook made it?")
 
@@ -75,7 +77,7 @@ def _had_no_effect(error: errors.CassException, wrote: WriteAttempts | None) -> 
         case None:
             return True
         case "once":
-            # "Unavailable" and "overloaded" do not count: a node checks its peers once more to commit a compare-and-set
+            # "Unavailable" and "overloaded" do not count: a node checks its peers again to commit a compare-and-set
             # that is already accepted.
             return isinstance(error, (*NOT_SENT, errors.CassErrorLibNoHostsAvailable))
         case "repeatedly":

@@ -124,7 +124,7 @@ def _is_cut(first: EventRow, to: int) -> bool:
 def repair_rounds(repair: Repair, segments: int, buckets: Buckets, split_rows: SplitRows) -> Iterator[Iterator[Batch]]:
     """Yield all batches of a repair, in rounds. Each round is acknowledged before the next.
 
-    Repaired events get rows of their own, and so do the events that shared a packed row with them. A packed row is
+    Repaired events get separate rows, and so do the events that shared a packed row with them. A packed row is
     replaced last, when all of its events are elsewhere: its number is that of its last event.
     """
     stamp = write_stamp(repair.pointer.position, rev=repair.rev)

@@ -172,7 +172,7 @@ def _put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) ->
 
 
 def _clear_events(transaction: WriteTransaction, write: ClearEvents | ClearJournal, above: int, to: int) -> None:
-    # Tag rows are found through the event rows: an index of their own would slow down every write.
+    # Tag rows are found through the event rows: a separate index would slow down every write.
     key, last = write.key, above
     while write.clear_tags:
         rows: list[Any] = transaction.connection.execute(_EVENTS, (*key, last, to, CLEAR_PAGE)).fetchall()

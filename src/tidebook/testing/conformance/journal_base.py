@@ -27,7 +27,7 @@ Lag = Literal["nothing", "some", "everything"]
 
 #: Small, so that the cases cross pages, segments and partitions.
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
-#: Far more than any case needs: a case that meets it has failed.
+#: Far more than any case needs: a case that takes this long has failed.
 PATIENCE_S = 60.0
 
 

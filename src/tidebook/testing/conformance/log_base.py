@@ -20,7 +20,7 @@ from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
 
 PARTITIONS = 3
-#: Far more than any case needs: a case that meets it has failed.
+#: Far more than any case needs: a case that takes this long has failed.
 PATIENCE_S = 60.0
 
 

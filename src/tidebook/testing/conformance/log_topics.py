@@ -62,23 +62,23 @@ class TopicCases(LogBase):
 
     async def test_a_recreated_topic_has_another_id_and_no_old_records(self, log: Log, topic: str) -> None:
         before = await log.topic(topic)
-        await log.append(outgoing(topic, b"first life"))
+        await log.append(outgoing(topic, b"first incarnation"))
         await log.delete_topic(topic)
         after = await log.create_topic(topic, PARTITIONS)
         assert before is not None
         assert after.topic_id != before.topic_id
         assert await all_of(log, topic) == []
-        await log.append(outgoing(topic, b"second life"))
-        assert [r.value for r in await all_of(log, topic)] == [b"second life"]
+        await log.append(outgoing(topic, b"second incarnation"))
+        assert [r.value for r in await all_of(log, topic)] == [b"second incarnation"]
 
     async def test_another_instance_sees_a_recreated_topic(self, log: Log, open_log: OpenLog, topic: str) -> None:
         async with open_log() as other:
-            await other.append(outgoing(topic, b"first life"))
+            await other.append(outgoing(topic, b"first incarnation"))
             await log.delete_topic(topic)
             state = await log.create_topic(topic, PARTITIONS)
             assert await other.topic(topic) == state
-            await other.append(outgoing(topic, b"second life"))
-            assert [r.value for r in await all_of(other, topic)] == [b"second life"]
+            await other.append(outgoing(topic, b"second incarnation"))
+            assert [r.value for r in await all_of(other, topic)] == [b"second incarnation"]
 
     async def test_everything_about_an_unknown_topic_is_not_found(self, log: Log) -> None:
         unknown = new_topic()

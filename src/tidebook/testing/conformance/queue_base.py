@@ -27,7 +27,7 @@ from tidebook.queue.port import (
 
 #: Opens one more store on the same data, as another process would.
 OpenQueues = Callable[[], AbstractAsyncContextManager[QueueStore]]
-#: Moves the store's clock on by so many milliseconds.
+#: Moves the store's clock on by this many milliseconds.
 Advance = Callable[[int], Awaitable[None]]
 
 LEASE_MS = 10_000

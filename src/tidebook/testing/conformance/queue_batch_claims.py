@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from tidebook.queue.port import QueueStore
+from tidebook.queue.port import FinishingClaim, LeasedEntry, QueueStore
 from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, Taken, new_queue
 
 
@@ -16,6 +16,16 @@ async def claim_of(desk: Desk, *names: str) -> list[Taken]:
     taken = await desk.claim(len(names))
     assert [each.name for each in taken] == list(names)
     return taken
+
+
+async def finish_and_claim(
+    desk: Desk, *calls: tuple[int, list[LeasedEntry]]
+) -> tuple[list[list[bool]], list[list[str]]]:
+    """Return which entries each caller has finished, and the data of what it has claimed."""
+    claims = [FinishingClaim(uuid.uuid4().bytes, limit, finished) for limit, finished in calls]
+    finished, claimed = await desk.store.finish_and_claim(desk.ref, claims, lease_ms=LEASE_MS, together=False)
+    names = [[each.data.decode() for each in claimed if each.token == claim.token] for claim in claims]
+    return [[each in finished for each in claim.finished] for claim in claims], names
 
 
 class BatchClaimCases(QueueBase):
@@ -42,6 +52,46 @@ class BatchClaimCases(QueueBase):
         keyed = await desk.take()
         assert await desk.finish(*first, second[1], keyed) == [True] * 5
         assert [each.data for each in await desk.store.entries(desk.ref, limit=9)] == [b"d", b"f"]
+
+    async def test_entries_are_finished_and_others_claimed_in_one_call(self, desk: Desk) -> None:
+        a, b = await claim_of(desk, *"ab")
+        for name in "cdef":
+            await desk.put(data=name)
+        done, names = await finish_and_claim(desk, (1, [a.held]), (2, []), (1, [b.held]))
+        assert (done, names) == ([[True], [], [True]], [["c"], ["d", "e"], ["f"]])
+        assert (await desk.store.counts(desk.ref)).processing == 4
+
+    async def test_a_caller_that_has_lost_an_entry_claims_nothing_and_the_others_do(self, desk: Desk) -> None:
+        a, b, c = await claim_of(desk, *"abc")
+        await desk.finish(a)
+        for name in "de":
+            await desk.put(data=name)
+        done, names = await finish_and_claim(desk, (1, [a.held, b.held]), (2, [c.held]), (1, [c.held]))
+        assert (done[0], done[1], names) == ([False, True], [True], [[], ["d", "e"], []])
+        assert await desk.finish(b, c) == [False, False]
+
+    async def test_nothing_is_claimed_if_all_callers_have_lost_an_entry(self, desk: Desk) -> None:
+        [a] = await claim_of(desk, "a")
+        await desk.finish(a)
+        await desk.put(data="b")
+        assert await finish_and_claim(desk, (1, [a.held])) == ([[False]], [[]])
+        assert (await desk.take()).entry.timeouts == 0
+
+    async def test_finishing_an_entry_frees_its_key_for_the_claim_of_the_same_call(self, desk: Desk) -> None:
+        await desk.put("k", data="first")
+        first = await desk.take()
+        await desk.put("k", data="second")
+        assert await desk.claim() == []
+        assert await finish_and_claim(desk, (1, [first.held])) == ([[True]], [["second"]])
+
+    async def test_an_expired_lease_is_lost_only_to_another_claim(self, desk: Desk, advance: Advance) -> None:
+        a, b = await claim_of(desk, *"ab")
+        await advance(LEASE_MS)
+        again = await desk.take()
+        held, lost = (b, a) if again.name == "a" else (a, b)
+        done, names = await finish_and_claim(desk, (1, [lost.held]), (1, [held.held]))
+        assert (done, names) == ([[False], [True]], [[], []])
+        assert await desk.finish(again) == [True]
 
     async def test_keys_and_entries_without_one_come_in_one_claim(self, desk: Desk) -> None:
         for key, name in ((None, "a"), ("k", "b"), (None, "c"), ("l", "d")):
@@ -92,10 +142,12 @@ class BatchClaimCases(QueueBase):
     async def test_a_late_finish_counts_if_no_other_worker_has_claimed(self, desk: Desk, advance: Advance) -> None:
         taken = await claim_of(desk, *"abc")
         await advance(LEASE_MS)
-        assert (await desk.store.sweep(desk.ref)).run_out == 3
+        assert (await desk.store.sweep(desk.ref)).leases_expired == 3
         assert await desk.finish(*taken) == [True] * 3
 
-    async def test_a_claim_that_ran_out_too_often_leaves_as_dead_letters(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_claim_whose_lease_expired_too_often_leaves_dead_letters(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await claim_of(desk, *"abc")
         for _ in range(2):
             await advance(LEASE_MS)

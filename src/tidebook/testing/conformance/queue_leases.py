@@ -10,7 +10,7 @@ from tidebook.queue.port import QueueStore
 from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, Taken, new_queue
 
 
-async def run_out(desk: Desk, advance: Advance) -> Taken:
+async def let_lease_expire(desk: Desk, advance: Advance) -> Taken:
     """Let a lease expire, and claim the entry again."""
     await advance(LEASE_MS)
     return await desk.take()
@@ -63,7 +63,7 @@ class LeaseCases(QueueBase):
     async def test_a_lost_and_a_held_lease_are_distinguished_in_one_call(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
         lost = await desk.take()
-        holder = await run_out(desk, advance)
+        holder = await let_lease_expire(desk, advance)
         results = tuple(await asyncio.gather(desk.finish(lost), desk.finish(holder), desk.finish(lost)))
         assert results == ([False], [True], [False])
 
@@ -81,7 +81,7 @@ class LeaseCases(QueueBase):
     ) -> None:
         await desk.put("k")
         lost = await desk.take()
-        holder = await run_out(desk, advance)
+        holder = await let_lease_expire(desk, advance)
         assert await desk.finish(lost) == [False]
         assert await desk.beat(lost) == [False]
         assert await desk.fail(lost) == "lost"
@@ -117,7 +117,9 @@ class LeaseCases(QueueBase):
         await advance(1)
         assert await desk.names() == ["k"]
 
-    async def test_an_entry_that_ran_out_keeps_its_place_in_the_order(self, desk: Desk, advance: Advance) -> None:
+    async def test_an_entry_with_an_expired_lease_keeps_its_place_in_the_order(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("first", priority=10)
         await desk.take()
         await desk.put("later", priority=11)
@@ -136,25 +138,25 @@ class LeaseCases(QueueBase):
     async def test_past_the_maximum_an_entry_leaves_the_queue(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", data="poison")
         await desk.take()
-        assert (await run_out(desk, advance)).entry.timeouts == 1
-        assert (await run_out(desk, advance)).entry.timeouts == 2
+        assert (await let_lease_expire(desk, advance)).entry.timeouts == 1
+        assert (await let_lease_expire(desk, advance)).entry.timeouts == 2
         await advance(LEASE_MS)
         assert await desk.claim() == []
         (letter,) = await desk.store.dead_letters(desk.ref)
         assert (letter.key, letter.timeouts, letter.data) == ("k", 3, b"poison")
 
-    async def test_run_out_with_a_sibling_merges_into_it_and_keeps_the_counter(
+    async def test_an_expired_lease_with_a_sibling_merges_into_it_and_keeps_the_counter(
         self, desk: Desk, advance: Advance
     ) -> None:
         await desk.put("k", data="old", priority=30, inserted_at=1)
         await desk.take()
         await desk.put("k", data="new", priority=40, inserted_at=2)
-        taken = await run_out(desk, advance)
+        taken = await let_lease_expire(desk, advance)
         found = taken.entry
         assert (taken.name, found.timeouts, found.priority, found.inserted_at) == ("new", 1, 30, 1)
         assert await desk.claim() == []
 
-    async def test_run_out_with_a_later_sibling_waits_for_its_date(self, desk: Desk, advance: Advance) -> None:
+    async def test_an_expired_lease_with_a_later_sibling_waits_for_its_date(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", data="old")
         await desk.take()
         await desk.put("k", data="new", process_at=START_MS + LEASE_MS + 500)
@@ -180,7 +182,7 @@ class LeaseCases(QueueBase):
         assert (taken.name, found.timeouts, found.priority, found.inserted_at) == ("new", 0, 30, 1)
         assert await desk.claim() == []
 
-    async def test_a_put_after_a_run_out_replaces_one_that_has_expired(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_put_after_an_expired_lease_replaces_an_expired_entry(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", data="old", priority=30, inserted_at=1, expires_at=START_MS + LEASE_MS + 5)
         await desk.take()
         await advance(LEASE_MS)
@@ -207,8 +209,8 @@ class LeaseCases(QueueBase):
     async def test_past_the_maximum_the_old_one_dies_and_the_sibling_stays(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", data="old")
         await desk.take()
-        await run_out(desk, advance)
-        await run_out(desk, advance)
+        await let_lease_expire(desk, advance)
+        await let_lease_expire(desk, advance)
         await desk.put("k", data="new")
         await advance(LEASE_MS)
         taken = await desk.take()
@@ -232,7 +234,7 @@ class LeaseCases(QueueBase):
         await desk.take()
         await advance(LEASE_MS)
         swept = await store.sweep(desk.ref)
-        assert (swept.run_out, swept.dead) == (1, 1)
+        assert (swept.leases_expired, swept.dead) == (1, 1)
         assert len(await store.dead_letters(desk.ref)) == 1
 
 

@@ -7,7 +7,7 @@
         async def open_store(self):
             ...yield an async function that opens one more StoreWriter on the same data; close them all afterwards
 
-Topics and settings have names of their own in every test, so the data need not be empty.
+Topics and settings have their own names in every test, so the data need not be empty.
 """
 
 from __future__ import annotations

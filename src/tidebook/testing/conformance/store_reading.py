@@ -50,16 +50,16 @@ class StoreReadingCases(StoreSuite):
     # Snapshots
 
     async def test_the_newest_snapshots_stay(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
-        key, life = Key(topic, "a"), Position(FIRST_EPOCH, 0)
+        key, incarnation = Key(topic, "a"), Position(FIRST_EPOCH, 0)
         for seq_nr in (3, 9, 5, 7):
-            await store.save_snapshot(key, life, snapshot(seq_nr), slots=3)
-        assert await (await open_store()).snapshots(key, life) == [snapshot(9), snapshot(7), snapshot(5)]
+            await store.save_snapshot(key, incarnation, snapshot(seq_nr), slots=3)
+        assert await (await open_store()).snapshots(key, incarnation) == [snapshot(9), snapshot(7), snapshot(5)]
 
     async def test_a_snapshot_of_the_same_number_overwrites(self, store: StoreWriter, topic: str) -> None:
-        key, life = Key(topic, "a"), Position(FIRST_EPOCH, 0)
-        await store.save_snapshot(key, life, snapshot(3, b"old"), slots=2)
-        await store.save_snapshot(key, life, snapshot(3, b"new"), slots=2)
-        assert await store.snapshots(key, life) == [snapshot(3, b"new")]
+        key, incarnation = Key(topic, "a"), Position(FIRST_EPOCH, 0)
+        await store.save_snapshot(key, incarnation, snapshot(3, b"old"), slots=2)
+        await store.save_snapshot(key, incarnation, snapshot(3, b"new"), slots=2)
+        assert await store.snapshots(key, incarnation) == [snapshot(3, b"new")]
 
     async def test_each_incarnation_has_its_own_snapshots(self, store: StoreWriter, topic: str) -> None:
         key, one, two = Key(topic, "a"), Position(FIRST_EPOCH, 0), Position(FIRST_EPOCH, 7)
@@ -69,13 +69,13 @@ class StoreReadingCases(StoreSuite):
         assert await store.snapshots(key, two) == [snapshot(1)]
 
     async def test_snapshots_are_deleted_up_to_a_number_and_may_come_back(self, store: StoreWriter, topic: str) -> None:
-        key, life = Key(topic, "a"), Position(FIRST_EPOCH, 0)
+        key, incarnation = Key(topic, "a"), Position(FIRST_EPOCH, 0)
         for seq_nr in (1, 2, 3):
-            await store.save_snapshot(key, life, snapshot(seq_nr), slots=5)
-        await store.delete_snapshots(key, life, to=2)
-        assert await store.snapshots(key, life) == [snapshot(3)]
-        await store.save_snapshot(key, life, snapshot(2, b"again"), slots=5)
-        assert await store.snapshots(key, life) == [snapshot(3), snapshot(2, b"again")]
+            await store.save_snapshot(key, incarnation, snapshot(seq_nr), slots=5)
+        await store.delete_snapshots(key, incarnation, to=2)
+        assert await store.snapshots(key, incarnation) == [snapshot(3)]
+        await store.save_snapshot(key, incarnation, snapshot(2, b"again"), slots=5)
+        assert await store.snapshots(key, incarnation) == [snapshot(3), snapshot(2, b"again")]
 
     async def test_a_purge_clears_only_the_snapshots_of_its_incarnation(
         self, store: StoreWriter, topic: str, config: TopicConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tidebook.testing.histories import journals, outboxes, queues, stores, streams, wals
+from tidebook.testing.histories import commands, journals, outboxes, queues, stores, streams, wals
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.evidence import Evidence
 from tidebook.testing.histories.line import read_lines
@@ -28,6 +28,8 @@ def check_history(history: RecordedHistory, *, configurations_max: int = CONFIGU
         stores.store_is_fold(history, folded),
         streams.tag_streams(history, events),
         streams.consumers(history, events),
+        commands.commands(history, folded, configurations_max=configurations_max),
+        commands.caused(history, folded),
         outboxes.outbox(history),
         queues.one_holder(history),
         queues.finished(history),

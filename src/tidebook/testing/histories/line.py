@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ LineType = Literal["invoke", "ok", "fail", "unknown"]
 
 
 class HistoryLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a process wrote down: that it begins a call, or how the call ended."""
+    """A line of a history: a process began a call, or the call ended."""
 
     process: str
     #: Pairs the end of a call with its beginning, within the process.
@@ -92,10 +92,15 @@ def encode_line(line: HistoryLine) -> bytes:
     return _encode(line)
 
 
-def read_lines(files: Iterable[Path]) -> Iterator[HistoryLine]:
-    """Yield the lines of all files; the last line of a file may be torn, because its process was killed."""
+def read_lines(files: Iterable[Path], *, after: Mapping[Path, int] | None = None) -> Iterator[HistoryLine]:
+    """Yield the lines of all files; the last line of a file may be torn, because its process was killed.
+
+    `after` says how many bytes of a file are left out: those that it had at an earlier moment.
+    """
     for file in files:
-        lines = file.read_bytes().split(b"\n")
+        with file.open("rb") as opened:
+            opened.seek((after or {}).get(file, 0))
+            lines = opened.read().split(b"\n")
         for number, text in enumerate(lines, 1):
             if not text:
                 continue

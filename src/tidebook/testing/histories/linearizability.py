@@ -39,7 +39,7 @@ class NotLinearizable(NamedTuple):
 
 
 class Undecided(NamedTuple):
-    """The search was given up after so many configurations."""
+    """The search was given up after this many configurations."""
 
     configurations: int
 

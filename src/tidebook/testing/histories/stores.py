@@ -10,7 +10,7 @@ from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
 def store_is_fold(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
-    """Check that the store has exactly the journals, numbers and events that its log gives."""
+    """Check that the store has exactly the journals, numbers and events that follow from its log."""
     run = RuleRun("the store is the fold of the log")
     stored: dict[str, dict[str, object]] = {}
     topics: set[str] = set()
@@ -26,7 +26,7 @@ def store_is_fold(history: RecordedHistory, folded: Mapping[str, LoggedJournal] 
         if key not in stored:
             run.violated(key, f"the log has this journal with last number {due[key].last}, the store has none")
         elif key not in due:
-            run.violated(key, f"the store has this journal, and the log gives none: {stored[key]}")
+            run.violated(key, f"the store has this journal, and the log does not: {stored[key]}")
         else:
             _compare(run, due[key], stored[key])
     return run.verdict()
@@ -41,5 +41,5 @@ def _compare(run: RuleRun, due: LoggedJournal, stored: Mapping[str, object]) -> 
     }
     wrong = [name for name, value in expected.items() if stored[name] != value]
     if wrong:
-        details = (f"{name}: {stored[name]} in the store, {expected[name]} by the log" for name in wrong)
+        details = (f"{name}: {stored[name]} in the store, {expected[name]} in the log" for name in wrong)
         run.violated(due.key, first_few(details))

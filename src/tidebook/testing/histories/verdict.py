@@ -21,7 +21,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class RuleVerdict(msgspec.Struct, frozen=True):
-    """What was found about one rule."""
+    """The result of checking one rule."""
 
     rule: str
     #: How many facts the rule was checked against; a rule that nothing was checked against proves nothing.

@@ -102,14 +102,14 @@ class Cassandra(JavaServer):
         self.host = host
         self._replication = replication
         self._java_options = java_options
-        self._overrides = dict(settings or {})
+        self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
         return f"cassandra://{self.address}/{KEYSPACE}"
 
     def prepare(self) -> None:
-        settings = self._settings() | self._overrides
+        settings = self._settings() | self.settings
         (self.folder / "cassandra.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         (self.folder / "logback.xml").write_text(LOGBACK)
 

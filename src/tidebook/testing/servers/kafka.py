@@ -61,7 +61,7 @@ class Kafka(JavaServer):
         self.advertised = advertised
         self._cluster_id = cluster_id or str(uuid.uuid4())
         self._heap_mb = heap_mb
-        self._properties = dict(properties or {})
+        self.properties = dict(properties or {})
 
     @property
     def url(self) -> str:
@@ -86,7 +86,7 @@ class Kafka(JavaServer):
         return settings
 
     def prepare(self) -> None:
-        properties = "".join(f"{name}={value}\n" for name, value in (self._settings() | self._properties).items())
+        properties = "".join(f"{name}={value}\n" for name, value in (self._settings() | self.properties).items())
         (self.folder / "server.properties").write_text(properties)
         (self.folder / "log4j2.properties").write_text(LOG4J)
         if not (self.folder / "data" / "meta.properties").exists():

@@ -15,7 +15,7 @@ from tidebook.testing.servers.server import Profile, Server
 
 PROBE_S_MAX = 2
 DAEMON_HEAP = "-Xmx256m"
-#: What Spark's own launcher gives to Java 17.
+#: The packages that Spark's own launcher opens to reflection on Java 17.
 OPENS = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",

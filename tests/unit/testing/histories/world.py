@@ -1,4 +1,4 @@
-"""A small world that keeps every rule, and writes down a history of itself: to be checked, and to be spoiled."""
+"""A small simulation that keeps every rule and records its history, which tests check or damage."""
 
 from __future__ import annotations
 

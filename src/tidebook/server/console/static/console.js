@@ -92,6 +92,11 @@
       return value < last || seconds <= 0 || seconds > 60 ? null : (value - last) / seconds;
     });
   }
+  // Without a pointer on the chart, its legend has the latest value.
+  function shownValue(plot, value, series, index) {
+    const shown = index === null ? plot.data[series].findLast((each) => each !== null) : value;
+    return shown == null ? "–" : shown.toLocaleString("en", { maximumFractionDigits: 1 });
+  }
   const clock = (time) => new Date(time * 1000).toISOString().slice(11, 19);
   function drawCharts() {
     const box = $("[data-history]");
@@ -119,7 +124,7 @@
         legend: { live: true },
         scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [{ ...axis, space: 80, values: (u, times) => times.map(clock) }, { ...axis, size: 56 }],
-        series: [{ label: "UTC", value: (u, time) => (time == null ? "--" : clock(time)) }, ...group.map(([, label], i) => ({ label, stroke: colors[i], width: 1.5, points: { show: false } }))],
+        series: [{ label: "UTC" }, ...group.map(([, label], i) => ({ label, value: shownValue, stroke: colors[i], width: 1.5, points: { show: false } }))],
       }, data, target));
     }
   }

@@ -1,0 +1,71 @@
+"""The form on the page of a problem, in which a person corrects the input instead of typing it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tidebook.server.console.page import Act, Page
+
+#: The statuses of problems that other input may solve: invalid input, or a conflict with the current state.
+STATUSES: Final = frozenset({400, 409, 422})
+#: The fields that a person types, with their labels; the others of a form stay as they are.
+LABELS: Final = {
+    "where": "Filter",
+    "at": "From number",
+    "offset": "From offset",
+    "time": "From time (UTC)",
+    "since": "From time (UTC)",
+    "prefix": "Name",
+    "key": "Key",
+    "priority": "Priority",
+    "after": "Due from (UTC)",
+    "until": "Due until (UTC)",
+    "reason": "Reason contains",
+    "payload": "Payload",
+    "metadata": "Metadata (a JSON object)",
+    "data": "Data",
+    "type": "Type",
+    "tags": "Tags, separated by commas",
+    "expected": "Only if the last number is",
+    "process_at": "Due at (UTC)",
+    "expires_at": "Expires at (UTC)",
+    "to": "To",
+    "topics": "Topics, separated by commas",
+    "name": "Name",
+    "days": "Valid for days",
+}
+
+
+class TypedField(msgspec.Struct, frozen=True, kw_only=True):
+    """A field of the form; one without a label is hidden."""
+
+    name: str
+    value: str
+    label: str | None
+    #: Whether it holds a payload, which may have several lines.
+    is_text: bool
+
+
+class RetryForm(msgspec.Struct, frozen=True, kw_only=True):
+    """The form: where it is sent, and what was typed."""
+
+    method: str
+    action: str
+    fields: list[TypedField]
+
+
+def retry_form(target: Page | Act, method: str, given: Mapping[str, str]) -> RetryForm | None:
+    """Return the form of a refused request; None if it has no field that a person types."""
+    struct, content = (target.query, frozenset[str]()) if isinstance(target, Page) else (target.form, target.content)
+    kept = ("back", *struct.__struct_fields__)
+    fields = [
+        TypedField(name=name, value=value, label=LABELS.get(name), is_text=name in content)
+        for name, value in given.items()
+        if name in kept
+    ]
+    if not any(each.label is not None for each in fields):
+        return None
+    return RetryForm(method=method.lower(), action=target.path, fields=fields)

@@ -1,0 +1,20 @@
+"""How-to guides for an embedded book, block by block as they are printed; other tests run the programs of the rest."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.docs.printed_page import run_page
+
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
+
+
+@pytest.mark.parametrize("page", ["backing-up.md", "queue.md", "remote.md", "running.md", "server.md", "wal.md"])
+def test_every_block_of_the_page_works(page: str, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_page(HOWTO / page, tmp_path, port=port)

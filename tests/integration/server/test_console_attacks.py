@@ -1,0 +1,141 @@
+"""What an attacker sends to the console: extreme and hostile values in every field, and masked fields in live views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.integration.server.console_book import ACTS, LIVES, PAGES, fill, filled
+from tests.integration.server.running import client, served
+from tidebook import Book, Event
+from tidebook.server.console.catalog import CATALOG
+from tidebook.server.console.page import Act, LiveView, Page
+
+#: As they are in an address: out of any range, no number, no text, no UTF-8, and text that a page must not run.
+HOSTILE = (
+    "9" * 30,
+    "1e999",
+    "%00",
+    "%ff%ed%a0%80",
+    quote("<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{7*7}}\u202e' OR 1=1; --👩‍👩‍👧‍👦"),
+)
+
+
+def encoded(fields: dict[str, str]) -> str:
+    return "&".join(f"{name}={quote(value)}" for name, value in fields.items())
+
+
+def check(answer: httpx.Response, asked: str) -> None:
+    assert answer.status_code < 500, (asked[:200], answer.text[-500:])
+    if "json" in answer.headers.get("content-type", ""):  # no browser runs it
+        return
+    assert "<script>alert" not in answer.text, asked
+    assert "<img src=x" not in answer.text, asked
+    assert ">49<" not in answer.text, asked
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["pages", "acts"])
+async def test_no_value_of_a_field_makes_the_server_fail_or_is_run(tmp_path: Path, kind: str) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        await book.settle()
+        targets: list[tuple[Page | Act, dict[str, Any]]] = (
+            [(CATALOG.pages[name], fields) for name, fields in PAGES.items()]
+            if kind == "pages"
+            else [(CATALOG.acts[name], fields) for name, fields in ACTS.items()]
+        )
+        asked = 0
+        for target, example in targets:
+            given = filled(example, known)
+            struct = target.query if isinstance(target, Page) else target.form
+            for name in struct.__struct_fields__:
+                others = encoded({each: value for each, value in given.items() if each != name})
+                for value in HOSTILE:
+                    query = f"{others}&{name}={value}"
+                    if isinstance(target, Page):
+                        for path in (target.path, target.twin):
+                            check(await http.get(f"{path}?{query}"), f"{path}?{query}")
+                    else:
+                        if target.preview is not None:
+                            check(await http.get(f"{target.path}?{query}"), f"{target.path}?{query}")
+                        form = {"content-type": "application/x-www-form-urlencoded"}
+                        check(await http.post(target.path, content=query, headers=form), f"POST {query}")
+                    asked += 1
+        assert asked > 150
+
+
+async def test_a_live_view_hides_masked_fields_unless_an_admin_asks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[mask]\n"*.*.card" = "hide"\n')
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url) as http:
+        await fill(book)
+        live: LiveView = CATALOG.lives["journal.live"]
+        async with http.stream("GET", live.path, params=LIVES[live.name]) as stream:
+            rows = [line async for line in _first(stream, 3)]
+        assert all("***" in row and "4111" not in row for row in rows)
+        async with http.stream("GET", live.path, params={**LIVES[live.name], "unmask": "true"}) as stream:
+            assert all(["4111" in row async for row in _first(stream, 3)])
+
+
+async def _first(stream: httpx.Response, count: int) -> Any:
+    """Yield the first rows of a live view."""
+    assert stream.status_code == 200
+    async for line in stream.aiter_lines():
+        if line.startswith("data: "):
+            yield line
+            count -= 1
+        if count == 0:
+            return
+
+
+#: What a viewer may learn of a masked field must not depend on its value.
+ORACLES = (
+    'payload.card = "{}"',
+    'payload.card begins "{}"',
+    'payload.card > "{}"',
+    'payload["card"] contains "{}"',
+    'text contains "{}"',
+    'meta.card = "{}"',
+    'not payload.card != "{}"',
+    'payload.deep[0].card = "{}"',
+)
+
+
+async def _masked(book: Book, card: str) -> None:
+    payload = {"card": card, "deep": [{"card": card}], "total": 1}
+    await book.journal("cards").append("c-1", [Event(payload, tags={"seen"}, metadata={"card": card})])
+    await book.queue("cards").put({"card": card}, key="k")
+
+
+async def test_nothing_that_a_page_shows_depends_on_a_masked_value(tmp_path: Path) -> None:
+    shown = []
+    for n, card in enumerate(("4111111111111111", "50000")):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        (folder / "tidebook.toml").write_text('folder = "book"\n[mask]\n"cards.*.card" = "hide"\n')
+        async with served(folder / "tidebook.toml") as (url, book), client(url) as http:
+            await _masked(book, card)
+            await book.settle()
+            journal = {"topic": "cards", "id": "c-1"}
+            found = [
+                (await http.get("/journal.json", params={**journal, "where": each.format("4111111111111111")})).json()
+                for each in ORACLES
+            ]
+            found += [
+                (await http.get("/event.json", params={**journal, "number": 1, "form": form})).json()
+                for form in ("tree", "text", "hex")
+            ]
+            found.append((await http.get("/tag.json", params={"tag": "seen"})).json()["events"])
+            found.append((await http.get("/queue.json", params={"queue": "cards"})).json()["rows"])
+            shown.append([_without_times(each) for each in found])
+    assert shown[0] == shown[1]
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_times(v) for k, v in value.items() if not k.endswith("_ms") and k not in ("place", "scan")}
+    return [_without_times(each) for each in value] if isinstance(value, list) else value
