@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from bench.timing import percentile
 from tidebook.core.event import Event
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
-from tidebook.pipeline.lease_scheduler import LeaseScheduler
+from tidebook.pipeline.lease_scheduler import HANDOVER_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, spark_session
 from tidebook.replication.tail import Partition, ReplicationTail
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -41,7 +41,9 @@ LEASE_S = 2.0
 LEASES = 8
 #: The first leases warm up.
 WARM_UP = 3
-HANDOVERS = 48
+#: Of the pipeline's own leases: a tail outlives its task as long as with the default, which has longer leases.
+TAIL_LEASE_S = HANDOVER_S
+HANDOVERS = 40
 PATIENCE_S = 60.0
 OVERLAP_S = 1.0
 
@@ -134,7 +136,7 @@ class RecordedTail(ReplicationTail):
 
     def __init__(self, *arguments: Any, spans: str, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._spans = Path(spans)
+        self._spans, self._name = Path(spans), f"{os.getpid()}-{time.monotonic_ns()}"
 
     async def run(self, stops: Mapping[Partition, int] | None = None) -> None:
         recording = asyncio.create_task(self._record_ready())
@@ -151,7 +153,7 @@ class RecordedTail(ReplicationTail):
     def _record(self, event: str) -> None:
         lane = min(number for _, number in self.replicators)
         with self._spans.open("a") as spans:
-            spans.write(f"{json.dumps([lane, f'{os.getpid()}-{id(self)}', event, time.time()])}\n")
+            spans.write(f"{json.dumps([lane, self._name, event, time.time()])}\n")
 
 
 def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: str) -> list[float]:
@@ -166,12 +168,12 @@ def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: 
         scheduler = LeaseScheduler(
             context,
             run=run,
-            lease_s=LEASE_S,
+            lease_s=TAIL_LEASE_S,
             new_task=lambda lease: LeaseTask(settings_to_json(book.settings), lease, 5.0, new_tail=new_tail),
             on_end=lambda results: None,
             revoke=lambda generation: portal.run(revoke_leases(book.store, run, generation)),
         )
-        deadline_s = time.monotonic() + HANDOVERS * LEASE_S + PATIENCE_S
+        deadline_s = time.monotonic() + HANDOVERS * TAIL_LEASE_S + PATIENCE_S
         scheduler.assign({topic: config})
         try:
             while len(gaps := _gaps(spans)) < HANDOVERS:
@@ -179,7 +181,7 @@ def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: 
                 scheduler.step(0.2)
                 portal.run(book.journal(topic).append("o-1", [Event(1)]))
         finally:
-            scheduler.close(2 * LEASE_S)
+            scheduler.close(2 * TAIL_LEASE_S)
     return gaps
 
 
