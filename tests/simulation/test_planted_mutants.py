@@ -166,14 +166,14 @@ def writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def awaits_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds of a slice are sent concurrently."""
-    rounds_of = mutations.rounds_of
-    monkeypatch.setattr(stores, "rounds_of", lambda *given: iter([chain.from_iterable(rounds_of(*given))]))
+    batch_rounds = mutations.batch_rounds
+    monkeypatch.setattr(stores, "batch_rounds", lambda *given: iter([chain.from_iterable(batch_rounds(*given))]))
 
 
 def moves_the_pointer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pointer is written before the data that it covers."""
-    rounds_of = mutations.rounds_of
-    monkeypatch.setattr(stores, "rounds_of", lambda *given: reversed([list(each) for each in rounds_of(*given)]))
+    batch_rounds = mutations.batch_rounds
+    monkeypatch.setattr(stores, "batch_rounds", lambda *given: reversed([list(each) for each in batch_rounds(*given)]))
 
 
 def stamps_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:

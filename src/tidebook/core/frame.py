@@ -43,7 +43,7 @@ class Frame:
         return _pack(self.magic, self.version, crc32(content, self._crc)) + content
 
     def seal_all(self, contents: Sequence[bytes]) -> list[bytes]:
-        """Return `seal` of each, without a Python call for each."""
+        """Return the sealed form of each content; faster than calling `seal` for each."""
         checksums = map(crc32, contents, repeat(self._crc))
         headers = map(_pack, repeat(self.magic), repeat(self.version), checksums)
         return [header + content for header, content in zip(headers, contents, strict=True)]

@@ -41,7 +41,7 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     except (*STRICT_DECODE_ERRORS, OverflowError, TypeError):
         is_valid = False
     if not is_valid:
-        raise InvalidInput(f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}")
+        raise InvalidInput(f"the record would be unreadable (a number or id is out of bounds): {_describe(action)}")
     if len(content) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(content) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(content)
@@ -68,9 +68,9 @@ def encode_plain_append(epoch: int, append_id: bytes, payload_type: int, payload
 def encode_plain_appends(
     epoch: int, append_ids: Iterable[bytes], payload_types: Sequence[int], payloads: Sequence[bytes]
 ) -> list[bytes]:
-    """Return `encode_record` of many plain appends: each one event with a non-empty payload and nothing else.
+    """Return the records of many plain appends, each of a single event that has only a non-empty payload.
 
-    The appends have neither `expected` nor `at`. Filling in byte templates, one for each payload type and size, takes a
+    The appends have neither `expected` nor `at`. Filling byte templates, one for each payload type and size, takes a
     third of the time of encoding each record.
     """
     types, sizes = set(payload_types), set(map(len, payloads))
@@ -108,7 +108,7 @@ def decode_record(value: bytes) -> Action:
     """
     content = _frame.unseal(value)
     try:
-        action: Action = _decode(content)  # the result depends on the bytes alone: no part is skipped
+        action: Action = _decode(content)  # strict: unknown fields are an error, so all versions decode alike
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
     if type(action) is Append:

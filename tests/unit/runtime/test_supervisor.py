@@ -123,7 +123,7 @@ async def test_a_part_that_ends_with_a_base_exception_has_failed_and_is_not_rest
         await reached(lambda: only(running).state == "failed")
         assert not only(running).healthy
         assert only(running).problem == "Ending: no more"
-        with pytest.raises(Unavailable, match="failing failed and is not started again: Ending: no more"):
+        with pytest.raises(Unavailable, match="failing failed and is not restarted: Ending: no more"):
             await running.settle()
     assert (only(running).state, part.runs.is_set()) == ("failed", False)
     assert metrics.counted("running_failures", part="failing") == 1

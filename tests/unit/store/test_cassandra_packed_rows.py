@@ -11,7 +11,7 @@ from tidebook.core.position import Position, tombstone_stamp, write_stamp
 from tidebook.core.replication_plan import ClearEvents, Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.mutations import rounds_of
+from tidebook.store.cassandra.mutations import batch_rounds
 from tidebook.store.cassandra.rows import decode_rows
 from tidebook.testing.conformance.journal_records import append, delete, truth_of
 
@@ -29,7 +29,7 @@ def test_the_rest_of_a_packed_row_is_stamped_above_the_tombstones_of_the_delete(
         type(row)(row.seq_nr, row.encoded, row.timestamp_ms, position, row.index, row.time_ms) for row in truth.rows
     ]
     writes = SliceWrites("orders", 0, None, Pointer(truth.head.position, 5), ((ClearEvents(KEY, truth.head, 0),),))
-    batches, _ = (list(each) for each in rounds_of(writes, 1, {KEY: left}))
+    batches, _ = (list(each) for each in batch_rounds(writes, 1, {KEY: left}))
     values = {statement.cql: statement.values for batch in batches for statement in batch}
     assert decode_rows([values[cql.PUT_EVENT][4]]) == left
     assert values[cql.PUT_EVENT][-1] == write_stamp(truth.head.position)

@@ -30,7 +30,7 @@ from tidebook.pipeline.batch_report import STEPS, BatchReport, reports_after
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
-from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
+from tidebook.pipeline.session import PipelineSettings, ignore_spark_exit, local_uri, pipeline_settings
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
@@ -463,7 +463,7 @@ class Replication:
         finally:
             # Let the running batch finish; batches that Spark starts after it do nothing.
             gate.close(STOP_S)
-            with unless_spark_is_gone():
+            with ignore_spark_exit():
                 query.stop()
                 metrics.count("pipeline_queries_ended", failed=query.exception() is not None)
             self._record_batches(query)
@@ -471,7 +471,7 @@ class Replication:
     def _record_batches(self, query: StreamingQuery) -> None:
         """Record the micro-batches that ended since the last call."""
         new: Sequence[BatchReport] = ()
-        with unless_spark_is_gone():
+        with ignore_spark_exit():
             new = reports_after(query, self._recorded_at)
         if new:
             self._recorded_at = new[0].timestamp

@@ -34,11 +34,11 @@ from tidebook.store.cassandra.migrations import is_created, migrate, use_keyspac
 from tidebook.store.cassandra.mutations import (
     Batch,
     CqlStatement,
+    batch_rounds,
     clear_graves,
     coalesce_batches,
     head_queries,
     parked_row,
-    rounds_of,
     segment_batches,
     unpark,
 )
@@ -144,7 +144,7 @@ class CassandraStore:
                 id, data = row.as_tuple()
                 found[id] = decode_head(data)
 
-        queries = head_queries(topic, ids, segments, together_max=self._settings.partitions_together_max)
+        queries = head_queries(topic, ids, segments, partitions_max=self._settings.partitions_together_max)
         await run_bounded(read_heads, queries, at_once=self._settings.in_flight_max)
         return found
 
@@ -253,20 +253,20 @@ class CassandraStore:
             raise NotFound(f"topic {writes.topic} has no configuration in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
-        together_max = self._settings.partitions_together_max
+        partitions_max = self._settings.partitions_together_max
         rows_max = self._settings.max_message_batch_size
         # Segment lists come first: they are needed to find the rows that the slice clears, including tag rows.
         segment_lists = (write for of_key in writes.keys for write in of_key if isinstance(write, PutSegments))
         await run_bounded(self.write, chain.from_iterable(map(segment_batches, segment_lists)), at_once=at_once)
         async for batches in self._tags.clears_of(writes, segments):
-            await run_bounded(self.write, coalesce_batches(batches, together_max, rows_max=rows_max), at_once=at_once)
-        tags = coalesce_batches(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
+            await run_bounded(self.write, coalesce_batches(batches, partitions_max, rows_max=rows_max), at_once=at_once)
+        tags = coalesce_batches(await self._tags.puts_of(writes, segments), partitions_max, rows_max=rows_max)
         cut = await rows_after_delete(self._pages, writes, at_once=self._settings.in_flight_max)
         listed = await listed_segments(self._pages, writes, at_once=self._settings.in_flight_max)
-        for batches in rounds_of(writes, segments, cut, listed):
+        for batches in batch_rounds(writes, segments, cut, listed):
             # Tag rows are written with the first round: it has no head that counts them, because a key's tags come
             # before its head.
-            await run_bounded(self.write, chain(tags, coalesce_batches(batches, together_max)), at_once=at_once)
+            await run_bounded(self.write, chain(tags, coalesce_batches(batches, partitions_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def repair(self, repair: Repair) -> None:

@@ -44,12 +44,12 @@ class AppendingCases(JournalSuite):
     async def test_expected_0_creates_a_journal(self, desk: JournalDesk) -> None:
         assert (await desk.append("a", events("x"), expected=0)).last == 1
 
-    async def test_expected_the_last_number_is_accepted(self, desk: JournalDesk) -> None:
+    async def test_an_append_that_expects_the_last_number_is_accepted(self, desk: JournalDesk) -> None:
         await desk.append("a", events("x", "y"))
         assert (await desk.append("a", events("z"), expected=2)).first == 3
 
     @pytest.mark.parametrize("expected", [0, 1, 3, LAST])
-    async def test_any_other_expectation_is_a_conflict_with_expected_and_found(
+    async def test_any_other_expected_number_is_a_conflict_with_expected_and_found(
         self, desk: JournalDesk, expected: int
     ) -> None:
         await desk.append("a", events("x", "y"))
@@ -59,7 +59,7 @@ class AppendingCases(JournalSuite):
         assert str(caught.value.key) == f"{desk.topic}/a"
         assert payloads(await desk.read("a")) == ["x", "y"]
 
-    async def test_a_number_may_be_expected_of_no_journal_only_if_it_is_0(self, desk: JournalDesk) -> None:
+    async def test_a_missing_journal_conflicts_with_any_expected_number_but_0(self, desk: JournalDesk) -> None:
         with pytest.raises(Conflict) as caught:
             await desk.append("a", events("lost"), expected=1)
         assert caught.value.found == 0
@@ -184,6 +184,6 @@ class AppendingCases(JournalSuite):
         again = OutcomeUnknown("no answer", append_id=ID, floor=0, epoch=1)
         assert await desk.append("a", events("x"), retry=again) == first
 
-    async def test_a_retry_of_what_never_arrived_appends_it(self, desk: JournalDesk) -> None:
+    async def test_a_retry_of_an_append_that_never_arrived_appends_it(self, desk: JournalDesk) -> None:
         lost = OutcomeUnknown("no answer", append_id=ID, floor=0, epoch=1)
         assert (await desk.append("a", events("x"), retry=lost)).last == 1

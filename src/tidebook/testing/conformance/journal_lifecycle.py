@@ -118,7 +118,7 @@ class LifecycleCases(JournalSuite):
         assert await self._expired(desk, now_ms=event.timestamp_ms + 59_999) == []
         assert await self._expired(desk, now_ms=event.timestamp_ms + 60_000) == ["a"]
 
-    async def test_an_append_restarts_the_clock_and_never_stops_it(self, desk: JournalDesk) -> None:
+    async def test_an_append_postpones_the_expiry_and_the_value_never_removes_it(self, desk: JournalDesk) -> None:
         await desk.append("a", events(1), expire_after=timedelta(minutes=1))
         await desk.append("a", events(2))
         last = (await desk.read("a"))[-1]
@@ -165,14 +165,14 @@ class LifecycleCases(JournalSuite):
         assert found.payload == payload
         assert type(found.payload) is type(payload)
 
-    async def test_a_snapshot_at_or_below_a_number_can_be_asked_for(self, desk: JournalDesk) -> None:
+    async def test_the_newest_snapshot_at_or_below_a_number_can_be_loaded(self, desk: JournalDesk) -> None:
         await desk.append("a", events(*range(9)))
         for number in (2, 5, 8):
             await desk.save_snapshot("a", seq_nr=number, payload=number)
         found = [await desk.load_snapshot("a", to=to) for to in (8, 7, 4, 1)]
         assert [each and each.seq_nr for each in found] == [8, 5, 2, None]
 
-    async def test_the_same_number_overwrites(self, desk: JournalDesk) -> None:
+    async def test_a_snapshot_of_the_same_number_is_overwritten(self, desk: JournalDesk) -> None:
         await desk.append("a", events(1))
         await desk.save_snapshot("a", seq_nr=1, payload="old")
         await desk.save_snapshot("a", seq_nr=1, payload="new")
@@ -180,7 +180,7 @@ class LifecycleCases(JournalSuite):
         assert found is not None
         assert found.payload == "new"
 
-    async def test_only_the_newest_slots_stay(self, desk: JournalDesk) -> None:
+    async def test_only_the_newest_snapshots_are_kept(self, desk: JournalDesk) -> None:
         await desk.append("a", events(*range(9)))
         for number in (1, 2, 3, 4, 5):
             await desk.save_snapshot("a", seq_nr=number, payload=number)

@@ -25,7 +25,7 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         assert await desk.claim() == []
 
-    async def test_done_twice_is_lost_the_second_time(self, desk: Desk) -> None:
+    async def test_a_second_done_reports_a_lost_lease(self, desk: Desk) -> None:
         await desk.put("k")
         taken = await desk.take()
         await desk.finish(taken)
@@ -49,7 +49,7 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         assert await desk.names() == ["other"]
 
-    async def test_a_token_counts_for_its_own_entry_only(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_token_is_valid_for_its_own_entry_only(self, desk: Desk, advance: Advance) -> None:
         await desk.put("a")
         lost = await desk.take()
         await advance(LEASE_MS)
@@ -135,7 +135,9 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         assert await desk.claim() == []
 
-    async def test_past_the_maximum_an_entry_leaves_the_queue(self, desk: Desk, advance: Advance) -> None:
+    async def test_an_entry_past_the_maximum_of_timeouts_becomes_a_dead_letter(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k", data="poison")
         await desk.take()
         assert (await let_lease_expire(desk, advance)).entry.timeouts == 1
@@ -206,7 +208,9 @@ class LeaseCases(QueueBase):
         taken = await desk.claim(9)
         assert [(each.name, each.entry.priority) for each in taken] == [("new", 20)]
 
-    async def test_past_the_maximum_the_old_one_dies_and_the_sibling_stays(self, desk: Desk, advance: Advance) -> None:
+    async def test_past_the_maximum_of_timeouts_the_old_entry_dies_and_its_sibling_stays(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k", data="old")
         await desk.take()
         await let_lease_expire(desk, advance)
@@ -228,7 +232,7 @@ class LeaseCases(QueueBase):
             await desk.store.sweep(desk.ref)
         assert (await desk.take()).entry.timeouts == 1
 
-    async def test_the_timer_alone_makes_dead_letters(self, store: QueueStore, advance: Advance) -> None:
+    async def test_a_sweep_without_a_claim_creates_dead_letters(self, store: QueueStore, advance: Advance) -> None:
         desk = Desk(store, await new_queue(store, max_timeouts=0))
         await desk.put("k")
         await desk.take()
@@ -241,7 +245,7 @@ class LeaseCases(QueueBase):
 class FailCases(QueueBase):
     """Test cases of fail: a failed entry waits for its next attempt."""
 
-    async def test_what_failed_comes_again_after_its_delay(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_failed_entry_is_claimed_again_after_its_delay(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
         assert await desk.fail(await desk.take(), delay_ms=50) == "waiting"
         await advance(49)
@@ -295,7 +299,7 @@ class FailCases(QueueBase):
         assert await desk.fail(taken) == "waiting"
         assert (await desk.take()).entry.timeouts == 1
 
-    async def test_what_failed_can_be_merged_into(self, desk: Desk) -> None:
+    async def test_a_put_is_merged_into_a_failed_entry(self, desk: Desk) -> None:
         await desk.put("k", data="old")
         await desk.fail(await desk.take(), delay_ms=0)
         assert (await desk.put("k", data="new")).merged == 1
