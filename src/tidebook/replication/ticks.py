@@ -24,7 +24,7 @@ from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, r
 
 #: The greatest replicated time of all pipelines that share a store: the time that ticks must bring the horizon past.
 SHOWN_SETTING = "tags/shown"
-SHARE_TRIES_MAX = 5
+SHARE_ATTEMPTS_MAX = 5
 #: A stream counts as live for this long after its setting changed.
 FOLLOWED_FOR_S = 10.0
 FOLLOWED_EVERY_S = 0.1
@@ -167,7 +167,7 @@ class Ticker:
         self.alone: Ticks = {}
 
     async def step(self) -> float:
-        """Append ticks if they are due and useful; return in how many seconds to call it again."""
+        """Append ticks if they are due and useful; return after how many seconds to call this again."""
         self.alone = {}
         followed = await self._is_followed()
         now_s = self._now_s()
@@ -197,9 +197,9 @@ class Ticker:
         self._since = await self._store.wait_any(timeout_s=wait_s - pause_s, since=self._since)
 
     async def run_woken(self, metrics: Metrics) -> None:
-        """Tick until this is cancelled, whenever the store has changed; another task replicates the ticks.
+        """Tick whenever the store has changed, until this is cancelled; another task replicates the ticks.
 
-        For a store that wakes its waiters: an idle one is polled once a second.
+        Use it for a store that wakes its waiters, so that an idle store is polled only once a second.
         """
         since = -1
         while True:
@@ -284,12 +284,12 @@ class Ticker:
 async def share_shown(store: StoreWriter, shown_ms: int) -> int:
     """Share the greatest replicated time with the other pipelines; return the greatest time that any has shared."""
     shared_ms = NEVER_MS
-    for _ in range(SHARE_TRIES_MAX):
+    for _ in range(SHARE_ATTEMPTS_MAX):
         text = await store.setting(SHOWN_SETTING)
         shared_ms = NEVER_MS if text is None else int(text)
         if shared_ms >= shown_ms or await store.set_setting(SHOWN_SETTING, str(shown_ms), expected=text):
             break
-    return max(shared_ms, shown_ms)  # after only lost races, the next tick shares it
+    return max(shared_ms, shown_ms)  # if every attempt lost a race, the next tick shares it
 
 
 async def has_tags(store: StoreWriter) -> bool:

@@ -23,7 +23,7 @@ from tidebook.log.port import Acknowledged, OnSent, OnSentMany, Outgoing, Record
 from tidebook.runtime.futures import resolve_future
 from tidebook.runtime.metrics import Metrics
 
-#: How long a read waits for a followed partition to deliver, before it uses a consumer of the pool.
+#: How long a read waits for a followed partition to deliver before it uses a consumer of the pool.
 _TAIL_WAIT_S = 0.1
 #: How often a wait checks that the topic still exists and was not recreated.
 _END_CHECK_INTERVAL_S = 5.0
@@ -144,7 +144,7 @@ class KafkaLog:
         self._pool.forget(topic)
         self._tail.forget(topic)
 
-    async def _topic_of(self, topic: str, partition: int) -> KafkaTopic:
+    async def _known_topic(self, topic: str, partition: int) -> KafkaTopic:
         """Return the topic; look it up if it or the partition is not known, and raise NotFound if it does not exist."""
         self._check_usable()
         known = self._known.get(topic)
@@ -164,7 +164,7 @@ class KafkaLog:
             return await request()
         except NotFound:
             self._forget(topic)
-            await self._topic_of(topic, partition)
+            await self._known_topic(topic, partition)
             return await request()
 
     # ---- writing
@@ -265,8 +265,8 @@ class KafkaLog:
         limit_bytes: int = 4_000_000,
     ) -> RecordPage:
         if start < 0 or limit < 1:
-            raise InvalidInput(f"a read begins at offset 0 or later and has a limit of 1 or more, not {start}, {limit}")
-        await self._topic_of(topic, partition)
+            raise InvalidInput(f"a read needs a start of at least 0 and a limit of at least 1, not {start} and {limit}")
+        await self._known_topic(topic, partition)
         if start >= stop:
             return RecordPage((), start)
         requested = LogSlice(
@@ -310,11 +310,11 @@ class KafkaLog:
         return page
 
     async def start(self, topic: str, partition: int) -> int:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         return await self._fetch_offset(topic, partition, "start")
 
     async def end(self, topic: str, partition: int) -> int:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         return await self._fetch_offset(topic, partition, "end")
 
     async def _fetch_offset(self, topic: str, partition: int, which: Which) -> int:
@@ -324,7 +324,7 @@ class KafkaLog:
         return offset
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         start, end = await asyncio.gather(
             self._fetch_offset(topic, partition, "start"), self._fetch_offset(topic, partition, "end")
         )
@@ -334,7 +334,7 @@ class KafkaLog:
             self._tail.forget(topic)
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         while True:
             followed = self._tail.get((topic, partition))

@@ -52,7 +52,7 @@ class BadInputCases(JournalSuite):
         [[], (), None, "text", b"bytes", Event(1), {"a": 1}, 5, ["x"], [None], iter([Event(1)])],
         ids=lambda bad: "iterator" if isinstance(bad, Iterator) else repr(bad),
     )
-    async def test_what_is_no_list_of_events_is_refused(self, plain: JournalDesk, bad: Any) -> None:
+    async def test_anything_but_a_list_of_events_is_refused(self, plain: JournalDesk, bad: Any) -> None:
         with pytest.raises(InvalidInput):
             await plain.append("a", bad)
         assert await plain.pointer("a") is None
@@ -89,7 +89,7 @@ class BadInputCases(JournalSuite):
             await plain.read("a", **how)
 
     @pytest.mark.parametrize("to", [0, -1, LAST + 1, "1", None, 1.5, True], ids=repr)
-    async def test_a_delete_up_to_what_is_no_number_is_refused(self, plain: JournalDesk, to: Any) -> None:
+    async def test_a_delete_to_an_invalid_number_is_refused(self, plain: JournalDesk, to: Any) -> None:
         await plain.append("a", events(1))
         with pytest.raises(InvalidInput, match="to"):
             await plain.delete("a", to=to)

@@ -25,9 +25,9 @@ Facade = Literal["async", "sync"]
 #: The writes of a case that are replicated: none, all before the last one, or all.
 Lag = Literal["nothing", "some", "everything"]
 
-#: These are so small that the cases cross pages, segments and partitions.
+#: Small values, so that the test cases cross pages, segments and partitions.
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
-#: A case that takes this long, far more than any needs, has failed.
+#: A test case that takes this long has failed; none needs nearly as much.
 PATIENCE_S = 60.0
 
 
@@ -74,7 +74,7 @@ class JournalDesk:
     def _sync(self) -> SyncJournal:
         """Return the sync facade, on a portal into the event loop in which the book was opened."""
         if self._portal is None:
-            self._portal = _PortalHere(asyncio.get_running_loop())
+            self._portal = _RunningLoopPortal(asyncio.get_running_loop())
         return SyncJournal(self._portal, self.journal)
 
     async def _written(self, answer: Any) -> Any:
@@ -131,7 +131,7 @@ class JournalDesk:
         await self._do("delete_snapshots", id, **how)
 
 
-class _PortalHere(BlockingPortal):
+class _RunningLoopPortal(BlockingPortal):
     """A portal into a loop that is already running."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -20,7 +20,7 @@ from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
 
 PARTITIONS = 3
-#: A case that takes this long, far more than any needs, has failed.
+#: A test case that takes this long has failed; none needs nearly as much.
 PATIENCE_S = 60.0
 
 

@@ -40,7 +40,7 @@ class WritingCases(LogBase):
                 sent = await log.append(outgoing(topic, b"%d" % i))
                 assert await other.end(topic, 0) > sent.offset
 
-    async def test_a_record_comes_back_as_it_was_sent(self, log: Log, topic: str) -> None:
+    async def test_a_record_is_read_as_it_was_sent(self, log: Log, topic: str) -> None:
         headers = (("a", b"1"), ("b", b""), ("a", b"\x00\xff"))
         sent = await log.append(Outgoing(topic, 1, "kéy".encode(), b"\x00value\xff", headers))
         (record,) = await all_of(log, topic, partition=1)
@@ -101,7 +101,7 @@ class WritingCases(LogBase):
         assert [type(results[place]) for place in range(4)] == [Acknowledged, NotFound, Acknowledged, NotFound]
         assert [record.value for record in await all_of(log, topic)] == [b"a", b"c"]
 
-    async def test_callbacks_come_in_offset_order_in_the_loop_s_thread(self, log: Log, topic: str) -> None:
+    async def test_callbacks_are_called_in_offset_order_in_the_loop_s_thread(self, log: Log, topic: str) -> None:
         sending = Sending(log)
         for i in range(600):
             sending.send(outgoing(topic, b"%d" % i, partition=i % PARTITIONS))
@@ -118,7 +118,7 @@ class WritingCases(LogBase):
             assert len(sent) == 200
             assert sent == sorted(sent)
 
-    async def test_the_callback_never_comes_within_the_send(self, log: Log, topic: str) -> None:
+    async def test_the_callback_is_never_called_within_send(self, log: Log, topic: str) -> None:
         sending = Sending(log)
         sending.send(outgoing(topic, b"x"))
         sending.send(outgoing(new_topic(), b"x"))
@@ -141,7 +141,7 @@ class WritingCases(LogBase):
                 found[int(record.value or b"")] = (partition, record.offset)
         assert found == {i: (s.partition, s.offset) for i, s in enumerate(sent)}
 
-    async def test_a_failed_record_leaves_its_neighbours_alone(self, log: Log) -> None:
+    async def test_a_failed_record_does_not_affect_its_neighbours(self, log: Log) -> None:
         name = new_topic()
         await log.create_topic(name, 1, limit_bytes=10_000)
         sending = Sending(log)
@@ -166,7 +166,7 @@ class WritingCases(LogBase):
         assert len(await all_of(log, name)) == 2
         await log.delete_topic(name)
 
-    async def test_many_records_near_the_limit_pass_together(self, log: Log) -> None:
+    async def test_many_records_near_the_limit_can_be_sent_at_once(self, log: Log) -> None:
         name = new_topic()
         await log.create_topic(name, 1, limit_bytes=10_000)
         await asyncio.gather(*(log.append(outgoing(name, b"x" * 9_000, key=b"k" * 1000)) for _ in range(50)))
@@ -182,7 +182,7 @@ class WritingCases(LogBase):
         assert [r.value == value for r in await all_of(log, name)] == [True, False]
         await log.delete_topic(name)
 
-    async def test_what_was_appended_is_there_after_closing_and_opening(self, open_log: OpenLog) -> None:
+    async def test_appended_records_are_there_after_closing_and_opening(self, open_log: OpenLog) -> None:
         name = new_topic()
         async with open_log() as log:
             state = await log.create_topic(name, PARTITIONS, keep_forever=True)
@@ -194,7 +194,7 @@ class WritingCases(LogBase):
             assert later.offset > sent[-1].offset
             await log.delete_topic(name)
 
-    async def test_close_finishes_what_was_sent(self, open_log: OpenLog) -> None:
+    async def test_close_waits_for_records_in_flight(self, open_log: OpenLog) -> None:
         name = new_topic()
         async with open_log() as log:
             await log.create_topic(name, 1)
