@@ -32,10 +32,10 @@ class Frame:
     b'abc'
     """
 
-    def __init__(self, magic: int, version: int, what: str) -> None:
+    def __init__(self, magic: int, version: int, label: str) -> None:
         self.magic = magic
         self.version = version
-        self.what = what
+        self.label = label
         self._crc = crc32(bytes([version]))
 
     def seal(self, content: bytes) -> bytes:
@@ -51,11 +51,11 @@ class Frame:
     def unseal(self, value: bytes) -> memoryview:
         """Return the content as a view; raise UnknownVersion for another version and Corrupt for damaged bytes."""
         if len(value) < HEADER_BYTES or value[0] != self.magic:
-            raise Corrupt(f"this is not {self.what} of Tidebook")
+            raise Corrupt(f"this is not {self.label} of Tidebook")
         _, version, checksum = _unpack(value)
         content = memoryview(value)[HEADER_BYTES:]
         if crc32(content, self._crc if version == self.version else crc32(value[1:2])) != checksum:
-            raise Corrupt(f"the checksum of {self.what} does not match its bytes")
+            raise Corrupt(f"the checksum of {self.label} does not match its bytes")
         if version != self.version:
-            raise UnknownVersion(self.what, version=version, known=self.version)
+            raise UnknownVersion(self.label, version=version, known=self.version)
         return content

@@ -104,7 +104,7 @@ def _plain_template(epoch: int, payload_type: int, size: int) -> tuple[bytes, by
 def decode_record(value: bytes) -> Action:
     """Undo `encode_record`; the events of an append stay packed.
 
-    Raise UnknownVersion for a record of a newer Tidebook, and Corrupt for damaged bytes.
+    Raise UnknownVersion for a record of a newer version of Tidebook, and Corrupt for damaged bytes.
     """
     content = _frame.unseal(value)
     try:
@@ -140,7 +140,7 @@ def has_other_version(value: bytes | None) -> bool:
 def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:
     """Decode a record for the fold; return Damaged if it is absent, damaged or over the limit.
 
-    The result is the same in every process. Raise UnknownVersion for a record of a newer Tidebook.
+    The result is the same in every process. Raise UnknownVersion for a record of a newer version of Tidebook.
     """
     if value is None:
         return Damaged("the record has no value")

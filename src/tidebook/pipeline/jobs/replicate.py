@@ -296,7 +296,7 @@ class Replication:
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
-        """Return the cause of a query's failure: lost records, which `find_starts` reports, or else the error itself."""
+        """Return the cause of a query's failure: the lost records that `find_starts` reports, or the error itself."""
         if not isinstance(error, TRANSIENT):
             try:
                 self._portal.run(find_starts(self._book.log, self._book.store, self._configs()))
