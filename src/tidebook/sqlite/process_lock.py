@@ -1,7 +1,7 @@
 """A lock that one open book holds for as long as its process lives: the kernel releases it when the process ends.
 
-A process that is stopped or hangs keeps it. So the holder beats by taking it again, and another process may seize the
-lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
+A process that is stopped or hangs keeps it. So the holder calls `take` regularly (a beat), and another process may
+seize the lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidebook.sqlite.forks import no_fork, open_objects
 class ProcessLock:
     """A lock on a separate file of a book's folder, which nothing else opens.
 
-    It is not fair and never blocks: a process tries from time to time. Two locks on one file exclude each other
+    It is not fair and never blocks, so a process must retry. Two locks on one file exclude each other
     within a process too.
     """
 

@@ -183,7 +183,7 @@ def decode_offset(tag: str, text: str) -> TagPosition:
             f"{text[:60]!r} is not an offset of a stream by tag: take e.tag_offset of an event"
         ) from error
     if fields[0] != _OFFSET_VERSION:
-        raise InvalidInput(f"the offset has version {fields[0]}, this Tidebook knows {_OFFSET_VERSION}: upgrade it")
+        raise InvalidInput(f"the offset has version {fields[0]}, but {_OFFSET_VERSION} is supported: upgrade Tidebook")
     return TagPosition(tag, *fields[1:])
 
 

@@ -248,7 +248,7 @@ class Tags:
             if last.size == size:
                 return before
             horizon = await Horizons(self._store).read()
-            # Twice the lead: replicators of an older Tidebook fix nothing, and read the history every 15 s instead.
+            # Twice the lead: replicators of an older version fix nothing, and read the history every 15 s instead.
             from_ms = max(horizon.most_ms, self._clock.now_ms()) + 2 * LEAD_MS
             after = before.changed(size, from_ms=max(from_ms, before.fixed_ms, last.from_ms + LEAD_MS))
             if await self._store.set_setting(BUCKETS_SETTING, encode_buckets(after), expected=text):

@@ -210,7 +210,7 @@ def encode_control(record: OwnerClaim | Control) -> bytes:
 
 
 def decode_record(value: bytes) -> DataRecord:
-    """Decode the head of a record; raise `UnknownVersion` if a newer Tidebook wrote it, `Corrupt` if it is damaged."""
+    """Decode the head of a record; raise `UnknownVersion` if a newer version wrote it, `Corrupt` if it is damaged."""
     rest = FRAME.unseal(value)
     body_at = 4 + int.from_bytes(rest[:4], "big")
     try:

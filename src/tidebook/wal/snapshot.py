@@ -129,7 +129,7 @@ def encode_snapshot(snapshot: RegionSnapshot, *, snapshot_id: bytes, limit_bytes
 def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> list[StoredSnapshotChunks]:
     """Assemble chunks into snapshots, in order of completion; skip damaged and incomplete ones.
 
-    Raise `UnknownVersion` for a chunk of a newer Tidebook: skipping it could restore an outdated state.
+    Raise `UnknownVersion` for a chunk of a newer version, because skipping it could restore an outdated state.
     """
     partial: dict[bytes, dict[int, tuple[int, _Chunk]]] = {}
     stored: list[StoredSnapshotChunks] = []

@@ -19,7 +19,16 @@ from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.tail import LogTail, PartitionKey
 from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, not_found
-from tidebook.log.port import Acknowledged, OnSent, OnSentMany, Outgoing, RecordColumns, RecordPage, TopicState, one_of
+from tidebook.log.port import (
+    Acknowledged,
+    OnSent,
+    OnSentMany,
+    Outgoing,
+    RecordColumns,
+    RecordPage,
+    TopicState,
+    callback_for,
+)
 from tidebook.runtime.futures import resolve_future
 from tidebook.runtime.metrics import Metrics
 
@@ -195,7 +204,7 @@ class KafkaLog:
             topic.producer.send_many(columns, on_sent)
         else:
             for index in range(len(columns.values)):
-                self.send(columns.record(index), one_of(on_sent, index))
+                self.send(columns.record(index), callback_for(on_sent, index))
 
     def _send_checked(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record that is not on the fast path: to an unknown topic, with headers, or one to reject."""

@@ -63,24 +63,26 @@ class Offsets:
         while unknown:
             for which, offset in _OFFSETS.items():
                 requests = [TopicPartition(*each[:2], offset) for each in unknown if each[2] == which]
-                for found, error in self._ask(requests, deadline) if requests else ():
+                for found, error in self._request(requests, deadline) if requests else ():
                     if error is None:
                         results[found.topic, found.partition, which] = found.offset
                     elif error.code() not in TRANSIENT or time.monotonic() >= deadline:
                         where = f"{found.topic}/{found.partition}"
                         results[found.topic, found.partition, which] = failed(
-                            error, f"asking for the {which} of {where}"
+                            error, f"fetching the {which} offset of {where}"
                         )
             unknown -= results.keys()
             if unknown:
                 time.sleep(_RETRY_S)
         if any(isinstance(result, NotFound | Unavailable) for result in results.values()):
-            # A client may keep this answer long after the topic was created again, and it asks a leader that is down
-            # for as long as its metadata is valid, which is minutes after another broker was elected.
+            # Discard the client: it may cache that the topic does not exist, or request a leader that is down until its
+            # metadata expires, minutes after another broker was elected.
             self._close()
         return results
 
-    def _ask(self, requests: list[TopicPartition], deadline: float) -> list[tuple[TopicPartition, KafkaError | None]]:
+    def _request(
+        self, requests: list[TopicPartition], deadline: float
+    ) -> list[tuple[TopicPartition, KafkaError | None]]:
         """Return each partition with its offset or with an error."""
         if self._client is None:
             self._client = new_consumer(self._settings, fetch_wait_ms=5)

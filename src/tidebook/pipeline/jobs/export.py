@@ -268,7 +268,7 @@ class DeltaTarget:
                 events.write.format("delta")
                 .mode("append")
                 .partitionBy(*PARTITIONED_BY)
-                .option("mergeSchema", "true")  # a table that an older Tidebook began has fewer columns
+                .option("mergeSchema", "true")  # a table of an older version has fewer columns
                 .option("txnAppId", self.APP)
                 .option("txnVersion", str(number))
                 .option("userMetadata", msgspec.json.encode(mark).decode())

@@ -149,7 +149,7 @@ async def _tables(session: CassandraSession, keyspace: str) -> set[str]:
 
 
 async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Migrate the tables to the version that this Tidebook knows. A failed migration leaves the version as it was.
+    """Migrate the tables to the current version. A failed migration leaves the version as it was.
 
     Cassandra does not serialize DDL that different nodes execute: two nodes may create one table under two ids and lose
     what was written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the

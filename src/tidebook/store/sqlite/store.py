@@ -153,7 +153,7 @@ class SqliteStore(SqliteAdapter):
         return time_ms or 0
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        self._database.refuse()
+        self._database.check_usable()
         wakeups = self._file.wakeups
         await wakeups.wait(operations.ANY_POINTER, since=since, timeout_s=timeout_s)
         return wakeups.count(operations.ANY_POINTER)
