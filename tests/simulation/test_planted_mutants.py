@@ -54,7 +54,7 @@ def purge() -> Purge:
 
 def does_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed row that this slice writes without its deleted part is not rewritten over the writes of others."""
-    monkeypatch.setattr(repair, "_is_cut", lambda first, to: first.seq_nr <= to)
+    monkeypatch.setattr(repair, "_is_partly_deleted", lambda first, to: first.seq_nr <= to)
 
 
 def cuts_rows_of_other_incarnations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def drops_tag_clears(monkeypatch: pytest.MonkeyPatch) -> None:
         return
         yield
 
-    monkeypatch.setattr(TagViews, "clears_of", nothing)
+    monkeypatch.setattr(TagViews, "clear_rounds", nothing)
 
 
 def clears_only_tags_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

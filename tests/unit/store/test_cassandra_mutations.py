@@ -124,7 +124,7 @@ def test_only_consecutive_events_are_packed() -> None:
 
 
 def test_a_packed_row_replaces_single_rows_of_its_numbers() -> None:
-    """An older Tidebook wrote one row per event, and one of its slices is replicated again."""
+    """An older version wrote one row per event, and one of its slices is replicated again."""
     position = Position(1, 0)
     rows = tuple(EventRow(1 + i, b"x", 5, position, i) for i in range(4))
     together = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows))).values()]

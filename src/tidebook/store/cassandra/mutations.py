@@ -63,21 +63,21 @@ ListedSegments = Mapping[tuple[Key, Position], Sequence[int]]
 def batch_rounds(
     writes: SliceWrites,
     segments: int,
-    cut: Mapping[Key, Sequence[EventRow]] | None = None,
+    remaining: Mapping[Key, Sequence[EventRow]] | None = None,
     listed: ListedSegments | None = None,
 ) -> Iterator[Iterator[Batch]]:
     """Yield all batches of a slice in rounds: the batches of a round run in any order, and all before the next round.
 
     The writes of a key are spread over the rounds, which keeps their order and lets the heads of many keys share
-    batches. The last round writes only the pointer. `cut` has the events of packed rows that a delete does not cover,
-    and `listed` the listed segments of the incarnations that are cleared.
+    batches. The last round writes only the pointer. `remaining` has the events of packed rows that a delete does not
+    cover, and `listed` the listed segments of the incarnations that are cleared.
     """
     if writes.parked:
         yield ([_parked(each)] for each in writes.parked)
     for i in range(max(map(len, writes.keys), default=0)):
         before = (key[i - 1] for key in writes.keys if 0 < i < len(key))
         tags = {write.key: write for write in before if isinstance(write, PutTags)}
-        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, cut or {}, listed or {})
+        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, remaining or {}, listed or {})
     yield iter([[_pointer(writes)]])
 
 
@@ -85,7 +85,7 @@ def _batches(
     writes: Sequence[Write],
     tags: Mapping[Key, PutTags],
     segments: int,
-    cut: Mapping[Key, Sequence[EventRow]],
+    remaining: Mapping[Key, Sequence[EventRow]],
     listed: ListedSegments,
 ) -> Iterator[Batch]:
     heads: list[PutHead] = []
@@ -101,7 +101,7 @@ def _batches(
                 pass  # written before all rounds: `segment_batches`
             case ClearEvents():
                 yield from clear_events(write, listed.get((write.key, write.head.incarnation), ()))
-                yield from _rewrite_remaining(write, cut.get(write.key, ()))
+                yield from _rewrite_remaining(write, remaining.get(write.key, ()))
             case ClearJournal():
                 yield from clear_journal(write, listed.get((write.key, write.head.incarnation), ()))
             case ForgetSegments():

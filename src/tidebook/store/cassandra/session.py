@@ -189,16 +189,16 @@ class CassandraSession:
                     worst = error if worst is None or not isinstance(error, NOT_SENT) else worst
                     pause_s = backoff.next_s()
                     if loop.time() + pause_s > deadline_s:
-                        raise translate(worst, "a write", wrote="repeatedly") from worst
+                        raise translate(worst, "a write", attempts="repeatedly") from worst
                     self._metrics.count("cassandra_write_retries", reason=type(error).__name__)
                 except errors.CassException as error:
-                    raise translate(error, "a write", wrote="repeatedly") from error
+                    raise translate(error, "a write", attempts="repeatedly") from error
                 await asyncio.sleep(pause_s)
 
     async def write_once(self, statement: CqlStatement) -> None:
         """Execute one statement with a single attempt, so that the caller gets a failure at once."""
         self._refuse_fork()
-        with translated("a write", wrote="repeatedly"):
+        with translated("a write", attempts="repeatedly"):
             async with self._singles:
                 await self._attempt([statement])
 
@@ -224,7 +224,7 @@ class CassandraSession:
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """Execute a conditional statement once; return `[applied]` and, if that is False, the values found."""
         self._refuse_fork()
-        with translated("a compare-and-set", wrote="once"):
+        with translated("a compare-and-set", attempts="once"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
                 values, consistency=self._writing, serial_consistency=self._serial,
@@ -244,7 +244,7 @@ class CassandraSession:
         If `address` is given that node executes it, or any other one if that node is unreachable.
         """
         self._refuse_fork()
-        with translated("a change of the schema", wrote="once"):
+        with translated("a change of the schema", attempts="once"):
             if address is not None:
                 statement = acsylla.create_statement(ddl, timeout=SCHEMA_TIMEOUT_S)
                 statement.set_host(address, self._settings.port)
