@@ -25,7 +25,7 @@ from tidebook.replication.journal_state import (
     fold_journal,
     is_certain,
     is_repairable,
-    repair_of,
+    plan_repair,
 )
 from tidebook.replication.partition import LogAndStore
 from tidebook.store.port import StoreWriter
@@ -96,7 +96,7 @@ class JournalComparer:
             if not differing or not self._rev or not is_certain(folded, found):
                 return differing
             try:
-                await store.repair(repair_of(folded, found, pointer, self._configs[key.topic], self._rev))
+                await store.repair(plan_repair(folded, found, pointer, self._configs[key.topic], self._rev))
             except Fenced:
                 continue
             return [msgspec.structs.replace(each, repaired=is_repairable(each, folded, found)) for each in differing]

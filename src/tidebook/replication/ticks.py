@@ -86,8 +86,8 @@ async def replicate_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = 
     """
     ticks = await send_ticks(log, store, topics)
     replicators = await partition_replicators(log, store, ticks)
-    for at, each in replicators.items():
-        await each.catch_up(ticks[at] + 1)
+    for partition, each in replicators.items():
+        await each.catch_up(ticks[partition] + 1)
     return sum(each.records for each in replicators.values())
 
 
@@ -118,7 +118,7 @@ async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -
                 await replicator.catch_up(offset + 1)
 
     replicators = await partition_replicators(log, store, ticks)
-    await asyncio.gather(*(one(each, ticks[at]) for at, each in replicators.items()))
+    await asyncio.gather(*(one(each, ticks[partition]) for partition, each in replicators.items()))
 
 
 class _LastTick(msgspec.Struct, frozen=True):
@@ -180,7 +180,9 @@ class Ticker:
         if ticks or not followed:
             self._ticked_s, self._since = now_s, -1
         if followed:
-            self.alone = self._next_ticks | {at: offset for at, offset in ticks.items() if self._last[at].alone}
+            self.alone = self._next_ticks | {
+                partition: offset for partition, offset in ticks.items() if self._last[partition].alone
+            }
         return followed_s if followed else LOOK_EVERY_S
 
     async def tick(self) -> Ticks:
@@ -257,27 +259,27 @@ class Ticker:
         self._begun = True
         in_flight = set()
         self._next_ticks = {}
-        for at, pointer in pointers.items():
-            last = self._last.get(at)
+        for partition, pointer in pointers.items():
+            last = self._last.get(partition)
             if last is not None and (pointer is None or pointer.position < last.position):
-                in_flight.add(at)  # one tick is enough for a partition that is stuck
+                in_flight.add(partition)  # one tick is enough for a partition that is stuck
                 if pointer is not None and pointer.position.next == last.position:
-                    self._next_ticks[at] = last.position.offset
+                    self._next_ticks[partition] = last.position.offset
             elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
                 self._shown_ms = max(self._shown_ms, pointer.time_ms)
-                self._last[at] = _LastTick(pointer.position, True)
+                self._last[partition] = _LastTick(pointer.position, True)
         if self._topics is not None:
             self._shown_ms = await share_shown(self._store, self._shown_ms)
         lagging = [
-            at
-            for at, pointer in pointers.items()
-            if at not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms)
+            partition
+            for partition, pointer in pointers.items()
+            if partition not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms)
         ]
         ticks = await _append_ticks(self._log, configs, lagging, self._shown_ms + 1)
-        for at, offset in ticks.items():
-            pointer = pointers[at]
+        for partition, offset in ticks.items():
+            pointer = pointers[partition]
             before = -1 if pointer is None else pointer.position.offset
-            self._last[at] = _LastTick(Position(configs[at[0]].epoch, offset), alone=offset == before + 1)
+            self._last[partition] = _LastTick(Position(configs[partition[0]].epoch, offset), alone=offset == before + 1)
         return ticks
 
 

@@ -22,7 +22,7 @@ from tidebook.replication.journal_state import (
     fold_journal,
     is_certain,
     is_repairable,
-    repair_of,
+    plan_repair,
 )
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config, truth_of
 
@@ -88,7 +88,7 @@ def test_a_repair_restores_everything_that_was_damaged(actions: list[Action], da
     records = placed(actions)
     pointer = Pointer(records[-1].position, 0)
     folded = fold_journal(KEY, 0, found, records, CONFIG, Position(CONFIG.epoch, 0))
-    repair = repair_of(folded, found, pointer, CONFIG, 1)
+    repair = plan_repair(folded, found, pointer, CONFIG, 1)
     repaired = {n: row for n, row in rows.items() if n not in repair.extra_rows} | {
         row.seq_nr: row for row in repair.rows
     }
@@ -131,7 +131,7 @@ def whats(folded: FoldedJournal, found: JournalState) -> list[tuple[str, int | N
 
 
 def repair(folded: FoldedJournal, found: JournalState, at: int = 99) -> Repair:
-    return repair_of(folded, found, Pointer(Position(CONFIG.epoch, at), 5), CONFIG, 3)
+    return plan_repair(folded, found, Pointer(Position(CONFIG.epoch, at), 5), CONFIG, 3)
 
 
 TAGGED: list[Action] = [tagged(3, "x", "y"), append(1), tagged(1, "x")]

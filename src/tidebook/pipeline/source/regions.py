@@ -53,7 +53,7 @@ def plan_slices(
     last = max((last for _, last in held if last is not None), default=None)
     if begin is None or last is None:
         return []
-    count = max(1, -(-meta.meter.bytes_from(begin) // slice_bytes))
+    count = max(1, -(-meta.byte_index.bytes_from(begin) // slice_bytes))
     step = -(-(last + 1 - begin) // count)
     slices = []
     for start in range(begin, last + 1, step):
