@@ -99,20 +99,20 @@ class Tail:
         """
         for kept in self._kept:
             yield kept
-        at, time_ms = self._next
-        while at < self.range.stop:
-            keeps = at == self._next[0] and self._kept_bytes < KEPT_BYTES_MAX
-            actions, size_bytes, at, time_ms = await self._read(at, time_ms)
+        offset, time_ms = self._next
+        while offset < self.range.stop:
+            keeps = offset == self._next[0] and self._kept_bytes < KEPT_BYTES_MAX
+            actions, size_bytes, offset, time_ms = await self._read(offset, time_ms)
             if keeps:
                 self._kept.append(actions)
                 self._kept_bytes += size_bytes
-                self._next = (at, time_ms)
+                self._next = (offset, time_ms)
             yield actions
 
-    async def _read(self, at: int, time_ms: int) -> tuple[Actions, int, int, int]:
+    async def _read(self, offset: int, time_ms: int) -> tuple[Actions, int, int, int]:
         topic, partition, config = self.topic, self.range.partition, self.config
         with _lost_during_the_read():
-            page = await read_page(self._log, topic, partition, start=at, stop=self.range.stop, limit=PAGE_RECORDS)
+            page = await read_page(self._log, topic, partition, start=offset, stop=self.range.stop, limit=PAGE_RECORDS)
         owners = RecordOwners(partition, config)
         actions: list[tuple[str, PositionedAction]] = []
         size_bytes = 0
@@ -144,7 +144,7 @@ def _lost_during_the_read() -> Iterator[None]:
 
 
 async def check_log(log: Log, topic: str, config: TopicConfig) -> None:
-    """Raise `Fenced` if the log is no longer the one for which a read was planned: offsets mean other records then."""
+    """Raise `Fenced` if the log is not the one for which a read was planned, so offsets may mean other records."""
     state = await log.topic(topic)
     if state is None or state.topic_id != config.topic_id:
         raise Fenced(f"topic {topic}: its log was replaced after this read was planned: load the table again")
@@ -161,15 +161,15 @@ def fold_onto(head: Head | None, actions: Sequence[PositionedAction], config: To
 
 async def find_deletes(tail: Tail) -> dict[str, list[PositionedAction]]:
     """Return all actions of the journals that the tail deletes from or purges, without the bodies of appends."""
-    cut: set[str] = set()
+    changed: set[str] = set()
     async for page in tail.pages():
-        cut.update(id for id, each in page if isinstance(each.action, Delete | Purge))
+        changed.update(id for id, each in page if isinstance(each.action, Delete | Purge))
     found: dict[str, list[PositionedAction]] = {}
-    if not cut:
+    if not changed:
         return found
     async for page in tail.pages():
         for id, each in page:
-            if id in cut:
+            if id in changed:
                 found.setdefault(id, []).append(_without_body(each))
     return found
 
@@ -189,18 +189,18 @@ async def tail_events(
     """
     numbers = _TailNumbers(tail.config)
     async for page in tail.pages():
-        mine = [(id, each) for id, each in page if takes(id)]
-        unknown = list(dict.fromkeys(id for id, _ in mine if id not in numbers.stored))
+        selected = [(id, each) for id, each in page if takes(id)]
+        unknown = list(dict.fromkeys(id for id, _ in selected if id not in numbers.stored))
         for i in range(0, len(unknown), HEADS_MAX):
-            some = unknown[i : i + HEADS_MAX]
-            heads = await store.heads(tail.topic, some)
-            numbers.begin({id: heads.get(id) for id in some})
-        for id, each in mine:
+            chunk = unknown[i : i + HEADS_MAX]
+            heads = await store.heads(tail.topic, chunk)
+            numbers.begin({id: heads.get(id) for id in chunk})
+        for id, each in selected:
             numbers.take(id, each)
     async for page in tail.pages():
-        mine = [(id, each) for id, each in page if id in numbers.stored]
-        replicated = await _replicated_since(store, tail, numbers.stored, mine)
-        yield [row for id, each in mine for row in numbers.rows(id, each, replicated.get(id, {}))]
+        selected = [(id, each) for id, each in page if id in numbers.stored]
+        replicated = await _replicated_since(store, tail, numbers.stored, selected)
+        yield [row for id, each in selected for row in numbers.rows(id, each, replicated.get(id, {}))]
 
 
 class _TailNumbers:
