@@ -96,7 +96,7 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
         ({"book": str(tmp_path / "nope")}, "there is no book in"),
         ({"topics": "orders"}, "did you mean topic"),
         ({"topic": "nobody"}, "topic nobody is not in the store"),
-        ({"splits": "few"}, "the option splits is a whole number"),
+        ({"splits": "few"}, "the option splits must be a whole number"),
         ({"freshness": "now"}, "the option freshness must be one of log, store, not 'now'"),
         ({"asOfOffsets": '{"orders": {"0": 0}}'}, "partition 0 is written up to offset -1 of epoch 1"),
     ]
