@@ -117,7 +117,7 @@ def test_a_new_topic_is_leased_while_other_leases_continue_and_a_stop_ends_all_w
     from tidebook.pipeline.lease_scheduler import LeaseScheduler
 
     killed: list[Any] = []
-    for name in ("LEASES_END_S", "STOPPED_ANSWER_S"):
+    for name in ("LEASES_END_S", "STOP_REQUEST_S"):
         monkeypatch.setattr(replicate, name, PATIENCE_S)
     monkeypatch.setattr(LeaseScheduler, "_cancel", lambda self, job: killed.append(job))
     long = PipelineSettings(lease_s=3600, look_every_s=0.2)

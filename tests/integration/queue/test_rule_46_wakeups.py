@@ -16,7 +16,7 @@ import tidebook
 from tests.integration.queue.patience import until
 from tidebook.queue.port import NEVER_MS
 from tidebook.queue.queue import Queue
-from tidebook.testing.conformance.queue_base import Desk
+from tidebook.testing.conformance.queue_base import QueueTester
 
 pytestmark = pytest.mark.postgres
 PATIENCE_S = 30
@@ -49,34 +49,38 @@ async def recorded_notifications(url: str, schema: str) -> AsyncIterator[Notific
         yield NotificationRecorder(connection)
 
 
-async def test_a_put_sends_no_notification_while_no_process_sleeps(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_a_put_sends_no_notification_while_no_process_sleeps(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.put("k")
+        await tester.put("k")
         assert await recorder.notifications() == []
 
 
 async def test_a_put_notifies_only_if_a_process_sleeps_past_its_date(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     soon = int(time.time() * 1000) + 100_000
-    await desk.store.sleep(b"s" * 16, {desk.ref.id: (soon, False)})
+    await tester.store.sleep(b"s" * 16, {tester.ref.id: (soon, False)})
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.put("later", process_at=soon + 1)
+        await tester.put("later", process_at=soon + 1)
         assert await recorder.notifications() == []
-        await desk.put("sooner", process_at=soon - 1)
-        assert await recorder.notifications() == [f"{desk.ref.id} {soon - 1}"]
-        await desk.store.awake(b"s" * 16, [desk.ref.id])
-        await desk.put("now")
+        await tester.put("sooner", process_at=soon - 1)
+        assert await recorder.notifications() == [f"{tester.ref.id} {soon - 1}"]
+        await tester.store.awake(b"s" * 16, [tester.ref.id])
+        await tester.put("now")
         assert await recorder.notifications() == []
 
 
-async def test_done_notifies_a_process_that_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
-    await desk.put("k")
-    taken = await desk.take()
-    await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
+async def test_done_notifies_a_process_that_waits_for_a_held_key(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
+    await tester.put("k")
+    taken = await tester.take()
+    await tester.store.sleep(b"s" * 16, {tester.ref.id: (NEVER_MS, True)})
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.finish(taken)
-        assert await recorder.notifications() == [f"{desk.ref.id}"]
+        await tester.finish(taken)
+        assert await recorder.notifications() == [f"{tester.ref.id}"]
 
 
 async def next_job(queue: Queue) -> tuple[object, float]:

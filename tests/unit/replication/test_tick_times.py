@@ -16,7 +16,7 @@ from tidebook.replication import ticks
 from tidebook.replication.ticks import (
     FOLLOWED_FOR_S,
     LOOK_EVERY_S,
-    SHARE_TRIES_MAX,
+    SHARE_ATTEMPTS_MAX,
     SHOWN_SETTING,
     Ticker,
     TickIntervals,
@@ -274,8 +274,8 @@ class SharedTimes:
         ("70", 70, 0, 70, "70"),
         ("90", 70, 0, 90, "90"),
         ("60", 70, 0, 70, "70"),
-        ("60", 70, SHARE_TRIES_MAX - 1, 70, "70"),
-        ("60", 70, SHARE_TRIES_MAX, 70, "65"),  # the next tick stores it
+        ("60", 70, SHARE_ATTEMPTS_MAX - 1, 70, "70"),
+        ("60", 70, SHARE_ATTEMPTS_MAX, 70, "65"),  # the next tick stores it
         ("68", 70, 3, 70, "70"),
     ],
 )

@@ -17,10 +17,10 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
-    BYTES_TOGETHER_MAX,
+    COALESCED_BATCH_ROWS_MAX,
+    COALESCED_BYTES_MAX,
     HEADS_PER_QUERY_MAX,
-    HEADS_TOGETHER_MAX,
-    ROWS_MAX,
+    SEGMENTS_QUERY_IDS_MAX,
     Batch,
     CqlStatement,
     bounded,
@@ -100,17 +100,17 @@ def test_small_batches_are_combined_up_to_their_partitions_bytes_and_rows() -> N
     one = [statement()]
     assert sizes([one] * 7) == [3, 3, 1]
     assert sizes([one] * 3, partitions_max=1) == [1, 1, 1]
-    assert sizes([[statement()] * ROWS_MAX, one]) == [ROWS_MAX + 1]
-    assert sizes([one, [statement()] * (ROWS_MAX + 1), one]) == [ROWS_MAX + 1, 2]
+    assert sizes([[statement()] * COALESCED_BATCH_ROWS_MAX, one]) == [COALESCED_BATCH_ROWS_MAX + 1]
+    assert sizes([one, [statement()] * (COALESCED_BATCH_ROWS_MAX + 1), one]) == [COALESCED_BATCH_ROWS_MAX + 1, 2]
     assert sizes([one * 2, one * 2, one], rows_max=4) == [4, 1]
     assert sizes([one * 2, one * 3], rows_max=4) == [2, 3]
     # A value takes 16 bytes in addition.
-    half = BYTES_TOGETHER_MAX // 2 - 16
+    half = COALESCED_BYTES_MAX // 2 - 16
     assert sizes([[statement(half)], [statement(half)], one]) == [2, 1]
     assert sizes([[statement(half)], [statement(half + 1)], [statement(1)]]) == [1, 2]
     number = [CqlStatement("INSERT", [5])]
-    assert sizes([[statement(BYTES_TOGETHER_MAX - 16 - 24)], number]) == [2]
-    assert sizes([[statement(BYTES_TOGETHER_MAX - 16 - 23)], number]) == [1, 1]
+    assert sizes([[statement(COALESCED_BYTES_MAX - 16 - 24)], number]) == [2]
+    assert sizes([[statement(COALESCED_BYTES_MAX - 16 - 23)], number]) == [1, 1]
 
 
 def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
@@ -125,7 +125,7 @@ def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
 
 
 def test_heads_are_read_one_segment_at_a_time_or_over_several_with_few_heads_each() -> None:
-    few = HEADS_TOGETHER_MAX // 2
+    few = SEGMENTS_QUERY_IDS_MAX // 2
 
     def requested(*counts: int, partitions_max: int = 10) -> list[tuple[str, object, int]]:
         ids = [id for segment, count in enumerate(counts) for id in ids_of(segment, count)]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tidebook.core.segments import head_segment
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
-    BYTES_TOGETHER_MAX,
+    COALESCED_BATCH_ROWS_MAX,
+    COALESCED_BYTES_MAX,
     HEADS_PER_QUERY_MAX,
-    HEADS_TOGETHER_MAX,
-    ROWS_MAX,
+    SEGMENTS_QUERY_IDS_MAX,
     Batch,
     CqlStatement,
     coalesce_batches,
@@ -37,7 +37,9 @@ def bytes_of_head(statement: CqlStatement) -> int:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 2 * ROWS_MAX), st.integers(0, 2 * BYTES_TOGETHER_MAX)), max_size=50),
+    st.lists(
+        st.tuples(st.integers(1, 2 * COALESCED_BATCH_ROWS_MAX), st.integers(0, 2 * COALESCED_BYTES_MAX)), max_size=50
+    ),
     st.integers(1, 12),
 )
 def test_every_statement_is_sent_once_and_groups_stay_within_their_bounds(
@@ -51,7 +53,7 @@ def test_every_statement_is_sent_once_and_groups_stay_within_their_bounds(
         partitions = {each.values[0] for each in batch}
         assert len(partitions) <= partitions_max
         if len(partitions) > 1:
-            assert sum(len(each.values[2]) for each in batch) <= BYTES_TOGETHER_MAX
+            assert sum(len(each.values[2]) for each in batch) <= COALESCED_BYTES_MAX
 
 
 @given(st.lists(st.tuples(st.integers(60, 900), st.integers(1, 40)), max_size=60))
@@ -88,6 +90,6 @@ def test_every_head_is_queried_once_in_its_segment(ids: set[str], segments: int,
         several = where if query == cql.HEADS_OF_SEGMENTS else [where]
         assert {head_segment(id, segments) for id in wanted} == set(several)
         assert len(several) <= partitions_max
-        assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else HEADS_TOGETHER_MAX)
+        assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else SEGMENTS_QUERY_IDS_MAX)
         requested += wanted
     assert sorted(requested) == sorted(ids)

@@ -123,6 +123,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     #: Create the keyspace if it is missing.
     create_keyspace: bool = True
     #: The replicas of a keyspace that is created: a number, or a table of data centre → replicas.
+    replication: int | dict[str, int] | None = None
     consistency: str = "LOCAL_QUORUM"
     read_consistency: str | None = None
     write_consistency: str | None = None

@@ -44,7 +44,7 @@ def numbers(read: Sequence[ReadEvent]) -> list[int]:
     return [event.seq_nr for event in read]
 
 
-class JournalDesk:
+class JournalTester:
     """Gives test cases one interface to a topic's journals through either facade, and controls replication."""
 
     def __init__(self, book: Book, topic: str, facade: Facade, lag: Lag) -> None:
@@ -159,29 +159,29 @@ class JournalSuite:
         return way
 
     @pytest_asyncio.fixture
-    async def desk(
-        self, open_desk: Callable[..., AbstractAsyncContextManager[JournalDesk]]
-    ) -> AsyncIterator[JournalDesk]:
-        async with open_desk() as desk:
-            yield desk
+    async def tester(
+        self, open_tester: Callable[..., AbstractAsyncContextManager[JournalTester]]
+    ) -> AsyncIterator[JournalTester]:
+        async with open_tester() as tester:
+            yield tester
 
     @pytest_asyncio.fixture
-    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[JournalDesk]:
-        """Yield a desk for test cases that do not depend on the facade or the lag."""
+    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[JournalTester]:
+        """Yield a tester for test cases that do not depend on the facade or the lag."""
         async with book_factory(**OPTIONS) as book:
-            yield JournalDesk(book, topic, "async", "nothing")
+            yield JournalTester(book, topic, "async", "nothing")
 
     @pytest_asyncio.fixture
-    async def open_desk(
+    async def open_tester(
         self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
-    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalDesk]]]:
-        """Yield a function that opens a desk of the same topic in another book."""
+    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalTester]]]:
+        """Yield a function that opens a tester of the same topic in another book."""
         async with AsyncExitStack() as stack:
 
             @asynccontextmanager
-            async def open_desk(**options: Any) -> AsyncIterator[JournalDesk]:
+            async def open_tester(**options: Any) -> AsyncIterator[JournalTester]:
                 book = await stack.enter_async_context(book_factory(**{**OPTIONS, **options}))
                 facade, lag = way
-                yield JournalDesk(book, topic, facade, lag)
+                yield JournalTester(book, topic, facade, lag)
 
-            yield open_desk
+            yield open_tester
