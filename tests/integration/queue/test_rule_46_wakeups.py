@@ -19,7 +19,7 @@ from tidebook.queue.queue import Queue
 from tidebook.testing.conformance.queue_base import QueueTester
 
 pytestmark = pytest.mark.postgres
-PATIENCE_S = 30
+CASE_TIMEOUT_S = 30
 
 
 class NotificationRecorder:
@@ -35,7 +35,7 @@ class NotificationRecorder:
         async with await psycopg.AsyncConnection.connect(self._connection.info.dsn, autocommit=True) as other:
             await other.execute(f"NOTIFY {channel}")
         found = []
-        async for notification in self._connection.notifies(timeout=PATIENCE_S):
+        async for notification in self._connection.notifies(timeout=CASE_TIMEOUT_S):
             if notification.channel == channel:
                 break
             found.append(notification.payload)
@@ -105,7 +105,7 @@ async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
         await settled(here)
         put_at = time.time()
         await there.queue("mail").put("x")
-        data, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        data, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert data == "x"
         assert woken - put_at < 4.5, "only the slow poll found it"
 
@@ -122,7 +122,7 @@ async def test_a_foreign_notification_does_not_disable_a_listener(
                 await connection.execute("SELECT pg_notify(%s, %s)", (schema, payload))
         put_at = time.time()
         await there.queue("mail").put("x")
-        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        _, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert woken - put_at < 2.5, "only the slow poll found it"
 
 
@@ -132,7 +132,7 @@ async def test_a_listener_wakes_at_the_process_date_of_a_put_elsewhere(where: Pa
         await settled(here)
         at = datetime.now(UTC) + timedelta(milliseconds=700)
         await there.queue("mail").put("x", process_at=at)
-        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        _, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert at.timestamp() - 0.01 <= woken < at.timestamp() + 2.5
 
 
@@ -141,7 +141,7 @@ async def test_a_listener_wakes_at_the_end_of_a_lease(book: tidebook.Book) -> No
     await queue.put("x")
     await queue.claim(lease=0.5)
     claimed_at = time.time()
-    data, woken = await asyncio.wait_for(next_job(queue), PATIENCE_S)
+    data, woken = await asyncio.wait_for(next_job(queue), CASE_TIMEOUT_S)
     assert data == "x"
     assert 0.4 < woken - claimed_at < 4.5
 
@@ -154,7 +154,7 @@ async def test_a_listener_wakes_when_a_held_key_is_released(where: Path) -> None
         waiting = asyncio.create_task(next_job(here.queue("mail")))
         await settled(here)
         await there.queue("mail").done(job)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "second"
+        assert (await asyncio.wait_for(waiting, CASE_TIMEOUT_S))[0] == "second"
 
 
 async def test_an_idle_listener_rarely_polls(book: tidebook.Book) -> None:
@@ -180,7 +180,7 @@ async def test_thousands_of_listeners_share_one_connection(settings_file: Path, 
         listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(book)
         await queue.put("x")
-        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), CASE_TIMEOUT_S)
         assert sum(woken) == 3_000
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             cursor = await connection.execute(
@@ -199,7 +199,7 @@ async def test_thousands_of_listeners_in_a_folder_are_notified_of_a_put_elsewher
         listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(here)
         await there.queue("mail").put("x")
-        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), CASE_TIMEOUT_S)
         assert sum(woken) == 3_000
 
 
@@ -215,7 +215,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
                 (f"%{schema}%",),
             )
         await there.queue("mail").put("x")
-        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
+        assert (await asyncio.wait_for(waiting, CASE_TIMEOUT_S))[0] == "x"
 
 
 async def test_work_that_is_not_claimed_is_not_reported_in_a_loop(book: tidebook.Book) -> None:

@@ -24,7 +24,15 @@ from tidebook.replication.journal_state import (
     is_repairable,
     plan_repair,
 )
-from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config, truth_of
+from tidebook.testing.conformance.journal_records import (
+    Step,
+    append,
+    delete,
+    expected_journals,
+    purge,
+    records_of,
+    topic_config,
+)
 
 CONFIG = topic_config()
 KEY = Key("t", "a")
@@ -52,7 +60,7 @@ def placed(actions: list[Action]) -> list[PositionedAction]:
 
 
 def store_of(actions: list[Action]) -> JournalState:
-    truth = truth_of([("a", action) for action in actions], CONFIG).get("a")
+    truth = expected_journals([("a", action) for action in actions], CONFIG).get("a")
     return JournalState() if truth is None else JournalState(truth.head, {row.seq_nr: row for row in truth.rows})
 
 

@@ -13,7 +13,7 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import batch_rounds
 from tidebook.store.cassandra.rows import decode_rows
-from tidebook.testing.conformance.journal_records import append, delete, truth_of
+from tidebook.testing.conformance.journal_records import append, delete, expected_journals
 
 KEY = Key("orders", "o-1")
 CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=10)
@@ -21,7 +21,7 @@ CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=10)
 
 def test_the_rest_of_a_packed_row_is_stamped_above_the_tombstones_of_the_delete() -> None:
     """A tombstone at the same stamp would win over the row."""
-    truth = truth_of([(KEY.id, append(5)), (KEY.id, delete(2))], CONFIG)[KEY.id]
+    truth = expected_journals([(KEY.id, append(5)), (KEY.id, delete(2))], CONFIG)[KEY.id]
     assert truth.head is not None
     # The events of a record share its position object, by which rows of one record are recognized.
     position = Position(1, 0)

@@ -28,7 +28,7 @@ Lag = Literal["nothing", "some", "everything"]
 #: Small values, so that the test cases cross pages, segments and partitions.
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
 #: A test case that takes this long has failed; none needs nearly as much.
-PATIENCE_S = 60.0
+CASE_TIMEOUT_S = 60.0
 
 
 def events(*payloads: Any) -> list[Event]:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from tidebook.core.errors import Conflict
-from tidebook.testing.conformance.journal_base import PATIENCE_S, JournalSuite, JournalTester, events, payloads
+from tidebook.testing.conformance.journal_base import CASE_TIMEOUT_S, JournalSuite, JournalTester, events, payloads
 
 OpenTester = Callable[..., AbstractAsyncContextManager[JournalTester]]
 
@@ -26,7 +26,7 @@ class RacingCases(JournalSuite):
             assert payloads(await second.read("a")) == [2]
             assert (await second.append("a", events(3), expected=2)).first == 3
 
-    async def test_a_read_sees_what_another_book_was_acknowledged(self, open_tester: OpenTester) -> None:
+    async def test_a_read_sees_appends_acknowledged_to_another_book(self, open_tester: OpenTester) -> None:
         async with open_tester() as one, open_tester() as other:
             for i in range(6):
                 writer, reader = (one, other) if i % 2 else (other, one)
@@ -70,7 +70,7 @@ class RacingCases(JournalSuite):
                         last = done.last
                         won[last] = name
 
-            await asyncio.wait_for(asyncio.gather(race(one, "one"), race(other, "other")), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(race(one, "one"), race(other, "other")), CASE_TIMEOUT_S)
             assert all(found > expected for expected, found in lost)
             read = await one.read("a")
             assert payloads(read) == payloads(await other.read("a"))
@@ -80,10 +80,10 @@ class RacingCases(JournalSuite):
         async with open_tester() as one, open_tester() as other:
             await one.append("a", events(1))
             tail = other.tail("a")
-            assert (await asyncio.wait_for(anext(tail), PATIENCE_S)).payload == 1
+            assert (await asyncio.wait_for(anext(tail), CASE_TIMEOUT_S)).payload == 1
             next_event = asyncio.ensure_future(anext(tail))
             await one.append("a", events(2))
-            assert (await asyncio.wait_for(next_event, PATIENCE_S)).payload == 2
+            assert (await asyncio.wait_for(next_event, CASE_TIMEOUT_S)).payload == 2
             await tail.aclose()  # type: ignore[attr-defined]
 
     async def test_snapshots_are_shared(self, open_tester: OpenTester) -> None:
@@ -124,5 +124,5 @@ class RacingCases(JournalSuite):
                     await asyncio.sleep(0)
 
             await writer.append("b", events("so that the topic is there"))
-            await asyncio.wait_for(asyncio.gather(write(), read(), copy()), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(write(), read(), copy()), CASE_TIMEOUT_S)
             assert payloads(await reader.read("a")) == list(range(60))

@@ -9,13 +9,20 @@ import pytest
 
 from tidebook.core.errors import Conflict, Truncated
 from tidebook.core.seq_nr import LAST
-from tidebook.testing.conformance.journal_base import PATIENCE_S, JournalSuite, JournalTester, events, numbers, payloads
+from tidebook.testing.conformance.journal_base import (
+    CASE_TIMEOUT_S,
+    JournalSuite,
+    JournalTester,
+    events,
+    numbers,
+    payloads,
+)
 
 
 class JournalReadingCases(JournalSuite):
     """Test cases of the events that a read returns."""
 
-    async def test_no_journal_has_no_events_and_no_pointer(self, tester: JournalTester) -> None:
+    async def test_a_missing_journal_has_no_events_and_no_pointer(self, tester: JournalTester) -> None:
         assert await tester.read("a") == []
         assert await tester.pointer("a") is None
 
@@ -45,7 +52,7 @@ class JournalReadingCases(JournalSuite):
         assert numbers(await tester.read("a")) == [1, 2, 3, 11]
         assert numbers(await tester.read("a", start=4)) == [11]
 
-    async def test_a_jump_over_countless_segments_costs_nothing(self, tester: JournalTester) -> None:
+    async def test_a_jump_over_many_segments_does_not_slow_a_read(self, tester: JournalTester) -> None:
         await tester.append("a", events(1))
         await tester.append("a", events(2, 3), at=10**15)
         await tester.append("a", events(4), at=LAST)
@@ -82,7 +89,7 @@ class JournalReadingCases(JournalSuite):
         await reading.aclose()  # type: ignore[attr-defined]
         assert numbers(await tester.read("a", start=9)) == [9, 10]
 
-    async def test_an_append_during_a_read_is_not_half_seen(self, tester: JournalTester) -> None:
+    async def test_an_append_during_a_read_is_seen_whole_or_not_at_all(self, tester: JournalTester) -> None:
         await tester.append("a", events(*range(7)))
         reading = tester.reading("a")
         read = [await anext(reading)]
@@ -90,7 +97,7 @@ class JournalReadingCases(JournalSuite):
         read += [event async for event in reading]
         assert numbers(read) == [1, 2, 3, 4, 5, 6, 7]
 
-    async def test_a_purge_during_a_read_truncates_it_or_shows_the_whole(self, tester: JournalTester) -> None:
+    async def test_a_read_during_a_purge_raises_truncated_or_returns_all_events(self, tester: JournalTester) -> None:
         await tester.append("a", events(*range(9)))
         await tester.replicate()
         reading = tester.reading("a")
@@ -105,9 +112,7 @@ class JournalReadingCases(JournalSuite):
         else:
             assert payloads(read) == list(range(9))
 
-    async def test_a_delete_of_events_not_yet_read_truncates_a_read_or_shows_the_whole(
-        self, tester: JournalTester
-    ) -> None:
+    async def test_a_read_during_a_delete_raises_truncated_or_returns_all_events(self, tester: JournalTester) -> None:
         await tester.append("a", events(*range(9)))
         await tester.replicate()
         reading = tester.reading("a")
@@ -131,7 +136,7 @@ class JournalReadingCases(JournalSuite):
         await tester.delete("e", to=3)
         assert sorted(await tester.ids()) == ["a", "c", "d", "e"]
 
-    async def test_ids_of_a_topic_without_journals_are_none(self, tester: JournalTester) -> None:
+    async def test_a_topic_without_journals_has_no_ids(self, tester: JournalTester) -> None:
         await tester.purge("a")
         with pytest.raises(Conflict):
             await tester.append("b", events(1), expected=9)
@@ -145,7 +150,7 @@ class JournalReadingCases(JournalSuite):
 
     # ---- live tails
 
-    async def test_a_tail_gives_existing_events_and_then_new_ones(self, tester: JournalTester) -> None:
+    async def test_a_tail_yields_existing_events_and_then_new_ones(self, tester: JournalTester) -> None:
         await tester.append("a", events(1, 2))
         tail = tester.tail("a")
         assert [(await _next(tail)).payload for _ in range(2)] == [1, 2]
@@ -189,4 +194,4 @@ class JournalReadingCases(JournalSuite):
 
 
 async def _next(tail: Any) -> Any:
-    return await asyncio.wait_for(anext(tail), PATIENCE_S)
+    return await asyncio.wait_for(anext(tail), CASE_TIMEOUT_S)

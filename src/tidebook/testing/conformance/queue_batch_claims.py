@@ -17,7 +17,7 @@ from tidebook.testing.conformance.queue_base import (
 )
 
 
-async def claim_of(tester: QueueTester, *names: str) -> list[Taken]:
+async def put_and_claim(tester: QueueTester, *names: str) -> list[Taken]:
     """Put entries without a key, and return them from one claim."""
     for name in names:
         await tester.put(data=name)
@@ -40,29 +40,29 @@ class BatchClaimCases(QueueBase):
     """Test cases of claims of many entries: a change of some entries leaves the others unchanged."""
 
     async def test_a_whole_claim_is_finished_at_once(self, tester: QueueTester, advance: Advance) -> None:
-        taken = await claim_of(tester, *"abc")
+        taken = await put_and_claim(tester, *"abc")
         assert await tester.finish(*taken) == [True, True, True]
         assert await tester.finish(*taken) == [False, False, False]
         await advance(LEASE_MS)
         assert await tester.claim() == []
 
     async def test_some_of_a_claim_are_finished_and_the_others_stay_held(self, tester: QueueTester) -> None:
-        a, b, c = await claim_of(tester, *"abc")
+        a, b, c = await put_and_claim(tester, *"abc")
         assert await tester.finish(b) == [True]
         assert await tester.claim(3) == []
         assert await tester.finish(a, b, c) == [True, False, True]
         assert (await tester.store.counts(tester.ref)).processing == 0
 
     async def test_whole_claims_and_parts_of_others_are_finished_in_one_call(self, tester: QueueTester) -> None:
-        first = await claim_of(tester, *"abc")
-        second = await claim_of(tester, *"def")
+        first = await put_and_claim(tester, *"abc")
+        second = await put_and_claim(tester, *"def")
         await tester.put("key")
         keyed = await tester.take()
         assert await tester.finish(*first, second[1], keyed) == [True] * 5
         assert [each.data for each in await tester.store.entries(tester.ref, limit=9)] == [b"d", b"f"]
 
     async def test_entries_are_finished_and_others_claimed_in_one_call(self, tester: QueueTester) -> None:
-        a, b = await claim_of(tester, *"ab")
+        a, b = await put_and_claim(tester, *"ab")
         for name in "cdef":
             await tester.put(data=name)
         done, names = await finish_and_claim(tester, (1, [a.held]), (2, []), (1, [b.held]))
@@ -70,7 +70,7 @@ class BatchClaimCases(QueueBase):
         assert (await tester.store.counts(tester.ref)).processing == 4
 
     async def test_a_caller_that_has_lost_an_entry_claims_nothing_and_the_others_do(self, tester: QueueTester) -> None:
-        a, b, c = await claim_of(tester, *"abc")
+        a, b, c = await put_and_claim(tester, *"abc")
         await tester.finish(a)
         for name in "de":
             await tester.put(data=name)
@@ -79,7 +79,7 @@ class BatchClaimCases(QueueBase):
         assert await tester.finish(b, c) == [False, False]
 
     async def test_nothing_is_claimed_if_all_callers_have_lost_an_entry(self, tester: QueueTester) -> None:
-        [a] = await claim_of(tester, "a")
+        [a] = await put_and_claim(tester, "a")
         await tester.finish(a)
         await tester.put(data="b")
         assert await finish_and_claim(tester, (1, [a.held])) == ([[False]], [[]])
@@ -93,7 +93,7 @@ class BatchClaimCases(QueueBase):
         assert await finish_and_claim(tester, (1, [first.held])) == ([[True]], [["second"]])
 
     async def test_an_expired_lease_is_lost_only_to_another_claim(self, tester: QueueTester, advance: Advance) -> None:
-        a, b = await claim_of(tester, *"ab")
+        a, b = await put_and_claim(tester, *"ab")
         await advance(LEASE_MS)
         again = await tester.take()
         held, lost = (b, a) if again.name == "a" else (a, b)
@@ -101,7 +101,7 @@ class BatchClaimCases(QueueBase):
         assert (done, names) == ([[False], [True]], [[], []])
         assert await tester.finish(again) == [True]
 
-    async def test_keys_and_entries_without_one_come_in_one_claim(self, tester: QueueTester) -> None:
+    async def test_one_claim_returns_entries_with_and_without_a_key(self, tester: QueueTester) -> None:
         for key, name in ((None, "a"), ("k", "b"), (None, "c"), ("l", "d")):
             await tester.put(key, data=name)
         taken = await tester.claim(9)
@@ -112,14 +112,14 @@ class BatchClaimCases(QueueBase):
         assert await tester.names() == ["again"]
 
     async def test_one_of_a_claim_fails_and_the_others_stay_held(self, tester: QueueTester) -> None:
-        a, b, c = await claim_of(tester, *"abc")
+        a, b, c = await put_and_claim(tester, *"abc")
         assert await tester.fail(b) == "waiting"
         again = await tester.take()
         assert (again.name, again.entry.timeouts) == ("b", 1)
         assert await tester.finish(a, b, c, again) == [True, False, True, True]
 
-    async def test_a_heartbeat_for_some_keeps_those_alone(self, tester: QueueTester, advance: Advance) -> None:
-        a, b, c = await claim_of(tester, *"abc")
+    async def test_a_heartbeat_for_some_entries_keeps_only_those(self, tester: QueueTester, advance: Advance) -> None:
+        a, b, c = await put_and_claim(tester, *"abc")
         await advance(LEASE_MS - 1)
         assert await tester.beat(b) == [True]
         await advance(1)
@@ -128,8 +128,8 @@ class BatchClaimCases(QueueBase):
         assert await tester.finish(a, b, c) == [False, True, False]
         assert await tester.finish(*again) == [True, True]
 
-    async def test_a_heartbeat_for_all_keeps_all(self, tester: QueueTester, advance: Advance) -> None:
-        taken = await claim_of(tester, *"abc")
+    async def test_a_heartbeat_for_all_entries_keeps_all_of_them(self, tester: QueueTester, advance: Advance) -> None:
+        taken = await put_and_claim(tester, *"abc")
         await advance(LEASE_MS - 1)
         assert await tester.beat(*taken) == [True] * 3
         await advance(LEASE_MS - 1)
@@ -140,7 +140,7 @@ class BatchClaimCases(QueueBase):
     async def test_entries_of_an_expired_claim_are_claimed_again_and_each_is_counted(
         self, tester: QueueTester, advance: Advance
     ) -> None:
-        taken = await claim_of(tester, *"abc")
+        taken = await put_and_claim(tester, *"abc")
         await advance(LEASE_MS)
         again = await tester.claim(2)
         assert [(each.name, each.entry.timeouts) for each in again] == [("a", 1), ("b", 1)]
@@ -150,7 +150,7 @@ class BatchClaimCases(QueueBase):
     async def test_a_late_finish_counts_if_no_other_worker_has_claimed(
         self, tester: QueueTester, advance: Advance
     ) -> None:
-        taken = await claim_of(tester, *"abc")
+        taken = await put_and_claim(tester, *"abc")
         await advance(LEASE_MS)
         assert (await tester.store.sweep(tester.ref)).leases_expired == 3
         assert await tester.finish(*taken) == [True] * 3
@@ -158,7 +158,7 @@ class BatchClaimCases(QueueBase):
     async def test_a_claim_whose_lease_expired_too_often_leaves_dead_letters(
         self, tester: QueueTester, advance: Advance
     ) -> None:
-        await claim_of(tester, *"abc")
+        await put_and_claim(tester, *"abc")
         for _ in range(2):
             await advance(LEASE_MS)
             assert len(await tester.claim(3)) == 3
@@ -177,7 +177,7 @@ class BatchClaimCases(QueueBase):
 
     async def test_each_entry_of_a_claim_is_listed_and_counted(self, tester: QueueTester, advance: Advance) -> None:
         await advance(7)
-        await claim_of(tester, *"abc")
+        await put_and_claim(tester, *"abc")
         await tester.put(data="later")
         listed = await tester.store.entries(tester.ref, limit=3)
         assert [(each.data, each.status, each.started_at, each.lease_until) for each in listed] == [
@@ -190,7 +190,7 @@ class BatchClaimCases(QueueBase):
         assert (counts.due, counts.processing) == (4, 0)
 
     async def test_the_end_of_a_claims_lease_is_reported(self, tester: QueueTester) -> None:
-        await claim_of(tester, *"abc")
+        await put_and_claim(tester, *"abc")
         (due,) = await tester.store.due([tester.ref])
         assert (due.ready, due.lease_end) == (False, START_MS + LEASE_MS)
 
@@ -224,7 +224,7 @@ class BatchClaimCases(QueueBase):
         assert await tester.finish(taken[1], taken[2], *taken[3:]) == [True] * 4
         assert await tester.finish(*taken) == [True, False, False, False, False]
 
-    async def test_entries_asked_for_one_by_one_are_kept_so(self, store: QueueStore) -> None:
+    async def test_entries_that_are_claimed_separately_are_not_bundled(self, store: QueueStore) -> None:
         tester = QueueTester(store, await new_queue(store))
         for name in "abc":
             await tester.put(data=name)

@@ -27,7 +27,7 @@ class ClaimingCases(QueueBase):
         await advance(50)
         assert await tester.names() == ["10", "20", "30"]
 
-    async def test_what_was_put_first_comes_first_where_dates_are_equal(self, tester: QueueTester) -> None:
+    async def test_of_entries_with_equal_dates_the_one_put_first_comes_first(self, tester: QueueTester) -> None:
         for name in "zyxw":
             await tester.put(name)
         assert await tester.names() == list("zyxw")
@@ -50,7 +50,7 @@ class ClaimingCases(QueueBase):
         await tester.put("due", priority=11)
         assert await tester.names() == ["due"]
 
-    async def test_no_expired_entry_is_claimed(self, tester: QueueTester, advance: Advance) -> None:
+    async def test_an_expired_entry_is_not_claimed(self, tester: QueueTester, advance: Advance) -> None:
         await tester.put("k", expires_at=START_MS + 10)
         await advance(10)
         assert await tester.claim() == []
@@ -62,7 +62,7 @@ class ClaimingCases(QueueBase):
         assert await tester.names() == ["quick"]
         assert await tester.names() == ["slow", "last"]
 
-    async def test_a_limit_is_kept(self, tester: QueueTester) -> None:
+    async def test_a_claim_returns_at_most_its_limit(self, tester: QueueTester) -> None:
         await tester.store.put(tester.ref, [entry(f"{number}") for number in range(10)], inserted_at=0)
         assert len(await tester.claim(3)) == 3
 

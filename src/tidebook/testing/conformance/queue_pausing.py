@@ -11,7 +11,7 @@ from tidebook.testing.conformance.queue_base import START_MS, Advance, OpenQueue
 class PausingCases(QueueBase):
     """Test cases of `pause` and `resume`."""
 
-    async def test_a_paused_queue_gives_out_nothing_and_takes_puts(
+    async def test_a_paused_queue_returns_no_entry_and_accepts_puts(
         self, tester: QueueTester, store: QueueStore
     ) -> None:
         other = QueueTester(store, await new_queue(store))
@@ -25,7 +25,7 @@ class PausingCases(QueueBase):
         assert await store.resume(tester.ref)
         assert await tester.names() == ["before", "after"]
 
-    async def test_a_pause_holds_for_other_stores_and_after_a_restart(
+    async def test_a_pause_applies_to_other_stores_and_after_a_restart(
         self, tester: QueueTester, open_queues: OpenQueues
     ) -> None:
         await tester.put("k")
@@ -66,7 +66,7 @@ class PausingCases(QueueBase):
         assert await tester.fail(second) == "waiting"
         assert await tester.names() == []
 
-    async def test_an_expired_lease_of_a_paused_queue_is_not_given_out(
+    async def test_an_entry_of_a_paused_queue_is_not_claimed_after_its_lease_expired(
         self, tester: QueueTester, advance: Advance
     ) -> None:
         await tester.put("a")

@@ -126,7 +126,7 @@ class PuttingCases(QueueBase):
         await tester.put("k", data="2")
         assert await tester.names() == ["2"]
 
-    async def test_what_a_source_delivers_twice_is_put_once(self, tester: QueueTester) -> None:
+    async def test_an_event_that_a_source_delivers_twice_is_put_once(self, tester: QueueTester) -> None:
         async def put(name: str, *steps: Step, source: str = "s") -> Put | None:
             entries = [entry(None, name)] if name else []
             return await tester.store.put_once(tester.ref, entries, inserted_at=0, source=source, steps=steps)
@@ -150,7 +150,9 @@ class PuttingCases(QueueBase):
         assert len([put for put in results if put is not None]) == 1
         assert len(await tester.claim(10)) == 1
 
-    async def test_what_one_store_puts_another_claims(self, open_queues: OpenQueues, tester: QueueTester) -> None:
+    async def test_an_entry_put_by_one_store_is_claimed_by_another(
+        self, open_queues: OpenQueues, tester: QueueTester
+    ) -> None:
         await tester.put("k")
         async with open_queues() as other:
             other_tester = QueueTester(other, await other.queue(tester.ref.name))

@@ -9,7 +9,7 @@ from tidebook.testing.histories.log_fold import LoggedJournal
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
-def store_is_fold(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
+def check_store(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
     """Check that the store has exactly the journals, numbers and events that follow from its log."""
     run = RuleRun("the store is the fold of the log")
     stored: dict[str, dict[str, object]] = {}
