@@ -177,7 +177,7 @@ async def _refuse_messages(log: Log, state: TopicState) -> None:
     if found is not None and not is_record(found.value):
         raise InvalidInput(
             f"topic {state.topic} is in the log already and holds messages that no journal wrote (an outbox's, or "
-            "another program's): give the journals another topic, or publish to another one"
+            "another program's): use another topic for the journals, or publish to another one"
         )
 
 

@@ -45,8 +45,8 @@ class Artifact:
 def kafka_source_jars() -> list[Path]:
     """Return the jars of Spark's Kafka source and sink, for the setting spark.jars.
 
-    The newest published token provider is 4.0.0, and it works with this Spark. The Kafka client must stay at the
-    version that the source was built for, so transitive dependencies are left out.
+    The newest published token provider is 4.0.0, and it works with this version of Spark. The Kafka client must stay at
+    the version that the source was built for, so transitive dependencies are left out.
     """
     return resolve(
         f"spark-kafka-{SPARK}",

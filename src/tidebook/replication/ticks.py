@@ -132,7 +132,7 @@ class Ticker:
     """Appends ticks periodically, but only where a tick can bring something below the horizon.
 
     A ticker writes to its own topics only. The time that they must pass is agreed on by all pipelines: each one shares
-    the time of its replicated records in a setting. Pointers cannot serve for that: ticks move them too, so two
+    the time of its replicated records in a setting. Pointers cannot be used for that: ticks move them too, so two
     tickers would answer each other's ticks forever.
     """
 

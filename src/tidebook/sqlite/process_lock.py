@@ -68,7 +68,7 @@ class ProcessLock:
                 file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
                 raise from_os(error, self._path) from error
-            self._lock(file)  # nobody else has opened it
+            self._lock(file)  # no other process has opened it
             try:
                 os.rename(new, self._path)
             except OSError as error:

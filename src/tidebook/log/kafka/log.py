@@ -354,10 +354,10 @@ class KafkaLog:
                 self._check_usable()
                 followed = self._tail.follow((topic, partition), end)
             left = max(0.0, deadline - self._loop.time())
-            news = await followed.wait(offset, min(left, _END_CHECK_INTERVAL_S))
-            if news or (news is False and left <= _END_CHECK_INTERVAL_S):
-                return bool(news)
-            if news is False and await self._end_differs(topic, partition, followed.next_offset):
+            reached = await followed.wait(offset, min(left, _END_CHECK_INTERVAL_S))
+            if reached or (reached is False and left <= _END_CHECK_INTERVAL_S):
+                return bool(reached)
+            if reached is False and await self._end_differs(topic, partition, followed.next_offset):
                 self._tail.forget(topic)
 
     async def _end_differs(self, topic: str, partition: int, followed_to: int) -> bool:

@@ -20,7 +20,7 @@ class BadInputCases(JournalSuite):
     """Test cases of refused input. One facade is enough, because input is checked before the log or store is used."""
 
     @pytest.mark.parametrize(
-        ("how", "why"),
+        ("options", "reason"),
         [
             ({"expected": -1}, "expected"),
             ({"expected": LAST + 1}, "expected"),
@@ -41,10 +41,10 @@ class BadInputCases(JournalSuite):
         ids=repr,
     )
     async def test_a_bad_option_is_refused_and_changes_nothing(
-        self, plain: JournalTester, how: dict[str, Any], why: str
+        self, plain: JournalTester, options: dict[str, Any], reason: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=why):
-            await plain.append("a", events("x"), **how)
+        with pytest.raises(InvalidInput, match=reason):
+            await plain.append("a", events("x"), **options)
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ class BadInputCases(JournalSuite):
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize(
-        "how",
+        "options",
         [{"start": 0}, {"start": -1}, {"end": 0}, {"start": LAST + 1}, {"start": "1"}, {"end": None}, {"barrier": "x"}],
         ids=repr,
     )
-    async def test_a_bad_range_is_refused(self, plain: JournalTester, how: dict[str, Any]) -> None:
+    async def test_a_bad_range_is_refused(self, plain: JournalTester, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput):
-            await plain.read("a", **how)
+            await plain.read("a", **options)
 
     @pytest.mark.parametrize("to", [0, -1, LAST + 1, "1", None, 1.5, True], ids=repr)
     async def test_a_delete_to_an_invalid_number_is_refused(self, plain: JournalTester, to: Any) -> None:

@@ -90,12 +90,12 @@ class JournalTester:
             self.book.log, self.book.store, self.topic, batch_records=batch_records, batches_max=batches_max
         )
 
-    async def append(self, id: str, new: Sequence[Event], **how: Any) -> Appended:
-        done: Appended = await self._written(await self._do("append", id, new, **how))
+    async def append(self, id: str, new: Sequence[Event], **options: Any) -> Appended:
+        done: Appended = await self._written(await self._do("append", id, new, **options))
         return done
 
-    async def append_many(self, items: Sequence[tuple[str, Sequence[Event]]], **how: Any) -> list[Any]:
-        done: list[Any] = await self._written(await self._do("append_many", items, **how))
+    async def append_many(self, items: Sequence[tuple[str, Sequence[Event]]], **options: Any) -> list[Any]:
+        done: list[Any] = await self._written(await self._do("append_many", items, **options))
         return done
 
     async def delete(self, id: str, *, to: int) -> None:
@@ -104,17 +104,17 @@ class JournalTester:
     async def purge(self, id: str) -> None:
         await self._written(await self._do("purge", id))
 
-    async def read(self, id: str, **how: Any) -> list[ReadEvent]:
-        return [event async for event in self._each("read", id, **how)]
+    async def read(self, id: str, **options: Any) -> list[ReadEvent]:
+        return [event async for event in self._each("read", id, **options)]
 
-    def reading(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
-        return self._each("read", id, **how)
+    def reading(self, id: str, **options: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("read", id, **options)
 
-    def tail(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
-        return self._each("tail", id, **how)
+    def tail(self, id: str, **options: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("tail", id, **options)
 
-    async def pointer(self, id: str, **how: Any) -> int | None:
-        last: int | None = await self._do("pointer", id, **how)
+    async def pointer(self, id: str, **options: Any) -> int | None:
+        last: int | None = await self._do("pointer", id, **options)
         return last
 
     async def ids(self) -> list[str]:
@@ -123,12 +123,12 @@ class JournalTester:
     async def save_snapshot(self, id: str, *, seq_nr: int, payload: Any) -> None:
         await self._do("save_snapshot", id, seq_nr=seq_nr, payload=payload)
 
-    async def load_snapshot(self, id: str, **how: Any) -> Snapshot | None:
-        found: Snapshot | None = await self._do("load_snapshot", id, **how)
+    async def load_snapshot(self, id: str, **options: Any) -> Snapshot | None:
+        found: Snapshot | None = await self._do("load_snapshot", id, **options)
         return found
 
-    async def delete_snapshots(self, id: str, **how: Any) -> None:
-        await self._do("delete_snapshots", id, **how)
+    async def delete_snapshots(self, id: str, **options: Any) -> None:
+        await self._do("delete_snapshots", id, **options)
 
 
 class _RunningLoopPortal(BlockingPortal):
@@ -153,10 +153,10 @@ class JournalSuite:
         params=[("async", "nothing"), ("async", "everything"), ("sync", "some")],
         ids=lambda param: "-".join(param),
     )
-    def way(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
+    def facade_and_lag(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
         """Return the facade to use, and how much of the log is replicated."""
-        way: tuple[Facade, Lag] = request.param
-        return way
+        facade_and_lag: tuple[Facade, Lag] = request.param
+        return facade_and_lag
 
     @pytest_asyncio.fixture
     async def tester(
@@ -173,7 +173,7 @@ class JournalSuite:
 
     @pytest_asyncio.fixture
     async def open_tester(
-        self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
+        self, book_factory: BookFactory, topic: str, facade_and_lag: tuple[Facade, Lag]
     ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalTester]]]:
         """Yield a function that opens a tester of the same topic in another book."""
         async with AsyncExitStack() as stack:
@@ -181,7 +181,7 @@ class JournalSuite:
             @asynccontextmanager
             async def open_tester(**options: Any) -> AsyncIterator[JournalTester]:
                 book = await stack.enter_async_context(book_factory(**{**OPTIONS, **options}))
-                facade, lag = way
+                facade, lag = facade_and_lag
                 yield JournalTester(book, topic, facade, lag)
 
             yield open_tester
