@@ -1,8 +1,8 @@
 """Replicate as tasks of the process that has the book open: the same slices and ticks as the Spark job, without a JVM.
 
-Of several processes one is active, the holder of a lock; the others try to take it once a second, and seize it from one
-that does not respond. The lock only saves work: slices are fenced, so that any number of replicators, Spark's included,
-may run side by side.
+One of several processes is active, the one that holds a lock; the others try to take it once a second, and seize it
+from one that does not respond. The lock only saves work: slices are fenced, so that any number of replicators, Spark's
+included, may run side by side.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Partition = tuple[str, int]
 
 
 class ReplicatorLock(Protocol):
-    """Decides which process is active; it must be released by the end of its holder's process."""
+    """Decides which process is active; it must be released when its holder's process ends."""
 
     def take(self) -> bool:
         """Take the lock, or keep it and show that this process responds; return False if another one holds it."""
@@ -242,7 +242,7 @@ class InlineReplication:
             self._lock.release()
 
     def _watch_holder(self) -> None:
-        """Report a holder of the lock that is silent, as a stopped process is; finally seize the lock."""
+        """Report a holder of the lock that is silent, such as a stopped process; after `SEIZE_S` seize the lock."""
         beat, now_s = self._lock.last_beat(), time.monotonic()
         if beat is None or beat != self._beat[0]:
             self._beat = (beat, now_s)

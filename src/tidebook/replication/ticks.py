@@ -22,8 +22,8 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
 
-#: The greatest replicated time of all pipelines that share a store: the time that ticks must bring the horizon past.
-SHOWN_SETTING = "tags/shown"
+#: The greatest replicated time of all pipelines that share a store: which ticks must advance the horizon past.
+REPLICATED_TIME_SETTING = "tags/shown"
 SHARE_ATTEMPTS_MAX = 5
 #: A stream counts as live for this long after its setting changed.
 FOLLOWED_FOR_S = 10.0
@@ -75,7 +75,7 @@ async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -
         return {}
     seen_ms = NEVER_MS
     if topics:  # other pipelines replicate the other topics, and all share one horizon
-        seen_ms = await share_shown(store, (await read_horizon(store)).most_ms)
+        seen_ms = await share_replicated_time(store, (await read_horizon(store)).most_ms)
     return await tick(log, store, topics, seen_ms=seen_ms)
 
 
@@ -122,10 +122,10 @@ async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -
 
 
 class _LastTick(msgspec.Struct, frozen=True):
-    """A partition's last tick; `alone`: it directly follows the last replicated record at the time it was sent."""
+    """A partition's last tick; `is_adjacent` if it was sent directly after the last replicated record."""
 
     position: Position
-    alone: bool
+    is_adjacent: bool
 
 
 class Ticker:
@@ -152,8 +152,8 @@ class Ticker:
         self._now_s = monotonic_s
         self._tagged = False
         self._last: dict[Partition, _LastTick] = {}
-        #: Records replicated up to this time must come below the horizon.
-        self._shown_ms = NEVER_MS
+        #: The horizon must pass this time, so that all replicated records are below it.
+        self._replicated_ms = NEVER_MS
         self._begun = False
         self._ticked_s = -self._intervals.idle_s
         self._followed: str | None = None
@@ -164,11 +164,11 @@ class Ticker:
         self._next_ticks: dict[Partition, int] = {}
         #: With live streams: the offsets of the ticks that directly follow the last replicated record, seen by the last
         #: step. A tick that was sent after records becomes one of them when these are replicated.
-        self.alone: Ticks = {}
+        self.adjacent: Ticks = {}
 
     async def step(self) -> float:
         """Append ticks if they are due and useful; return after how many seconds to call this again."""
-        self.alone = {}
+        self.adjacent = {}
         followed = await self._is_followed()
         now_s = self._now_s()
         followed_s = self._intervals.followed_s
@@ -180,8 +180,8 @@ class Ticker:
         if ticks or not followed:
             self._ticked_s, self._since = now_s, -1
         if followed:
-            self.alone = self._next_ticks | {
-                partition: offset for partition, offset in ticks.items() if self._last[partition].alone
+            self.adjacent = self._next_ticks | {
+                partition: offset for partition, offset in ticks.items() if self._last[partition].is_adjacent
             }
         return followed_s if followed else LOOK_EVERY_S
 
@@ -189,8 +189,8 @@ class Ticker:
         """Append the ticks that are useful now; return their offsets."""
         return await self._tick(followed=False)
 
-    async def rest(self, wait_s: float) -> None:
-        """Wait for `wait_s`; with live streams and a tick allowed, only until the store has changed."""
+    async def pause(self, wait_s: float) -> None:
+        """Wait for `wait_s`; with live streams, if the next tick may be sent, only until the store has changed."""
         followed_s, pause_s = self._intervals.followed_s, self._intervals.pause_s
         if wait_s > followed_s or self._now_s() - self._ticked_s < followed_s / 2:
             await asyncio.sleep(wait_s)
@@ -224,8 +224,8 @@ class Ticker:
             try:
                 wait_s = await self.step()
                 if wait_s <= self._intervals.followed_s:
-                    await replicate_adjacent_ticks(self._log, self._store, self.alone)
-                    await self.rest(wait_s)
+                    await replicate_adjacent_ticks(self._log, self._store, self.adjacent)
+                    await self.pause(wait_s)
                     wait_s = 0.0
             except Exception as error:
                 self._failed(error, metrics)
@@ -255,7 +255,7 @@ class Ticker:
         configs, pointers = await _read_progress(self._store, self._topics)
         if self._topics is not None and not self._begun:
             # The pipelines of the other topics may not have shared their times yet.
-            self._shown_ms = (await read_horizon(self._store)).most_ms
+            self._replicated_ms = (await read_horizon(self._store)).most_ms
         self._begun = True
         in_flight = set()
         self._next_ticks = {}
@@ -265,33 +265,37 @@ class Ticker:
                 in_flight.add(partition)  # one tick is enough for a partition that is stuck
                 if pointer is not None and pointer.position.next == last.position:
                     self._next_ticks[partition] = last.position.offset
-            elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
-                self._shown_ms = max(self._shown_ms, pointer.time_ms)
+            elif pointer is not None and (last is None or not last.is_adjacent or pointer.position > last.position):
+                self._replicated_ms = max(self._replicated_ms, pointer.time_ms)
                 self._last[partition] = _LastTick(pointer.position, True)
         if self._topics is not None:
-            self._shown_ms = await share_shown(self._store, self._shown_ms)
+            self._replicated_ms = await share_replicated_time(self._store, self._replicated_ms)
         lagging = [
             partition
             for partition, pointer in pointers.items()
-            if partition not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms)
+            if partition not in in_flight and (pointer is None or pointer.time_ms <= self._replicated_ms)
         ]
-        ticks = await _append_ticks(self._log, configs, lagging, self._shown_ms + 1)
+        ticks = await _append_ticks(self._log, configs, lagging, self._replicated_ms + 1)
         for partition, offset in ticks.items():
             pointer = pointers[partition]
             before = -1 if pointer is None else pointer.position.offset
-            self._last[partition] = _LastTick(Position(configs[partition[0]].epoch, offset), alone=offset == before + 1)
+            self._last[partition] = _LastTick(
+                Position(configs[partition[0]].epoch, offset), is_adjacent=offset == before + 1
+            )
         return ticks
 
 
-async def share_shown(store: StoreWriter, shown_ms: int) -> int:
+async def share_replicated_time(store: StoreWriter, replicated_ms: int) -> int:
     """Share the greatest replicated time with the other pipelines; return the greatest time that any has shared."""
     shared_ms = NEVER_MS
     for _ in range(SHARE_ATTEMPTS_MAX):
-        text = await store.setting(SHOWN_SETTING)
+        text = await store.setting(REPLICATED_TIME_SETTING)
         shared_ms = NEVER_MS if text is None else int(text)
-        if shared_ms >= shown_ms or await store.set_setting(SHOWN_SETTING, str(shown_ms), expected=text):
+        if shared_ms >= replicated_ms or await store.set_setting(
+            REPLICATED_TIME_SETTING, str(replicated_ms), expected=text
+        ):
             break
-    return max(shared_ms, shown_ms)  # if every attempt lost a race, the next tick shares it
+    return max(shared_ms, replicated_ms)  # if every attempt lost a race, the next tick shares it
 
 
 async def has_tags(store: StoreWriter) -> bool:

@@ -74,16 +74,16 @@ def check_topic(topic: str, config: Mapping[str, str]) -> None:
 
 
 def check_requested(topic: str, config: Mapping[str, str], *, limit_bytes: int | None, keep_forever: bool) -> None:
-    """Raise InvalidInput if an existing topic does not satisfy what `create_topic` asks for."""
+    """Raise InvalidInput if an existing topic does not satisfy the arguments of `create_topic`."""
     if keep_forever and (config.get("retention.ms"), config.get("retention.bytes")) != ("-1", "-1"):
         raise InvalidInput(
-            f"topic {topic} must keep its records for ever, and has retention.ms={config.get('retention.ms')}, "
+            f"topic {topic} must keep its records forever, but has retention.ms={config.get('retention.ms')}, "
             f"retention.bytes={config.get('retention.bytes')}: set both to -1 with kafka-configs"
         )
     actual_bytes = int(config["max.message.bytes"])
     if limit_bytes is not None and actual_bytes < limit_bytes + FRAME_BYTES:
         raise InvalidInput(
-            f"topic {topic} must take records of {limit_bytes:,} bytes, and has max.message.bytes={actual_bytes}: "
+            f"topic {topic} must accept records of {limit_bytes:,} bytes, but has max.message.bytes={actual_bytes}: "
             f"set it to {limit_bytes + FRAME_BYTES} with kafka-configs"
         )
 
@@ -175,7 +175,7 @@ class Topics:
         """
         async with _deadline(self._timeout_s, operation):
             while True:
-                futures = send()  # the client requires that a future stays in the map
+                futures = send()  # the map must stay referenced until the future is done
                 (answer,) = map(asyncio.wrap_future, futures.values())
                 answer.add_done_callback(ignore_failure)
                 # This does not cancel the answer: the client fails on a cancelled future.

@@ -359,7 +359,7 @@ class ComparedJournals:
         if partition not in self._comparison.bounds[topic]:
             return []  # the partition is not replicated yet
         found, records = JournalState(), list[TimedRecord]()
-        for _, _, kind, n, of, timestamp_ms, time_ms, data in rows:
+        for _, _, kind, n, record_partition, timestamp_ms, time_ms, data in rows:
             if kind == HEAD:
                 found.head = decode_head(data)
             elif kind == EVENT:
@@ -369,7 +369,7 @@ class ComparedJournals:
                 found.tags[row.place] = row
             elif kind == DAMAGED:
                 found.damaged += (_decode_damage(data),)
-            elif of == partition:  # in any other partition the record is void and parked
+            elif record_partition == partition:  # in any other partition the record is void and parked
                 records.append((Record(n, timestamp_ms, key, data), time_ms))
         self.journals += 1
         self.events += len(found.rows)
