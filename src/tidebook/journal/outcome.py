@@ -1,4 +1,4 @@
-"""The outcome of an append, as its caller gets it."""
+"""The outcome of an append, as its caller receives it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _ARROW_TYPES = {
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns that are written as for Spark, such as "topic string, offset long"."""
+    """Return the Arrow schema of columns in the form of Spark's DDL, such as "topic string, offset long"."""
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (each.split() for each in columns.split(","))])
 
 

@@ -361,7 +361,7 @@ class KafkaLog:
                 self._tail.forget(topic)
 
     async def _end_differs(self, topic: str, partition: int, followed_to: int) -> bool:
-        """Return whether a followed partition has another end: the client does not report a topic that was deleted."""
+        """Return whether the end of a followed partition differs: the client does not report a deleted topic."""
         try:
             return await self._fetch_offset(topic, partition, "end") != followed_to
         except Unavailable:
@@ -376,7 +376,7 @@ class KafkaLog:
         finally:
             self._closed = True
             self._validated_topics.clear()
-            # Also if the caller is cancelled, or one of them fails, this waits until all are closed.
+            # This waits until all are closed, even if the caller is cancelled or one of them fails.
             closed = await asyncio.gather(
                 *(producer.close() for producer in self._producers.values()),
                 self._pool.close(),

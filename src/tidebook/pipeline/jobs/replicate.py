@@ -135,21 +135,21 @@ class StatusWatch:
     def __init__(self, replication: Replication, every_s: float) -> None:
         self._replication = replication
         self._every_s = every_s
-        self._looked_s = time.monotonic()
+        self._read_s = time.monotonic()
         self._failed = 0
         #: The configurations of the topics when they were last read.
         self.configs: dict[str, TopicConfig] = {}
 
     def is_due(self) -> bool:
         """Return whether the status is due to be read."""
-        return time.monotonic() - self._looked_s >= self._every_s
+        return time.monotonic() - self._read_s >= self._every_s
 
-    def look(self) -> bool:
+    def read_if_due(self) -> bool:
         """Read the status if due, and return whether it was read; raise only the last of many consecutive failures."""
         if not self.is_due():
             return False
         try:
-            self.configs = self._replication.look()
+            self.configs = self._replication.read_status()
         except (Unavailable, OutcomeUnknown) as error:
             self._failed += 1
             if self._failed >= STATUS_FAILURES_MAX:
@@ -158,7 +158,7 @@ class StatusWatch:
             LOGGER.warning("the partitions' status could not be read, the work continues: %s", error)
             return False
         finally:
-            self._looked_s = time.monotonic()
+            self._read_s = time.monotonic()
         self._failed = 0
         return True
 
@@ -216,7 +216,7 @@ class Replication:
         return msgspec.structs.replace(self._progress, seconds=time.monotonic() - self._began, waiting=waiting)
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until `stop`; with `once`, until the log's end at the start, and make it visible to tag streams."""
+        """Replicate until `stop`; with `once`, up to the log's present end, and make it visible to tag streams."""
         if not once:
             with _ticking(self._book, self._portal, self._topics):
                 return self._run(once=False)
@@ -354,7 +354,7 @@ class Replication:
             scheduler.assign(configs, stops)
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
                 scheduler.step(LEASES_POLL_S)
-                if watch.look() and stops is None:
+                if watch.read_if_due() and stops is None:
                     if self._progress.lag > settings.catch_up_records or not watch.configs:
                         return False
                     scheduler.assign(watch.configs)
@@ -381,7 +381,7 @@ class Replication:
             self._count_batch(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
-        """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
+        """Run one query; with `until_end`, up to the log's present end. Return False if it must be restarted."""
         self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
@@ -404,14 +404,14 @@ class Replication:
             settings_to_json(self._book.settings), dict(configs), wait_s=self._settings.wait_s, opening=self._opening
         )
 
-        def each(batch: DataFrame, number: int) -> None:
+        def collect(batch: DataFrame, number: int) -> None:
             with gate.entered() as entered:
                 if entered:
                     self._count_batch(number, [TaskResult(**row.asDict()) for row in batch.collect()])
 
         # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
         done = coalesce_to_cores(spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
-        writer = done.writeStream.foreachBatch(each).option("checkpointLocation", local_uri(checkpoint))
+        writer = done.writeStream.foreachBatch(collect).option("checkpointLocation", local_uri(checkpoint))
         if once:
             return writer.trigger(availableNow=True).start()
         for name, value in ASYNC_CHECKPOINTS.items():
@@ -458,7 +458,7 @@ class Replication:
                     return once
                 if watch.is_due():
                     self._record_batches(query)
-                if watch.look() and watch.configs != configs and not once:
+                if watch.read_if_due() and watch.configs != configs and not once:
                     return False
             return True
         finally:
@@ -491,7 +491,7 @@ class Replication:
                 )
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
-        return (await self._look())[1]
+        return (await self._read_status())[1]
 
     async def _last_statuses(self) -> Sequence[PartitionStatus]:
         async with self._bounded_after_stop():
@@ -507,7 +507,7 @@ class Replication:
         except TimeoutError as error:
             raise Unavailable(f"the log or the store did not respond within {within_s} s") from error
 
-    async def _look(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
+    async def _read_status(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book
         configs = await self._without_other_logs(await topic_configs(book.store, self._topics))
         return configs, await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
@@ -521,9 +521,9 @@ class Replication:
         self._add(records=0, parked=0, stopped={**resumed, **stopped})
         return {topic: config for topic, config in configs.items() if topic not in reasons}
 
-    def look(self) -> dict[str, TopicConfig]:
+    def read_status(self) -> dict[str, TopicConfig]:
         """Read and publish the partitions' status; return the configurations of the topics that can be replicated."""
-        configs, statuses = self._portal.run(self._look())
+        configs, statuses = self._portal.run(self._read_status())
         self._publish_status(statuses)
         return configs
 

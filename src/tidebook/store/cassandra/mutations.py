@@ -178,7 +178,7 @@ def head_batches(
         size = len(data) + len(id) + _HEAD_ROW_BYTES
         group: Batch = []
         put = tags.get(write.key)
-        if put is not None and not is_long(progress := progress_of(put, segment, stamp)):
+        if put is not None and not exceeds_head_batch(progress := progress_of(put, segment, stamp)):
             group = progress
             size += len(progress) * (len(id) + _HEAD_ROW_BYTES)
         group.append(CqlStatement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp)))
@@ -208,7 +208,7 @@ def _progress_values(row: TagRow, stamp: int | None) -> list[Any]:
     return [row.tag_seq_nr, row.seq_nr, row.epoch, row.offset, stamp or write_stamp(row.position)]
 
 
-def is_long(progress: Batch) -> bool:
+def exceeds_head_batch(progress: Batch) -> bool:
     """Return whether tag progress is too long for the head's batch, and is written before it, with the tag rows."""
     return len(progress) > PROGRESS_WITH_HEAD_MAX
 
