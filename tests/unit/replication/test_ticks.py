@@ -98,7 +98,7 @@ async def test_a_ticker_brings_events_below_the_horizon_and_stops_when_nothing_i
     assert await payloads(book) == [1, 2]
 
 
-async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Book) -> None:
+async def test_ticks_are_frequent_while_a_stream_is_followed_and_rare_after(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     assert await ticker.step() == LOOK_EVERY_S
