@@ -412,7 +412,7 @@ class Journal:
                             cursor = event.seq_nr
                             yield event
                     except Truncated:
-                        continue  # deleted or purged during the read: continue with what is left
+                        continue  # deleted or purged during the read: continue with the remaining events
             await self._log.wait(self.topic, partition.cache.partition, offset=view.as_of + 1)
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:

@@ -34,7 +34,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     servers: tuple[str, ...]
     client_id: str = "tidebook"
 
-    #: The replication factor of a new topic; None takes the cluster's default.
+    #: The replication factor of a new topic; None for the cluster's default.
     replication: int | None = None
     min_insync_replicas: int | None = None
     #: How long a new topic keeps its records (-1: forever). Replication must never lag by more than this.

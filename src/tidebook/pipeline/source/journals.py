@@ -40,10 +40,10 @@ from tidebook.pipeline.source.tail import (
     Tail,
     TailRange,
     TailShare,
+    assign_shares,
     check_log,
     find_deletes,
     fold_onto,
-    share_out,
     tail_events,
 )
 from tidebook.pipeline.worker import SparkWorker
@@ -166,7 +166,7 @@ class JournalsReader(DataSourceReader):
             else:
                 splits = await store.splits(topic, count=self._splits)
                 parts += (JournalsPart(plan, self._selection, split=split) for split in splits)
-            parts += (JournalsPart(plan, self._selection, shares=shares) for shares in share_out(plan.tails))
+            parts += (JournalsPart(plan, self._selection, shares=shares) for shares in assign_shares(plan.tails))
         given = {"startingOffsets": self._starts, "endingOffsets": self._stops, "asOfOffsets": self._as_of or {}}
         for name, offsets in given.items():
             check_offsets(name, offsets, read)

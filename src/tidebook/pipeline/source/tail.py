@@ -1,8 +1,7 @@
 """The tail of a topic as Spark reads it: the records of the log that the store lacked when a query was planned.
 
-Its events are numbered by the fold, like those of every other reader. Replication may move into the tail and past it
-while the query runs: a head that the store has by now includes the records up to its position, and only later ones are
-folded onto it.
+Its events are numbered by the fold, like those of every other reader. Records of the tail may be replicated while the
+query runs. A stored head then includes the records up to its position, and only later ones are folded onto it.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class TailShare(msgspec.Struct, frozen=True):
         return self.count == 1 or crc32(id.encode()) % self.count == self.number
 
 
-def share_out(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
+def assign_shares(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
     """Divide ranges among tasks: small ones share a task, and the journals of a large one are shared by several."""
     tasks: list[list[TailShare]] = []
     room = 0
@@ -151,7 +150,7 @@ async def check_log(log: Log, topic: str, config: TopicConfig) -> None:
 
 
 def fold_onto(head: Head | None, actions: Sequence[PositionedAction], config: TopicConfig) -> Head | None:
-    """Return a head of the store with those actions folded onto it that it does not include yet."""
+    """Fold the actions that a stored head does not include yet onto it, and return the new head."""
     stored = head
     for each in actions:
         if stored is None or each.position > stored.position:

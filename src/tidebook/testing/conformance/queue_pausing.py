@@ -1,4 +1,4 @@
-"""Test cases of a queue store: a paused queue gives no process any entry until it is resumed."""
+"""Test cases of a queue store: a paused queue returns no entry to any process until it is resumed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from tidebook.testing.conformance.journal_records import (
 )
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, assert_equals_fold
 
-#: Histories of every kind of action; each is replicated in one slice, record by record, and in every two parts.
+#: Histories of every kind of action; each is replicated in one slice, record by record, and in two slices, cut at each
+#: record.
 HISTORIES: dict[str, list[Step]] = {
     "one event": [("a", append())],
     "appends of all kinds": [

@@ -39,7 +39,7 @@ def check_outbox(history: RecordedHistory) -> RuleVerdict:
 
 
 def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, tuple[int, int]] | None:
-    """Return the partition and place of each message; None if the history has no dump of the messages."""
+    """Return the partition and offset of each message; None if the history has no dump of the messages."""
     dumps = [call for call in history.of("dump_messages") if call.outcome == "ok"]
     if not dumps:
         return None
