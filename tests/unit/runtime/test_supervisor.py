@@ -234,6 +234,6 @@ def test_an_object_that_cannot_be_run_is_refused_with_the_remedy() -> None:
     class Blocking:
         def run(self) -> None: ...
 
-    for wrong, reason in ((part(), "not a coroutine"), (Blocking(), "async def run"), (3, "async def run")):
+    for wrong, reason in ((part(), "cannot be started twice"), (Blocking(), "async def run"), (3, "async def run")):
         with pytest.raises(InvalidInput, match=reason):
             supervised(wrong)

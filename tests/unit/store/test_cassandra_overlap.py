@@ -81,7 +81,7 @@ def test_a_port_is_in_the_valid_range(port: int, valid: bool) -> None:
     if valid:
         assert settings(f"cassandra://one:{port}/books").port == port
     else:
-        with pytest.raises(InvalidInput, match="one port serves all hosts"):
+        with pytest.raises(InvalidInput, match="one port is given for all hosts"):
             settings(f"cassandra://one:{port}/books")
 
 
