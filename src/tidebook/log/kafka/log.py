@@ -18,7 +18,7 @@ from tidebook.log.kafka.consumer_pool import ConsumerPool, LogSlice, log_lost
 from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.tail import LogTail, PartitionKey
-from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, not_found
+from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, closed_error, not_found
 from tidebook.log.port import (
     Acknowledged,
     OnSent,
@@ -104,7 +104,7 @@ class KafkaLog:
 
     def _unusable_error(self) -> TidebookError:
         if self._closed:
-            return Unavailable("this log is closed: open it again")
+            return closed_error()
         return InvalidInput("this log was opened before a fork: open one in the child")
 
     # ---- topics

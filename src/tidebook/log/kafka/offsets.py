@@ -18,6 +18,7 @@ from tidebook.core.errors import NotFound, TidebookError, Unavailable
 from tidebook.kafka.client import new_consumer
 from tidebook.kafka.errors import TRANSIENT, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.kafka.topics import closed_error
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 Which = Literal["start", "end"]
@@ -43,7 +44,7 @@ class Offsets:
 
     async def _fetch_in_thread(self, requests: Sequence[OffsetRequest]) -> list[int | BaseException]:
         if self._closed:
-            raise Unavailable("this log is closed: open it again")
+            raise closed_error()
         found = await asyncio.get_running_loop().run_in_executor(self._thread, self._fetch, set(requests))
         return [found[request] for request in requests]
 

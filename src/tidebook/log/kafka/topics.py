@@ -103,7 +103,7 @@ class Topics:
     @cached_property
     def _client(self) -> AdminClient:
         if self._closed.done():
-            raise _closed_error()
+            raise closed_error()
         return connect(AdminClient, admin_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -181,7 +181,7 @@ class Topics:
                 # This does not cancel the answer: the client fails on a cancelled future.
                 await asyncio.wait((answer, self._closed), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
-                    raise _closed_error()
+                    raise closed_error()
                 try:
                     return answer.result()
                 except KafkaException as error:
@@ -215,7 +215,8 @@ class Topics:
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
 
 
-def _closed_error() -> Unavailable:
+def closed_error() -> Unavailable:
+    """Return the error for the use of a closed log."""
     return Unavailable("this log is closed: open it again")
 
 
