@@ -28,7 +28,7 @@ _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 class Frame:
     """Adds and checks the frame of one kind of record, which its magic byte identifies.
 
-    >>> bytes(Frame(0x7B, 1, "the record").unseal(Frame(0x7B, 1, "the record").seal(b"abc")))
+    >>> bytes(Frame(0x7B, 1, "a record").unseal(Frame(0x7B, 1, "a record").seal(b"abc")))
     b'abc'
     """
 
@@ -51,7 +51,7 @@ class Frame:
     def unseal(self, value: bytes) -> memoryview:
         """Return the content as a view; raise UnknownVersion for another version and Corrupt for damaged bytes."""
         if len(value) < HEADER_BYTES or value[0] != self.magic:
-            raise Corrupt(f"this is not {self.label} of Tidebook")
+            raise Corrupt(f"the bytes are not {self.label} of Tidebook")
         _, version, checksum = _unpack(value)
         content = memoryview(value)[HEADER_BYTES:]
         if crc32(content, self._crc if version == self.version else crc32(value[1:2])) != checksum:

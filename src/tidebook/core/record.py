@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Action).decode
-_frame = Frame(MAGIC, VERSION, "the record")
+_frame = Frame(MAGIC, VERSION, "a journal's record")
 _MAGIC_BYTE = bytes([MAGIC])
 _VERSION_BYTE = bytes([VERSION])
 

@@ -32,7 +32,7 @@ class ProcessLock:
         return self._file is not None
 
     def take(self) -> bool:
-        """Take the lock, or keep it and beat; return False if another holder has it, or the folder does not exist."""
+        """Take the lock, or renew a held one; return False if another holder has it or the folder does not exist."""
         if self._file is not None:
             if self._is_current(self._file):
                 self._beat(self._file)

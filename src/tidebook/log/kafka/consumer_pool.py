@@ -82,7 +82,7 @@ class SliceReader:
             if self.assigned != (requested.topic, requested.partition) or self.next_offset != requested.start:
                 self._assign(requested, requested.start)
             return self._read_page(requested)
-        except NotFound:  # a client may keep this answer long after the topic was created again
+        except NotFound:  # a client may cache this long after the topic was created again
             self.close()
             raise
 

@@ -53,7 +53,7 @@ def _is_number(partition: str) -> bool:
 def check_offsets(name: str, offsets: Offsets, partitions: Mapping[str, int]) -> None:
     """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition that does not exist.
 
-    Such a bound would be ignored silently, and the rows would be others than the caller expects.
+    Such a bound would be ignored silently, and the rows would differ from those that the caller expects.
     """
     for topic, numbers in offsets.items():
         if topic not in partitions:
