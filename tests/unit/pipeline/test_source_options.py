@@ -109,7 +109,7 @@ def test_a_wrong_option_is_refused_in_one_line_when_the_table_is_loaded(
     "options", [{"splits": "0"}, {"splits": "x"}, {"startingOffsets": "5"}, {"endingOffsets": '{"orders": {"x": 1}}'}]
 )
 def test_a_wrong_value_of_a_table_is_refused(book: Book, options: dict[str, str]) -> None:
-    with pytest.raises(InvalidInput, match=f"the option {next(iter(options))} is"):
+    with pytest.raises(InvalidInput, match=f"the option {next(iter(options))} must be"):
         numbers(book, **options)
 
 
