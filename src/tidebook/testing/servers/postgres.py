@@ -141,5 +141,5 @@ def _until_ready(connection: socket.socket) -> bytes | None:
 
 def _is_world_accessible(folder: Path) -> bool:
     """Return True if every existing folder of the path is accessible to any user."""
-    existing = [folder for folder in (folder, *folder.parents) if folder.exists()]
-    return all(folder.stat().st_mode & stat.S_IXOTH for folder in existing)
+    existing = [path for path in (folder, *folder.parents) if path.exists()]
+    return all(path.stat().st_mode & stat.S_IXOTH for path in existing)
