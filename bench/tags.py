@@ -253,7 +253,7 @@ class Bench:
         async def tick_all() -> None:
             ticker = Ticker(book.log, book.store, topics)
             while True:
-                await ticker.rest(await ticker.step())
+                await ticker.pause(await ticker.step())
 
         took: list[float] = []
         async with self.followed(book, topics) as (tag, arrived):

@@ -42,13 +42,13 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 @pytest.fixture(scope="module")
 def guarded_kafka(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("guarded") / "kafka", security=security).for_now() as kafka:
+    with Kafka(tmp_path_factory.mktemp("guarded") / "kafka", security=security).temporarily() as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="module")
 def guarded_cassandra(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
-    with Cassandra(tmp_path_factory.mktemp("guarded") / "cassandra", security=security).for_now() as cassandra:
+    with Cassandra(tmp_path_factory.mktemp("guarded") / "cassandra", security=security).temporarily() as cassandra:
         yield cassandra
 
 

@@ -111,7 +111,7 @@ def test_a_killed_kafka_restarts_with_its_data_at_the_same_address(tmp_path: Pat
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     """Start a separate server; each test leaves it running."""
-    with Postgres(tmp_path_factory.mktemp("postgres") / "server").for_now() as postgres:
+    with Postgres(tmp_path_factory.mktemp("postgres") / "server").temporarily() as postgres:
         yield postgres
 
 
@@ -138,7 +138,7 @@ def test_a_paused_server_answers_only_after_it_is_resumed(postgres: Postgres) ->
 
 @pytest.mark.postgres
 def test_a_second_start_in_the_same_folder_is_refused(postgres: Postgres) -> None:
-    with pytest.raises(ServerError, match="runs already"):
+    with pytest.raises(ServerError, match="is already running"):
         Postgres(postgres.folder).start()
 
 

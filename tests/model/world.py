@@ -88,7 +88,7 @@ class Store(NamedTuple):
     top: int = -1
 
 
-class Truth(NamedTuple):
+class ExpectedJournal(NamedTuple):
     """A journal as the fold has it: its head, if any, and its events."""
 
     head: Head | None
@@ -123,11 +123,11 @@ class World:
         self._programs: dict[tuple[int, int, int, int, Listed], Stages] = {}
         self.empty = self.number(Store())
 
-    def _truths(self, key: int) -> list[Truth]:
+    def _truths(self, key: int) -> list[ExpectedJournal]:
         """Return the truth before the first record, and after each one."""
         head: Head | None = None
         rows: dict[int, int] = {}
-        truths = [Truth(None, ())]
+        truths = [ExpectedJournal(None, ())]
         for placed, (journal, _) in zip(self.placed, self.log, strict=True):
             if journal == key:
                 head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, CONFIG)
@@ -141,7 +141,7 @@ class World:
                         rows[number] = self.interned.row(row)
             live = head is not None and head.live
             seen = sorted((n, row) for n, row in rows.items() if head is not None and n > head.delete_to)
-            truths.append(Truth(head, tuple(seen) if live else ()))
+            truths.append(ExpectedJournal(head, tuple(seen) if live else ()))
         return truths
 
     # ---- store states

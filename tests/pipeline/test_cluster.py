@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytes
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
 #: The longest wait of a test: an executor takes seconds to start, and longer on a busy machine.
-PATIENCE_S = 240
+CASE_TIMEOUT_S = 240
 
 
 def spark_home() -> Path:
@@ -226,7 +226,7 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
         for name, value in {
             "spark.executor.heartbeatInterval": "1s",
             # A busy machine may delay heartbeats for ten seconds.
-            "spark.storage.blockManagerHeartbeatTimeoutMs": f"{20 if lease_s > PATIENCE_S else 300}s",
+            "spark.storage.blockManagerHeartbeatTimeoutMs": f"{20 if lease_s > CASE_TIMEOUT_S else 300}s",
             "spark.network.timeoutInterval": "1s",
         }.items()
     )
@@ -241,15 +241,17 @@ def test_a_cluster_that_loses_an_executor_and_then_a_machine_goes_on_with_their_
         process = submitted(cluster, package, faults.__file__, *arguments)
         assert process.stdout is not None
         try:
-            await_replicated(book, portal, topic, within_s=PATIENCE_S * len(rounds))  # an executor starts after each
+            await_replicated(
+                book, portal, topic, within_s=CASE_TIMEOUT_S * len(rounds)
+            )  # an executor starts after each
             assert [*kills.iterdir()]
-            until(cluster.is_served_by_all, "an executor was not replaced", PATIENCE_S)
+            until(cluster.is_served_by_all, "an executor was not replaced", CASE_TIMEOUT_S)
             cluster.suspend_machine()
             portal.run(write_history(book, topic, steps=40, seed=2))
-            await_replicated(book, portal, topic, within_s=PATIENCE_S)
+            await_replicated(book, portal, topic, within_s=CASE_TIMEOUT_S)
             cluster.resume_machine()
             portal.run(write_history(book, topic, steps=40, seed=3))
-            await_replicated(book, portal, topic, within_s=PATIENCE_S)
+            await_replicated(book, portal, topic, within_s=CASE_TIMEOUT_S)
             assert process.poll() is None
         finally:
             process.terminate()  # the JVM, which ends its Python

@@ -41,5 +41,5 @@ def test_a_connect_client_reads_tables_several_queries_over_one_frame_and_stream
     queries = {name: [list(row) for row in rows] for name, rows in expected_rows().items()}
     assert found["queries"] == {"false": queries, "true": queries}
     first, *more = [line for line in found["error"].splitlines() if line.strip()]
-    assert first.endswith("the option freshness is one of log, store, not 'now'")
+    assert first.endswith("the option freshness must be one of log, store, not 'now'")
     assert [line.strip() for line in more] == ["SQLSTATE: 38000"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Progress, Replication
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-PATIENCE_S = 60.0
+CASE_TIMEOUT_S = 60.0
 #: Leases so short that many are served in a test.
 SHORT = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=1.0)
 BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
@@ -67,18 +67,18 @@ def running(*jobs: Replication) -> Iterator[None]:
         for job in jobs:
             job.stop()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(CASE_TIMEOUT_S)
     assert not any(thread.is_alive() for thread in threads)
 
 
-def until(holds: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+def until(holds: Callable[[], bool], what: str, within_s: float = CASE_TIMEOUT_S) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, what
         threading.Event().wait(0.05)
 
 
-def await_replicated(book: Book, portal: BlockingPortal, topic: str, within_s: float = PATIENCE_S) -> None:
+def await_replicated(book: Book, portal: BlockingPortal, topic: str, within_s: float = CASE_TIMEOUT_S) -> None:
     """Wait until the store has everything that the log has now."""
     config = portal.run(book.journal(topic).create())
     ends = {number: portal.run(book.log.end(topic, number)) for number in range(config.partitions)}
@@ -117,8 +117,8 @@ def test_a_new_topic_is_leased_while_other_leases_continue_and_a_stop_ends_all_w
     from tidebook.pipeline.lease_scheduler import LeaseScheduler
 
     killed: list[Any] = []
-    for name in ("LEASES_END_S", "STOPPED_ANSWER_S"):
-        monkeypatch.setattr(replicate, name, PATIENCE_S)
+    for name in ("LEASES_END_S", "STOP_REQUEST_S"):
+        monkeypatch.setattr(replicate, name, CASE_TIMEOUT_S)
     monkeypatch.setattr(LeaseScheduler, "_cancel", lambda self, job: killed.append(job))
     long = PipelineSettings(lease_s=3600, look_every_s=0.2)
     with running(replicate.Replication(spark, embedded, portal, settings=long)):
@@ -162,7 +162,9 @@ def test_micro_batches_catch_up_on_a_backlog_before_leases_begin(
     portal.run(write_history(embedded, topic, steps=60))
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, catch_up_records=20)
     with running(replication(spark, embedded, portal, topic, settings=settings)):
-        until(lambda: "_run_leases" in done, "no lease began", 4 * PATIENCE_S)  # on busy cores a query starts slowly
+        until(
+            lambda: "_run_leases" in done, "no lease began", 4 * CASE_TIMEOUT_S
+        )  # on busy cores a query starts slowly
         await_replicated(embedded, portal, topic)
     assert done[:2] == ["_run_query", "_run_leases"]
 
@@ -271,7 +273,7 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
     """The worker is stopped between plan and writes, and continues after other leases have served its partitions."""
     from tidebook.pipeline import lease_scheduler
 
-    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", PATIENCE_S)  # so that the worker is not killed
+    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", CASE_TIMEOUT_S)  # so that the worker is not killed
     stopped, ended = tmp_path / "stopped", [0]
     opening = StopInSlice(str(tmp_path))
     portal.run(write_history(book, topic, steps=20))
@@ -329,7 +331,7 @@ def test_a_topic_recreated_under_a_running_pipeline_continues_in_its_new_epoch_o
         assert not ended, ended
     finally:
         job.stop()
-        thread.join(PATIENCE_S)
+        thread.join(CASE_TIMEOUT_S)
     assert ended == [None]
     found = portal.run(rows_of(book.store, topic))
     pointer = portal.run(book.store.pointer(topic, partition))
@@ -396,7 +398,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
             portal.run(book.log.truncate(topic, partition, before=end))
             os.kill(pid, signal.SIGCONT)
             with pytest.raises(LogLost) as caught:
-                run.result(PATIENCE_S)
+                run.result(CASE_TIMEOUT_S)
         finally:
             job.stop()
     lost = caught.value
@@ -431,7 +433,7 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))
-            assert waiting.wait(PATIENCE_S)
+            assert waiting.wait(CASE_TIMEOUT_S)
             gate.open()
             await_replicated(book, portal, topic)
         assert_as_expected(book, portal, topic, open_book)

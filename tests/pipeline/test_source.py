@@ -96,8 +96,8 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
         ({"book": str(tmp_path / "nope")}, "there is no book in"),
         ({"topics": "orders"}, "did you mean topic"),
         ({"topic": "nobody"}, "topic nobody is not in the store"),
-        ({"splits": "few"}, "the option splits is a whole number"),
-        ({"freshness": "now"}, "the option freshness is one of log, store, not 'now'"),
+        ({"splits": "few"}, "the option splits must be a whole number"),
+        ({"freshness": "now"}, "the option freshness must be one of log, store, not 'now'"),
         ({"asOfOffsets": '{"orders": {"0": 0}}'}, "partition 0 is written up to offset -1 of epoch 1"),
     ]
     for options, message in cases:
@@ -108,7 +108,7 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
             reader.load().count()
     assert not (tmp_path / "nope").exists()
     reader = spark.read.format("tidebook").option("book", str(embedded.settings.folder))
-    with one_line_error("is only read"):
+    with one_line_error("is read-only"):
         reader.load().write.format("tidebook").option("book", str(embedded.settings.folder)).mode("append").save()
     with one_line_error("has fixed columns"):
         reader.schema("id string, seq_nr int").load().count()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-PATIENCE_S = 120
+CASE_TIMEOUT_S = 120
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def running(job: Replication) -> Iterator[None]:
         yield
     finally:
         job.stop()
-        thread.join(PATIENCE_S)
+        thread.join(CASE_TIMEOUT_S)
     assert not thread.is_alive()
 
 
@@ -82,7 +82,7 @@ def test_an_event_is_shown_without_waiting_for_another_micro_batch(
         portal.run(book.journal(topic).append("a", [Event(0, tags={tag})]))
         stream = book.tags.read(tag, follow=True, topics=[topic])
         with running(Replication(spark, book, portal, topics=[topic])):
-            assert portal.run(asyncio.wait_for(_next(stream), PATIENCE_S)).payload == 0
+            assert portal.run(asyncio.wait_for(_next(stream), CASE_TIMEOUT_S)).payload == 0
             portal.run(stream.aclose())  # type: ignore[attr-defined]
 
 
@@ -92,7 +92,7 @@ async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:
 
 def _rests(book: Book, portal: BlockingPortal, topic: str) -> bool:
     """Return whether the log stops growing."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + CASE_TIMEOUT_S
     before, since = -1, time.monotonic()
     while time.monotonic() < deadline:
         now = portal.run(_records(book, topic))

@@ -28,7 +28,7 @@ COUNTS = (1, 2, 3, 3, 5, 5, 18)
 SEGMENT_SIZES = (2, 5, 5, 40)
 
 
-class Truth(NamedTuple):
+class ExpectedJournal(NamedTuple):
     """All journals as the fold has them: heads (also of purged journals), existing events, and their tag rows."""
 
     heads: Mapping[str, Head]
@@ -43,7 +43,7 @@ class History(NamedTuple):
 
     config: TopicConfig
     records: list[Record]
-    truths: list[Truth]
+    truths: list[ExpectedJournal]
     shown: str
 
 
@@ -117,11 +117,11 @@ class HistoryBuilder:
         self._events[id] = [row for row in self._events[id] if row.seq_nr > head.delete_to]
         self._tags[id] = [row for row in self._tags[id] if row.seq_nr > head.delete_to]
 
-    def _truth(self) -> Truth:
+    def _truth(self) -> ExpectedJournal:
         rows = [row for of_id in self._tags.values() for row in of_id]
         by_tag = {tag: tuple(sorted((r for r in rows if r.tag == tag), key=lambda r: r.place)) for tag in TAGS}
         events = {id: tuple(of_id) for id, of_id in self._events.items()}
-        return Truth(dict(self.heads), events, by_tag, tuple(self._parked), self._time_ms)
+        return ExpectedJournal(dict(self.heads), events, by_tag, tuple(self._parked), self._time_ms)
 
 
 def append(offset: int, count: int, *, tags: Sequence[str] = (), at: int | None = None) -> Append:

@@ -19,7 +19,7 @@ from tidebook.log.port import (
     RecordColumns,
     RecordPage,
     TopicState,
-    one_of,
+    callback_for,
 )
 from tidebook.runtime.futures import resolve_future
 
@@ -169,7 +169,7 @@ class SimulatedLog:
 
     def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
         for index in range(len(many.values)):
-            self.send(many.record(index), one_of(on_sent, index))
+            self.send(many.record(index), callback_for(on_sent, index))
 
     async def _pump(self, at: tuple[str, int]) -> None:
         """Send the waiting records of a partition, in order, in batches of random size."""

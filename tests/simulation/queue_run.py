@@ -241,4 +241,4 @@ class QueueRun:
         left: Any = self.database.connection.execute("SELECT data FROM entry").fetchall()
         self.recorder.observe("inspector", "dump_queue", [{"value": data.decode()} for (data,) in left], queue="q")
         history = self.recorder.history
-        return [rules.one_holder(history), rules.finished(history)]
+        return [rules.check_holders(history), rules.check_puts(history)]

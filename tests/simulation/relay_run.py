@@ -36,7 +36,7 @@ from tidebook.outbox.store import OutboxStore
 from tidebook.outbox.topic_relay import RelayShutdown
 from tidebook.testing.histories.call import pair_lines
 from tidebook.testing.histories.line import HistoryLine
-from tidebook.testing.histories.outboxes import outbox as check_outbox
+from tidebook.testing.histories.outboxes import check_outbox
 from tidebook.testing.histories.verdict import RuleVerdict
 
 TROUBLE_S, QUIET_S = 6.0, 300.0

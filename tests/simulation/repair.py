@@ -19,7 +19,7 @@ from tidebook.core.position import Position, write_stamp
 from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow, Pointer, PositionedAction, PutEvents, SliceWrites, TagRow, plan_key
 from tidebook.core.segments import event_segment
-from tidebook.replication.journal_state import FoldedJournal, JournalState, repair_of
+from tidebook.replication.journal_state import FoldedJournal, JournalState, plan_repair
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import CqlStatement, event_batches
@@ -107,7 +107,7 @@ class RepairedRun(Run):
     async def _repair(
         self, store: CassandraStore, folded: FoldedJournal, found: JournalState, pointer: Pointer
     ) -> None:
-        repair = repair_of(folded, found, pointer, self.config, rev=1)
+        repair = plan_repair(folded, found, pointer, self.config, rev=1)
         for _ in range(20):
             try:
                 return await store.repair(repair)

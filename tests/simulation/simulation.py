@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation.cluster import MUCH_LATER_S, NONE, REPLICAS, Batch, Cluster, Driver, Faults
 from tests.simulation.cql import AddColumn, CreateTable, DropTable, parse
-from tests.simulation.history import IDS, PARTITION, TAGS, TOPIC, History, Truth, random_history
+from tests.simulation.history import IDS, PARTITION, TAGS, TOPIC, ExpectedJournal, History, random_history
 from tests.simulation.virtual_time import VirtualTimeLoop
 from tidebook.core.errors import LogLost, OutcomeUnknown, TidebookError, Truncated, Unavailable
 from tidebook.core.head import Head
@@ -302,7 +302,7 @@ class Run:
         if pointer != Pointer(last, time_ms):
             raise Wrong(f"the pointer is {pointer}, not {last} at {time_ms}")
 
-    async def _check_snapshots(self, store: CassandraStore, truth: Truth) -> None:
+    async def _check_snapshots(self, store: CassandraStore, truth: ExpectedJournal) -> None:
         for incarnation, saved in self._saved.items():
             head = truth.heads[incarnation.id]
             numbers = [

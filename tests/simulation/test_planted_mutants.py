@@ -54,7 +54,7 @@ def purge() -> Purge:
 
 def does_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed row that this slice writes without its deleted part is not rewritten over the writes of others."""
-    monkeypatch.setattr(repair, "_is_cut", lambda first, to: first.seq_nr <= to)
+    monkeypatch.setattr(repair, "_is_partly_deleted", lambda first, to: first.seq_nr <= to)
 
 
 def cuts_rows_of_other_incarnations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def drops_tag_clears(monkeypatch: pytest.MonkeyPatch) -> None:
         return
         yield
 
-    monkeypatch.setattr(TagViews, "clears_of", nothing)
+    monkeypatch.setattr(TagViews, "clear_rounds", nothing)
 
 
 def clears_only_tags_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +166,14 @@ def writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def awaits_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds of a slice are sent concurrently."""
-    rounds_of = mutations.rounds_of
-    monkeypatch.setattr(stores, "rounds_of", lambda *given: iter([chain.from_iterable(rounds_of(*given))]))
+    batch_rounds = mutations.batch_rounds
+    monkeypatch.setattr(stores, "batch_rounds", lambda *given: iter([chain.from_iterable(batch_rounds(*given))]))
 
 
 def moves_the_pointer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pointer is written before the data that it covers."""
-    rounds_of = mutations.rounds_of
-    monkeypatch.setattr(stores, "rounds_of", lambda *given: reversed([list(each) for each in rounds_of(*given)]))
+    batch_rounds = mutations.batch_rounds
+    monkeypatch.setattr(stores, "batch_rounds", lambda *given: reversed([list(each) for each in batch_rounds(*given)]))
 
 
 def stamps_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:

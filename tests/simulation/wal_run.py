@@ -17,7 +17,7 @@ from tidebook.runtime.clock import RandomIds
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.histories.verdict import RuleVerdict
-from tidebook.testing.histories.wals import wal as check_wal
+from tidebook.testing.histories.wals import check_wal
 from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal

@@ -16,12 +16,28 @@ FOLDERS = (SOURCE, *(ROOT / name for name in ("tests", "bench", "faults", "tools
 #: Words to avoid, each with its replacement.
 ODD = {
     "anew": "again",
+    "anybody": "any client, process or user",
+    "everybody": "every process or user",
+    "go on": "continue",
+    "goes on": "continues",
+    "in the end": "at the end",
+    "in vain": "needlessly",
     "mend": "repair",
     "mended": "repaired",
     "mends": "repairs",
+    "newer tidebook": "newer version of Tidebook",
+    "older tidebook": "older version of Tidebook",
     "owes": "has not returned yet",
+    "present configuration": "current configuration",
+    "present epoch": "current epoch",
+    "present incarnation": "current incarnation",
+    "somebody": "another process or user",
+    "take it for": "mistake it for",
+    "takes it for": "mistakes it for",
+    "tell apart": "distinguish",
     "tells": "reports, returns or says",
     "told": "reported, returned or said",
+    "told apart": "distinguished",
     "whoever": "the process that",
 }
 PATTERN = re.compile(rf"\b({'|'.join(ODD)})\b(?!\.\w)(?!`)", re.IGNORECASE)

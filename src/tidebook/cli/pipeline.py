@@ -40,7 +40,7 @@ from tidebook.pipeline.errors import failure_of, run_with_retries
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import replay_parked
-from tidebook.pipeline.session import job_context, job_session, pipeline_settings, submitted, unless_spark_is_gone
+from tidebook.pipeline.session import ignore_spark_exit, job_context, job_session, pipeline_settings, submitted
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.inline import InlineStatus, replicate_to_end
 from tidebook.replication.status import (
@@ -176,7 +176,7 @@ def waits_for_spark_to_stop(settings: Settings) -> bool:
 
 def _stop(started: Future[Any]) -> None:
     if started.exception() is None:
-        with unless_spark_is_gone():
+        with ignore_spark_exit():
             started.result().stop()
 
 

@@ -1,6 +1,6 @@
 """Actions: the records of a journal's log. What each does to a journal is defined in `fold` alone.
 
-The layout of a version is exact: an array with more elements than fields is damaged. If an older Tidebook skipped a
+The layout of a version is exact: an array with more elements than fields is damaged. If an older version skipped a
 field that it does not know, processes would interpret one log differently, so a new field requires a new version of the
 envelope.
 """
@@ -36,7 +36,7 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
     if expire_after is None or (type(expire_after) is int and expire_after == NEVER):
         return expire_after
     if not isinstance(expire_after, timedelta):
-        raise InvalidInput("expire_after is a timedelta, or tidebook.NEVER to remove an expiry")
+        raise InvalidInput("expire_after must be a timedelta, or tidebook.NEVER to remove an expiry")
     ms = expire_after // timedelta(milliseconds=1)
     if not 1 <= ms <= NUMBER_MAX:
         raise InvalidInput(f"expire_after must be from 1 to {NUMBER_MAX} milliseconds, not {expire_after}")
@@ -46,7 +46,8 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
     """Add events atomically.
 
-    They are numbered after the last event; with `expected` only if that is the last number; with `at` from that number.
+    They are numbered after the last event. If `expected` is set, it must be the last number. If `at` is set, the events
+    are numbered from it.
     """
 
     epoch: EpochNumber

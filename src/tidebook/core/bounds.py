@@ -32,7 +32,7 @@ EpochNumber = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 #: An integer from 1.
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
-#: Larger integers, from 0 and from 1.
+#: Integers up to `COUNTER_MAX`, from 0 and from 1.
 Counter = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
 PositiveCounter = Annotated[int, msgspec.Meta(ge=1, le=COUNTER_MAX)]
 #: 16 bytes that identify a writer or an append uniquely.

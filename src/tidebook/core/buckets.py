@@ -15,8 +15,7 @@ BUCKETS_SETTING: Final = "tags/buckets"
 SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 #: A change takes effect at least this long after the latest row that is already written.
 LEAD_MS: Final = 60_000
-#: How far beyond the written rows the history is fixed at a time, so that it takes only one compare-and-set in this
-#: much log time.
+#: How much log time beyond the written rows one compare-and-set fixes, so that they are rare.
 FIXED_AHEAD_MS: Final = 300_000
 
 
@@ -25,7 +24,7 @@ class BucketSizeChange(msgspec.Struct, frozen=True, array_like=True):
 
     from_ms: Counter
     size: str
-    #: No other change takes effect before this time: rows may be written up to it. An older Tidebook ignores it.
+    #: No other change takes effect before this time: rows may be written up to it. Older versions ignore it.
     fixed_ms: Counter = 0
 
 
@@ -71,11 +70,13 @@ class Buckets(msgspec.Struct, frozen=True):
         Raise InvalidInput for an unknown size, or if the time is not after all earlier changes or is already fixed.
         """
         if size not in SIZES_MS:
-            raise InvalidInput(f"a bucket is one {', one '.join(SIZES_MS)}, not {size!r}")
+            raise InvalidInput(f"a bucket size must be one of {', '.join(SIZES_MS)}, not {size!r}")
         if from_ms <= self.changes[-1].from_ms:
             raise InvalidInput(f"a change at {from_ms} must come after the last one, at {self.changes[-1].from_ms}")
         if from_ms < self.fixed_ms:
-            raise InvalidInput(f"a change at {from_ms} must not come before {self.fixed_ms}: rows may be there already")
+            raise InvalidInput(
+                f"a change at {from_ms} must not come before {self.fixed_ms}, because rows may already exist"
+            )
         return Buckets((*self.changes, BucketSizeChange(from_ms, size)))
 
 

@@ -18,9 +18,9 @@ class InvalidInput(TidebookError, ValueError):
 class TooLarge(InvalidInput):
     """A record exceeds the size limit of its topic or region."""
 
-    def __init__(self, what: str, *, size_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, subject: str, *, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
-            f"{what} takes {size_bytes:,} bytes and the limit is {limit_bytes:,}: "
+            f"{subject} takes {size_bytes:,} bytes and the limit is {limit_bytes:,}: "
             "split it, or keep the bulk elsewhere and journal a reference"
         )
         self.size_bytes = size_bytes
@@ -91,10 +91,12 @@ class Corrupt(TidebookError):
 
 
 class UnknownVersion(Corrupt):
-    """A record or folder was written by a newer Tidebook. Reading stops here until this one is upgraded."""
+    """A record or folder was written by a newer version of Tidebook. Reading stops here until this one is upgraded."""
 
-    def __init__(self, what: str, *, version: int, known: int) -> None:
-        super().__init__(f"{what} has version {version}, this Tidebook knows up to {known}: upgrade it and start again")
+    def __init__(self, subject: str, *, version: int, known: int) -> None:
+        super().__init__(
+            f"{subject} has version {version}, and this version of Tidebook supports up to {known}: upgrade Tidebook"
+        )
         self.version = version
         self.known = known
 
@@ -130,7 +132,7 @@ class UnknownEventType(UnreadableEvent):
 
 
 class Fenced(TidebookError):
-    """A newer owner has taken over, and the writes of this one are refused. Open it again to take it back."""
+    """A newer owner has taken over, and the writes of this one are refused. Open it again to become the owner again."""
 
 
 class ProjectionStopped(TidebookError):

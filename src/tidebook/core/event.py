@@ -30,7 +30,7 @@ TYPE_VERSION_MAX = 2**31 - 1
 #: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
-#: Takes the place of the payload type for an append that is not plain, that is, more than a single payload.
+#: Used instead of a payload type for an append that is not plain, that is, more than a single payload.
 NOT_PLAIN = -1
 
 #: An event in encodable form: the fields of an `EncodedEvent`, without the last ones if they have their defaults.
@@ -59,12 +59,12 @@ class Event(Generic[P]):
         version: int = 1,
     ) -> None:
         if isinstance(tags, str):
-            raise InvalidInput(f"tags are a set of strings: write {{{tags!r}}}")
+            raise InvalidInput(f"tags must be a set of strings: write {{{tags!r}}}")
         self.payload = payload
         try:
             self.tags = frozenset(tags)
         except TypeError as error:
-            raise InvalidInput(f"tags are a set of strings, not {tags.__class__.__name__}: {error}") from error
+            raise InvalidInput(f"tags must be a set of strings, not {tags.__class__.__name__}: {error}") from error
         self.metadata = metadata
         self.type = type
         self.version = version
@@ -185,13 +185,13 @@ def _encodable(event: Event) -> _Encodable:
         return payload_type, payload, (), None, *check_type(event.type, event.version)
     tags = tuple(sorted({_check_tag(tag) for tag in event.tags}))  # the attribute may have been set to a list
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
-        raise InvalidInput(f"the tags of one event take at most {TAGS_BYTES_MAX:,} characters in total")
+        raise InvalidInput(f"the tags of one event must not exceed {TAGS_BYTES_MAX:,} characters in total")
     if len(tags) > TAGS_WARN:
         warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=3)
     metadata = None
     if event.metadata is not None:
         if not isinstance(event.metadata, Mapping):
-            raise InvalidInput(f"an event's metadata is a JSON object, not {type(event.metadata).__name__}")
+            raise InvalidInput(f"an event's metadata must be a JSON object, not {type(event.metadata).__name__}")
         metadata = encode_json(dict(event.metadata), "an event's metadata")
     if event.type is None:
         return payload_type, payload, tags, metadata
@@ -246,16 +246,16 @@ def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
 
 def _not_an_event(given: object) -> InvalidInput:
     return InvalidInput(
-        f"events are tidebook.Event objects, not {type(given).__name__}: wrap the payload in Event(...)"
+        f"events must be tidebook.Event objects, not {type(given).__name__}: wrap the payload in Event(...)"
     )
 
 
 def _check_tag(tag: object) -> str:
     if type(tag) is not str or not tag:
-        raise InvalidInput(f"a tag is a non-empty string, not {tag!r}")
+        raise InvalidInput(f"a tag must be a non-empty string, not {tag!r}")
     size = len(encode_text(tag, "a tag"))
     if size > TAG_BYTES_MAX or "\x00" in tag:
-        raise InvalidInput(f"a tag takes at most {TAG_BYTES_MAX} bytes, without NUL: {tag[:40]!r} takes {size}")
+        raise InvalidInput(f"a tag must have at most {TAG_BYTES_MAX} bytes and no NUL: {tag[:40]!r} has {size}")
     return tag
 
 
@@ -264,18 +264,18 @@ def check_type(name: object, version: object) -> tuple[str, int]:
     try:
         return _checked_type(name, version)
     except TypeError as error:  # not hashable
-        raise InvalidInput(f"an event's type is a text and its version a number: {error}") from error
+        raise InvalidInput(f"an event's type must be text and its version a number: {error}") from error
 
 
 @lru_cache(512, typed=True)  # a service has few event types; typed: True differs from 1
 def _checked_type(name: object, version: object) -> tuple[str, int]:
     if type(name) is not str or not name:
-        raise InvalidInput(f"the name of an event's type is a non-empty string, not {name!r}")
+        raise InvalidInput(f"the name of an event's type must be a non-empty string, not {name!r}")
     encode_text(name, "the name of an event's type")
     if not _is_valid_type(name):
-        raise InvalidInput(f"an event type's name takes at most {TYPE_BYTES_MAX} bytes, without NUL: {name[:40]!r}")
+        raise InvalidInput(f"the name of a type must have at most {TYPE_BYTES_MAX} bytes and no NUL: {name[:40]!r}")
     if type(version) is not int or not 1 <= version <= TYPE_VERSION_MAX:
-        raise InvalidInput(f"the version of type {name!r} is a number from 1, not {version!r}")
+        raise InvalidInput(f"the version of type {name!r} must be a number from 1, not {version!r}")
     return name, version
 
 
@@ -385,10 +385,10 @@ def _check_types_and_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> 
     for event in events:
         tags = event.tags
         if event.type is not None and not _is_valid_type(event.type):
-            raise Corrupt(f"the type of an event is damaged: it has a NUL or takes more than {TYPE_BYTES_MAX} bytes")
+            raise Corrupt(f"the type of an event is damaged: it has a NUL or more than {TYPE_BYTES_MAX} bytes")
         if not _are_valid_tags(tags):
             raise Corrupt(
-                "the tags of an event are damaged: one is empty, has a NUL, takes more than "
+                "the tags of an event are damaged: one is empty, has a NUL or more than "
                 f"{TAG_BYTES_MAX} bytes or is repeated, or their total length is over the limit"
             )
         for tag in tags:

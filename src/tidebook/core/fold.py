@@ -90,8 +90,8 @@ def fold(
 ) -> tuple[Head | None, Change]:
     """Apply the action at position `at` to a journal; return the new head and what changed.
 
-    A grave counts as no journal, except that its recent appends still identify retries. An action without effect
-    returns the same head object.
+    A grave is treated as a missing journal, except that its recent appends still identify retries. An action without
+    effect returns the same head object.
     """
     match action:
         case Append():

@@ -28,14 +28,14 @@ _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 class Frame:
     """Adds and checks the frame of one kind of record, which its magic byte identifies.
 
-    >>> bytes(Frame(0x7B, 1, "the record").unseal(Frame(0x7B, 1, "the record").seal(b"abc")))
+    >>> bytes(Frame(0x7B, 1, "a record").unseal(Frame(0x7B, 1, "a record").seal(b"abc")))
     b'abc'
     """
 
-    def __init__(self, magic: int, version: int, what: str) -> None:
+    def __init__(self, magic: int, version: int, label: str) -> None:
         self.magic = magic
         self.version = version
-        self.what = what
+        self.label = label
         self._crc = crc32(bytes([version]))
 
     def seal(self, content: bytes) -> bytes:
@@ -43,7 +43,7 @@ class Frame:
         return _pack(self.magic, self.version, crc32(content, self._crc)) + content
 
     def seal_all(self, contents: Sequence[bytes]) -> list[bytes]:
-        """Return `seal` of each, without a Python call for each."""
+        """Return the sealed form of each content; faster than calling `seal` for each."""
         checksums = map(crc32, contents, repeat(self._crc))
         headers = map(_pack, repeat(self.magic), repeat(self.version), checksums)
         return [header + content for header, content in zip(headers, contents, strict=True)]
@@ -51,11 +51,11 @@ class Frame:
     def unseal(self, value: bytes) -> memoryview:
         """Return the content as a view; raise UnknownVersion for another version and Corrupt for damaged bytes."""
         if len(value) < HEADER_BYTES or value[0] != self.magic:
-            raise Corrupt(f"this is not {self.what} of Tidebook")
+            raise Corrupt(f"the bytes are not {self.label} of Tidebook")
         _, version, checksum = _unpack(value)
         content = memoryview(value)[HEADER_BYTES:]
         if crc32(content, self._crc if version == self.version else crc32(value[1:2])) != checksum:
-            raise Corrupt(f"the checksum of {self.what} does not match its bytes")
+            raise Corrupt(f"the checksum of {self.label} does not match its bytes")
         if version != self.version:
-            raise UnknownVersion(self.what, version=version, known=self.version)
+            raise UnknownVersion(self.label, version=version, known=self.version)
         return content

@@ -34,10 +34,10 @@ def topic_name(value: object) -> str:
     'orders'
     """
     if type(value) is not str:
-        raise InvalidInput(f"a topic is text, not {type(value).__name__}")
+        raise InvalidInput(f"a topic must be text, not {type(value).__name__}")
     if not _TOPIC.fullmatch(value) or value in {".", ".."}:
         raise InvalidInput(
-            f"topic {value[:80]!r} must be 1 to {TOPIC_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -, not '.' or '..'"
+            f"topic {value[:80]!r} must have 1 to {TOPIC_LENGTH_MAX} characters of A-Z a-z 0-9 . _ - (not '.', '..')"
         )
     return value
 
@@ -48,7 +48,7 @@ def journal_id(value: object) -> str:
     Raise InvalidInput otherwise.
     """
     if type(value) is not str:
-        raise InvalidInput(f"a journal's id is text, not {type(value).__name__}")
+        raise InvalidInput(f"a journal's id must be text, not {type(value).__name__}")
     if not value:
         raise InvalidInput("a journal's id must not be empty")
     try:
@@ -56,7 +56,7 @@ def journal_id(value: object) -> str:
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a journal's id must be valid Unicode text: {error}") from error
     if size > ID_BYTES_MAX:
-        raise InvalidInput(f"a journal's id may take {ID_BYTES_MAX} bytes, this one takes {size}")
+        raise InvalidInput(f"a journal's id must not exceed {ID_BYTES_MAX} bytes, and this one has {size}")
     if "\x00" in value:
         raise InvalidInput("a journal's id must not contain NUL")
     return value
@@ -71,7 +71,7 @@ def partition_of(id: str, partitions: int) -> Partition:
 
 
 def home_of(record_key: bytes | None, partitions: int) -> tuple[str, Partition] | tuple[None, None]:
-    """Return the id of the journal that a record key names, and the partition of that journal; None if it names none.
+    """Return the id and the partition of the journal that a record key names, or None for both if it names none.
 
     A mark has no key. Any client may write to a log, so a key need not be a valid id, and a record may be in another
     partition than its journal: replication parks such records, and readers skip them.

@@ -65,46 +65,46 @@ def decode_json(data: bytes) -> Any:
         raise ValueError(f"it is nested too deep: {error}") from error
 
 
-def encode_text(value: str, what: str) -> bytes:
-    """Encode text as UTF-8; raise InvalidInput, which names `what`, if it contains lone surrogates."""
+def encode_text(value: str, label: str) -> bytes:
+    """Encode text as UTF-8; raise InvalidInput, whose message begins with `label`, if it contains lone surrogates."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"{what} must be valid Unicode text: {error}") from error
+        raise InvalidInput(f"{label} must be valid Unicode text: {error}") from error
 
 
-def encode_json(value: object, what: str) -> bytes:
-    """Encode a JSON value; raise InvalidInput, which names `what`, for one that decoding would not return unchanged."""
-    _check_json(value, what, 0)
+def encode_json(value: object, label: str) -> bytes:
+    """Encode a JSON value; raise InvalidInput, which begins with `label`, if decoding would not return it unchanged."""
+    _check_json(value, label, 0)
     try:
         return _encode_json(value)
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"{what} must be valid Unicode text: {error}") from error
+        raise InvalidInput(f"{label} must be valid Unicode text: {error}") from error
 
 
-def _check_json(value: object, what: str, depth: int) -> None:
+def _check_json(value: object, label: str, depth: int) -> None:
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return
     if kind is int:
         if not _INT_MIN <= value <= _INT_MAX:  # type: ignore[operator]
             number = format_int(value)  # type: ignore[arg-type]
-            raise InvalidInput(f"{what} holds {number}, which does not fit in 64 bits: send it as text")
+            raise InvalidInput(f"{label} holds {number}, which does not fit in 64 bits: send it as text")
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]
-            raise InvalidInput(f"{what} holds {value}, which is not a JSON value")
+            raise InvalidInput(f"{label} holds {value}, which is not a JSON value")
     elif depth >= DEPTH_MAX:
-        raise InvalidInput(f"{what} is nested deeper than {DEPTH_MAX} levels, or contains itself")
+        raise InvalidInput(f"{label} is nested deeper than {DEPTH_MAX} levels, or contains itself")
     elif kind is dict:
         for name, item in value.items():  # type: ignore[attr-defined]
             if type(name) is not str:
-                raise InvalidInput(f"{what} has the name {name!r}: names in a JSON object are text")
-            _check_json(item, what, depth + 1)
+                raise InvalidInput(f"{label} has the name {name!r}: names in a JSON object are text")
+            _check_json(item, label, depth + 1)
     elif kind is list:
         for item in value:  # type: ignore[attr-defined]
-            _check_json(item, what, depth + 1)
+            _check_json(item, label, depth + 1)
     else:
         raise InvalidInput(
-            f"{what} must be made of dict, list, str, int, float, bool and None, or be text or bytes as a whole, "
+            f"{label} must be made of dict, list, str, int, float, bool and None, or be text or bytes as a whole, "
             f"not {kind.__name__}"
         )

@@ -45,7 +45,7 @@ _EPOCH_SHIFT = OFFSET_BITS + _REV_BITS + 1
 
 
 def write_stamp(position: Position, *, rev: int = 0) -> int:
-    """Return the write timestamp of the rows and heads that the record at `position` causes.
+    """Return the write timestamp of the rows and heads that the record at `position` produces.
 
     It is derived from the log and not from a clock, so a late write of a zombie never overwrites a newer one. A repair
     raises `rev`, in order to overwrite what it repairs.

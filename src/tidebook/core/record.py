@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Action).decode
-_frame = Frame(MAGIC, VERSION, "the record")
+_frame = Frame(MAGIC, VERSION, "a journal's record")
 _MAGIC_BYTE = bytes([MAGIC])
 _VERSION_BYTE = bytes([VERSION])
 
@@ -41,7 +41,7 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     except (*STRICT_DECODE_ERRORS, OverflowError, TypeError):
         is_valid = False
     if not is_valid:
-        raise InvalidInput(f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}")
+        raise InvalidInput(f"the record would be unreadable (a number or id is out of bounds): {_describe(action)}")
     if len(content) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(content) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(content)
@@ -68,9 +68,9 @@ def encode_plain_append(epoch: int, append_id: bytes, payload_type: int, payload
 def encode_plain_appends(
     epoch: int, append_ids: Iterable[bytes], payload_types: Sequence[int], payloads: Sequence[bytes]
 ) -> list[bytes]:
-    """Return `encode_record` of many plain appends: each one event with a non-empty payload and nothing else.
+    """Return the records of many plain appends, each of a single event that has only a non-empty payload.
 
-    The appends have neither `expected` nor `at`. Filling in byte templates, one for each payload type and size, takes a
+    The appends have neither `expected` nor `at`. Filling byte templates, one for each payload type and size, takes a
     third of the time of encoding each record.
     """
     types, sizes = set(payload_types), set(map(len, payloads))
@@ -104,11 +104,11 @@ def _plain_template(epoch: int, payload_type: int, size: int) -> tuple[bytes, by
 def decode_record(value: bytes) -> Action:
     """Undo `encode_record`; the events of an append stay packed.
 
-    Raise UnknownVersion for a record of a newer Tidebook, and Corrupt for damaged bytes.
+    Raise UnknownVersion for a record of a newer version of Tidebook, and Corrupt for damaged bytes.
     """
     content = _frame.unseal(value)
     try:
-        action: Action = _decode(content)  # the result depends on the bytes alone: no part is skipped
+        action: Action = _decode(content)  # strict: unknown fields are an error, so all versions decode alike
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
     if type(action) is Append:
@@ -140,7 +140,7 @@ def has_other_version(value: bytes | None) -> bool:
 def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:
     """Decode a record for the fold; return Damaged if it is absent, damaged or over the limit.
 
-    The result is the same in every process. Raise UnknownVersion for a record of a newer Tidebook.
+    The result is the same in every process. Raise UnknownVersion for a record of a newer version of Tidebook.
     """
     if value is None:
         return Damaged("the record has no value")

@@ -1,7 +1,7 @@
 """Encode appends as records, send them, and derive the outcome of each from its acknowledgement.
 
-An append in flight is a `PendingAppend`. Those of `append_many` are in flight as one `PendingBatch`, which makes a
-`PendingAppend` only of a record whose outcome needs more than its offset.
+An append in flight is a `PendingAppend`. The appends of one `append_many` call form a `PendingBatch`, which creates a
+`PendingAppend` only for a record whose outcome needs more than its offset.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def encode_append(
     floor = None
     if retry is not None:
         if append_id is not None or getattr(retry, "append_id", None) is None:
-            raise InvalidInput("retry takes the OutcomeUnknown of an append, and excludes append_id")
+            raise InvalidInput("retry must be the OutcomeUnknown of an append, and excludes append_id")
         append_id, floor = retry.append_id, retry_floor(retry, config.epoch)
     if append_id is None:
         append_id = ids.new()
@@ -85,12 +85,12 @@ def _check_events(events: Sequence[Event]) -> None:
     if not events:
         raise InvalidInput("an append needs at least one event")
     if len(events) > EVENTS_MAX:
-        raise InvalidInput(f"an append takes at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
+        raise InvalidInput(f"an append must have at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
 
 
 def _check_numbers(expected: int | None, at: int | None, count: int) -> None:
     if expected is not None and at is not None:
-        raise InvalidInput("give either expected or at, not both")
+        raise InvalidInput("pass either expected or at, not both")
     if expected is not None:
         seq_nr(expected, name="expected", least=0)
     if at is not None and seq_nr(at, name="at") + count - 1 > LAST:

@@ -107,7 +107,7 @@ Attempt = tuple[int, Change]
 
 def adopt_hint(topic: str) -> str:
     """Return the hint for a store that is ahead of the log, or was filled from another one."""
-    return f"if the log is right, run 'tidebook journal adopt {topic}': it begins a new epoch on what the store has"
+    return f"to keep this log, run 'tidebook journal adopt {topic}': it starts a new epoch from the store's state"
 
 
 class HeadCache:
@@ -229,7 +229,7 @@ class HeadCache:
                 replicated = await self.replicated()
                 if replicated < await self._log.start(self.topic, self.partition) - 1:
                     raise
-                if self.next_offset == start:  # otherwise a concurrent call met this too, and moved the tail
+                if self.next_offset == start:  # otherwise a concurrent call has moved the tail
                     if replicated < start:
                         raise
                     self._restart_tail(replicated + 1)
@@ -249,9 +249,11 @@ class HeadCache:
         dropped_at = time.monotonic()
         while time.monotonic() - self._used_at < self._settings.follow_s:
             try:
-                waited = self.next_offset
-                news = await self._log.wait(self.topic, self.partition, offset=waited, timeout_s=DROP_INTERVAL_S)
-                if news and self.next_offset == waited:  # otherwise this process wrote the record and has taken it
+                next_offset = self.next_offset
+                grown = await self._log.wait(self.topic, self.partition, offset=next_offset, timeout_s=DROP_INTERVAL_S)
+                if (
+                    grown and self.next_offset == next_offset
+                ):  # otherwise this process wrote the record and has taken it
                     await self._take_through(await self._log.end(self.topic, self.partition) - 1)
                 if time.monotonic() - dropped_at > DROP_INTERVAL_S:
                     await self._drop_replicated()
@@ -353,7 +355,7 @@ class HeadCache:
         offset, seen = self.recreated
         return Corrupt(
             f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
-            "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the "
+            "was deleted and created again, or it lost acknowledged records; its records have no effect: open the "
             f"book again; {adopt_hint(self.topic)}"
         )
 
@@ -368,7 +370,7 @@ class HeadCache:
         return pointer
 
     async def recent_pointer(self) -> Pointer | None:
-        """Return the store's pointer as it was a moment ago: the read then folds more of the tail."""
+        """Return the store's pointer as read at most a moment ago; with an older one a read folds more of the tail."""
         known = self.known_pointer
         is_recent = time.monotonic() - self._pointer_read_at <= RECENT_S_MAX
         return known if is_recent and known and known.position.offset + 1 >= self.tail_start else await self.pointer()

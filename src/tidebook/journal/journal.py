@@ -250,7 +250,7 @@ class Journal:
             batch = PendingBatch(ids[chunk], caches_used, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
-            await asyncio.sleep(0)  # lets the log send this batch while the next one is encoded
+            await asyncio.sleep(0)  # let the log send this batch while the next one is encoded
             if len(sent) > BATCHES_IN_FLIGHT_MAX:
                 outcomes += await sent.popleft().outcomes()
         for batch in sent:
@@ -412,7 +412,7 @@ class Journal:
                             cursor = event.seq_nr
                             yield event
                     except Truncated:
-                        continue  # deleted or purged during the read: continue with what is left
+                        continue  # deleted or purged during the read: continue with the remaining events
             await self._log.wait(self.topic, partition.cache.partition, offset=view.as_of + 1)
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
@@ -461,7 +461,7 @@ class Journal:
         if barrier is None:
             return self._settings.barrier
         if barrier not in ("mark", "offset"):
-            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
         return barrier
 
     # ---- snapshots
@@ -471,8 +471,8 @@ class Journal:
     ) -> None:
         """Save the state as of `seq_nr`, which must exist; replace a snapshot of that number, and retain the newest.
 
-        A caller that knows the incarnation in which the state was computed gives it: a snapshot of a journal that was
-        purged since is then never loaded. Without it, the snapshot belongs to the present incarnation.
+        A caller that knows the incarnation in which the state was computed passes it: a snapshot of a journal that was
+        purged since is then never loaded. Without it, the snapshot belongs to the current incarnation.
         """
         numbers.seq_nr(seq_nr)
         payload_type, data = encode_payload(payload)

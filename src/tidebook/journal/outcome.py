@@ -1,4 +1,4 @@
-"""The outcome of an append, as its caller gets it."""
+"""The outcome of an append, as its caller receives it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def outcome_of(
         case RetryTooLate():
             return OutcomeUnknown(
                 f"{topic}/{id}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
-                "happened is no longer known; read the journal to see",
+                "happened is no longer known; read the journal to see it",
                 append_id=action.append_id,
                 partition=partition,
                 offset=position.offset,
@@ -80,8 +80,8 @@ def outcome_of(
 def too_many_tags(key: Key) -> InvalidInput:
     """Return the error for an append that would exceed the number of different tags of a journal."""
     return InvalidInput(
-        f"{key}: the events of one journal may carry {JOURNAL_TAGS_MAX:,} different tags, and this append would bring "
-        "more: tags name kinds of events; what differs in each event belongs in its payload or metadata"
+        f"{key}: the events of one journal may carry {JOURNAL_TAGS_MAX:,} different tags, and this append would exceed "
+        "that: use tags for kinds of events, and the payload or metadata for values that differ in each event"
     )
 
 
@@ -104,7 +104,7 @@ def outcome_from_head(
             found = None
         return Conflict(key=key, expected=action.expected, at=action.at, found=found)
     return OutcomeUnknown(
-        f"{key}: too many appends followed this one to tell its outcome; read the journal to see",
+        f"{key}: too many appends followed this one to determine its outcome; read the journal to see it",
         append_id=action.append_id,
         partition=partition,
         offset=position.offset,

@@ -72,7 +72,7 @@ class OpenTopic:
         notify_of_forks(self)
 
     def inherited(self) -> None:
-        """Refuse every use in a forked child, where no task and no driver would answer; an append pays nothing."""
+        """Refuse every use in a forked child, where tasks and drivers do not run; this costs an append nothing."""
         self._superseded, self.check_due = forked_error(f"topic {self._topic}"), True
 
     def partition(self, id: str) -> Reader:
@@ -177,7 +177,7 @@ async def _refuse_messages(log: Log, state: TopicState) -> None:
     if found is not None and not is_record(found.value):
         raise InvalidInput(
             f"topic {state.topic} is in the log already and holds messages that no journal wrote (an outbox's, or "
-            "another program's): give the journals another topic, or publish to another one"
+            "another program's): use another topic for the journals, or publish to another one"
         )
 
 
@@ -196,11 +196,11 @@ async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) 
         try:
             marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
         except OutcomeUnknown as error:  # an extra mark is harmless, and the caller has written nothing
-            raise Unavailable(f"topic {topic}: it could not be opened: {error}") from error
+            raise Unavailable(f"topic {topic} could not be opened: {error}") from error
         if (now_ms := min(mark.timestamp_ms for mark in marks)) + TICK_AHEAD_MS_MAX < book_ms:
             # Readers ignore a tick so far ahead, so appends would be ordered before delivered events.
             raise Unavailable(
-                f"topic {topic}: the log's clock says {now_ms} ms and the book's time is {book_ms} ms: set the clock "
+                f"topic {topic}: the log's clock is at {now_ms} ms, but the book's time is {book_ms} ms: set the clock "
                 "that is wrong and open the topic again"
             )
     return await store.set_topic_config(topic, msgspec.structs.replace(config, admitted=True), expected=config)
@@ -211,7 +211,7 @@ async def check_topic(log: Log, store: StoreWriter, topic: str, config: TopicCon
     hint = adopt_hint(topic)
     state = await log.topic(topic)
     if state is None:
-        raise Corrupt(f"topic {topic}: the store knows it and the log does not: restore the log, or {hint}")
+        raise Corrupt(f"topic {topic} is in the store but not in the log: restore the log, or {hint}")
     if state.topic_id != config.topic_id:
         raise different_log(topic, found=state.topic_id, known=config.topic_id)
     if state.partitions < config.partitions:

@@ -202,7 +202,7 @@ _NO_TAGS: frozenset[str] = frozenset()
 
 
 def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
-    """Decode rows for a reader. Every event that is read passes here, so it makes few calls."""
+    """Decode rows for a reader, with few calls, because this runs for every event that is read."""
     events: list[ReadEvent] = []
     decode, add = _decode, events.append
     try:

@@ -64,17 +64,17 @@ def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
     return error.args[0] if isinstance(error, KafkaException) else error
 
 
-def failed(error: KafkaException | KafkaError, doing: str) -> TidebookError:
+def failed(error: KafkaException | KafkaError, operation: str) -> TidebookError:
     """Return the Tidebook error for a failed request that writes no record, such as a read or a topic change."""
     error = kafka_error(error)
     code = error.code()
     if code in UNKNOWN_TOPIC:
-        return NotFound(f"{doing}: there is no such topic or partition")
+        return NotFound(f"{operation}: there is no such topic or partition")
     if code in _INVALID:
-        return InvalidInput(f"{doing}: Kafka rejected it: {error.str()}")
+        return InvalidInput(f"{operation}: Kafka rejected it: {error.str()}")
     if code in REFUSED:
-        return Unavailable(f"{doing}: Kafka denied access ({error.str()}): check user, password, CA and ACLs")
-    return Unavailable(f"{doing}: Kafka does not answer ({error.name()}: {error.str()}): the next use tries again")
+        return Unavailable(f"{operation}: Kafka denied access ({error.str()}): check user, password, CA and ACLs")
+    return Unavailable(f"{operation}: Kafka is unavailable ({error.name()}: {error.str()}); the next call reconnects")
 
 
 def not_sent(error: KafkaException | KafkaError, topic: str, partition: int) -> TidebookError:

@@ -34,7 +34,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     servers: tuple[str, ...]
     client_id: str = "tidebook"
 
-    #: The replication factor of a new topic; None takes the cluster's default.
+    #: The replication factor of a new topic; None for the cluster's default.
     replication: int | None = None
     min_insync_replicas: int | None = None
     #: How long a new topic keeps its records (-1: forever). Replication must never lag by more than this.
@@ -98,7 +98,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                     f"each server of a Kafka URL is written host:port, as in kafka://host:9092,host:9092{QUOTE}"
                 )
         if not self.servers:
-            raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
+            raise InvalidInput("a Kafka URL needs at least one server: kafka://host:9092")
         if self.protocol.startswith("sasl") and self.user is None:
             raise InvalidInput(f"security {self.protocol} needs a user and a password, or a password_file")
         if self.user is not None and not self.protocol.startswith("sasl"):
@@ -108,7 +108,9 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise InvalidInput(f"{name} is given but security is {self.protocol}: set it to ssl or sasl_ssl")
         check_identity(self.password, self.password_file, self.cert_file, self.key_file)
         if self.requests_in_flight_max > 5:
-            raise InvalidInput("requests_in_flight_max is at most 5: brokers recognize a repetition of the last 5")
+            raise InvalidInput(
+                "requests_in_flight_max must be at most 5: brokers detect duplicates only among the last 5"
+            )
         for name in self.__struct_fields__:
             if name.endswith(("_max", "_timeout_ms", "_idle_ms")) and getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1")
@@ -135,7 +137,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def _from_url(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme != "kafka":
-        raise InvalidInput("a Kafka log has a URL such as kafka://host:9092")
+        raise InvalidInput("the URL of a Kafka log has the form kafka://host:9092")
     if parts.path.strip("/") or parts.fragment:
         raise InvalidInput(f"a Kafka URL has no path: topics are named where journals are opened{QUOTE}")
     user_info, _, hosts = parts.netloc.rpartition("@")

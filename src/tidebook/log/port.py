@@ -76,7 +76,7 @@ class RecordPage(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
-    """A topic as it is now. A topic that is deleted and created again has another `topic_id`."""
+    """The state of a topic. A topic that is deleted and created again has another `topic_id`."""
 
     topic: str
     topic_id: str
@@ -113,7 +113,7 @@ OnSent = Callable[[Acknowledged | TidebookError], None]
 OnSentMany = Callable[[Sequence[int], Sequence[Acknowledged | TidebookError]], None]
 
 
-def one_of(on_sent: OnSentMany, index: int) -> OnSent:
+def callback_for(on_sent: OnSentMany, index: int) -> OnSent:
     """Return a callback for a single `send` that reports its result to `on_sent` under `index`."""
     return lambda result: on_sent((index,), (result,))
 

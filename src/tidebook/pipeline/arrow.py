@@ -1,4 +1,4 @@
-"""Conversions between rows and Arrow batches, which the worker of a lease does not import: importing Arrow is slow."""
+"""Conversions between rows and Arrow batches, in a separate module because leases avoid the slow import of Arrow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARROW_TYPES = {
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns that are written as for Spark, such as "topic string, offset long"."""
+    """Return the Arrow schema of columns in the form of Spark's DDL, such as "topic string, offset long"."""
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (each.split() for each in columns.split(","))])
 
 

@@ -22,9 +22,9 @@ class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def reports_after(query: StreamingQuery, timestamp: str) -> list[BatchReport]:
-    """Return the reports of the micro-batches that began after a time, of the latest hundred, the newest first.
+    """Return the reports of the micro-batches that began after `timestamp`, the newest first; Spark keeps a hundred.
 
-    Each report is read as one JSON text: PySpark would call the JVM for each of its hundred fields.
+    Each report is read as one JSON text, because PySpark would call the JVM for each of its hundred fields.
     """
     reports: Any = query._jsq.recentProgress()
     found = []

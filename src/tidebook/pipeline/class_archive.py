@@ -1,8 +1,8 @@
-"""An archive of the classes that a local Spark loads at its start (AppCDS), with which Java starts in less time.
+"""An archive of the classes that a local Spark loads at its start (AppCDS), which makes the JVM start faster.
 
-An archive is valid for one Java and one class path, and is kept in the user's cache folder. The first long run without
-one writes it, in another process of the lowest priority; later starts read it. Java checks that the archive matches and
-starts without it otherwise, so an archive changes the duration of a start and nothing else.
+An archive is valid for one version of Java and one class path, and is kept in the user's cache folder. The first long
+run without one writes it, in another process of the lowest priority; later starts read it. The JVM ignores an archive
+that does not match, so an archive can only make a start faster.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tidebook.pipeline.jars import SPARK, cache_folder, find_java
 
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
-#: The machine has other work: the heap starts small, and its collector has no separate threads.
+#: A small initial heap and a collector without threads, because other processes need the machine too.
 LOCAL_JAVA_OPTIONS = "-XX:+UseSerialGC -Xms128m"
 #: A run writes the archive only once it has lasted this long: a second process would slow down its start.
 WRITE_AFTER_S = 60.0
 WRITE_S_MAX = 600.0
-NICE_MOST = 19
-#: Java explains which classes it leaves out of the archive; they are loaded from the jars.
+NICE_MAX = 19
+#: Suppress the JVM's messages about classes that it leaves out of the archive and loads from the jars.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def archive_file(class_path: str) -> Path | None:
-    """Return the path of the archive of this Java and Spark with these jars before Spark's; None without Java."""
+    """Return the path of the archive for the installed Java and Spark and this class path; None without Java."""
     try:
         java = find_java().resolve()
         release = (java.parent.parent / "release").read_bytes()
@@ -64,7 +64,7 @@ def write_later(class_path: str) -> None:
     def write() -> None:
         command = [sys.executable, "-m", "tidebook.pipeline.class_archive", class_path]
         popen = partial(subprocess.Popen, stdin=subprocess.PIPE, start_new_session=True)
-        # Without an archive the next start is merely slow. The writer ends when its input closes: with this process.
+        # Without an archive the next start is only slower. The writer ends with this process, which closes its input.
         with suppress(OSError, subprocess.TimeoutExpired), popen(command, stdout=DEVNULL, stderr=DEVNULL) as writer:
             writer.wait(WRITE_S_MAX)
 
@@ -76,7 +76,7 @@ def write_later(class_path: str) -> None:
 def write_archive(class_path: str) -> bool:
     """Start Spark, run a job with a Python worker, and write the classes that were loaded; return whether it did.
 
-    It needs a process without Spark. Only one process writes at a time, and another one finds the archive complete.
+    Call it in a process that has not started Spark. Only one process writes at a time.
     """
     archive = archive_file(class_path)
     if archive is None or archive.exists():
@@ -87,9 +87,9 @@ def write_archive(class_path: str) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        for left in archive.parent.glob(f"{archive.stem}.*.writing"):  # by processes that were killed
-            left.unlink()
-        written = archive.with_suffix(f".{os.getpid()}.writing")  # a Java process that still runs may write its own
+        for abandoned in archive.parent.glob(f"{archive.stem}.*.writing"):  # of processes that were killed
+            abandoned.unlink()
+        written = archive.with_suffix(f".{os.getpid()}.writing")  # unique: another JVM may write
         _run_spark(class_path, f'"-XX:ArchiveClassesAtExit={written}" {_QUIET}')
         if not written.exists():
             return False
@@ -121,11 +121,11 @@ def _run_spark(class_path: str, options: str) -> None:
     java.wait(WRITE_S_MAX)
 
 
-def _end_with_input() -> None:
-    """End this process, and its Java with it, when the process that started it has ended."""
+def _exit_when_stdin_closes() -> None:
+    """Terminate this process and its JVM when the process that started it has ended."""
     from pyspark import SparkContext
 
-    while os.read(0, 1):  # not `sys.stdin`, whose lock this thread would hold when the process ends by itself
+    while os.read(0, 1):  # not `sys.stdin`, whose lock this thread would hold when the process exits
         pass
     if SparkContext._gateway is not None:
         SparkContext._gateway.proc.kill()  # it would write its archive first
@@ -134,8 +134,8 @@ def _end_with_input() -> None:
 
 def main() -> None:
     """Run the command `python -m tidebook.pipeline.class_archive CLASS_PATH`."""
-    os.nice(NICE_MOST)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    os.nice(NICE_MAX)
+    threading.Thread(target=_exit_when_stdin_closes, daemon=True).start()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     write_archive(sys.argv[1])

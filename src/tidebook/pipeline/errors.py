@@ -92,7 +92,7 @@ def failure_of(error: BaseException) -> TidebookError:
         return Corrupt(f"{report.name}: {report.message}")
     short = " ".join(line for line in text.strip().splitlines() if line.strip())[:_CHARS_MAX]
     if _KAFKA.search(text):
-        return Unavailable(f"the log does not answer the Spark job: {short}")
+        return Unavailable(f"the log is unavailable to the Spark job: {short}")
     if raised := _PYTHON_ERROR.findall(text):
         return Corrupt(f"the Spark job failed: {raised[-1][:_CHARS_MAX]}")
     if _DIED.search(text):

@@ -45,8 +45,8 @@ class Artifact:
 def kafka_source_jars() -> list[Path]:
     """Return the jars of Spark's Kafka source and sink, for the setting spark.jars.
 
-    The newest published token provider is 4.0.0, and it works with this Spark. The Kafka client must stay at the
-    version that the source was built for, so transitive dependencies are left out.
+    The newest published token provider is 4.0.0, and it works with this version of Spark. The Kafka client must stay at
+    the version that the source was built for, so transitive dependencies are left out.
     """
     return resolve(
         f"spark-kafka-{SPARK}",
@@ -83,7 +83,7 @@ def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that two processes do not fill the same cache folder."""
+    """Hold a file lock, so that only one process at a time fills a cache folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -120,10 +120,10 @@ def _download(folder: Path, artifacts: Sequence[Artifact]) -> None:
 def _ivy_jar() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise InvalidInput("PySpark brings the resolver of Java artifacts: pip install 'tidebook[spark]'")
+        raise InvalidInput("the Java artifacts are resolved by PySpark's Ivy: pip install 'tidebook[spark]'")
     found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
     if not found:
-        raise InvalidInput("this PySpark brings no Ivy")
+        raise InvalidInput("this installation of PySpark contains no Ivy")
     return found[-1]
 
 
@@ -133,7 +133,7 @@ def find_java() -> Path:
         java = Path(home) / "bin" / "java"
         if os.access(java, os.X_OK):
             return java
-        raise InvalidInput(f"Java {JAVA_MIN} or newer is needed, and JAVA_HOME has none: there is no {java}")
+        raise InvalidInput(f"Java {JAVA_MIN} or newer is needed, but JAVA_HOME has no executable {java}")
     if found := shutil.which("java"):
         return Path(found)
     raise InvalidInput(f"Java {JAVA_MIN} or newer is needed: set JAVA_HOME, or put java on PATH")
@@ -150,7 +150,7 @@ def missing_for_spark() -> str | None:
     try:
         release = (java.resolve().parent.parent / "release").read_text(errors="replace")
     except OSError:
-        return None  # only Spark itself can tell the version then
+        return None  # the version is unknown until Spark starts
     version = _JAVA_VERSION.search(release)
     if version is not None and int(version[1]) < JAVA_MIN:
         return f"Spark needs Java {JAVA_MIN} or newer, and {java} is {version[1]}: set JAVA_HOME to a newer one"

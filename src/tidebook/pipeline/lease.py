@@ -1,10 +1,10 @@
 """A lease: one Spark task tails some log partitions for a limited time and replicates their records as they come.
 
-The driver submits the next lease before one ends, but on a busy slot it starts only when the task of that one has
-ended. So that the partitions are always served, the tail of a lease outlives its task in the worker process: until the
-next lease of these partitions is ready there, or for a bounded time. An overlap is harmless, because slices are fenced
-by the store's pointers. The driver ends leases early through a setting of the store, which every task reads: that needs
-no connection between driver and tasks beyond Spark's own.
+The driver submits the next lease before one ends, but if all slots are busy it starts only when the current task has
+ended. So that the partitions are always served, the tail of a lease continues in the worker process after its task:
+until the next lease of these partitions is ready there, or for a bounded time. An overlap is harmless, because slices
+are fenced by the store's pointers. The driver ends leases early through a setting of the store, which every task reads:
+that needs no connection between driver and tasks beyond Spark's own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tidebook.wiring.spark import clears_tags
 #: The generation up to which the leases of recent runs have ended, by run.
 REVOKED_SETTING = "pipeline/leases"
 RUNS_MAX = 16
-REVOKE_TRIES_MAX = 10
+REVOKE_ATTEMPTS_MAX = 10
 #: How often a task reads whether its lease was revoked.
 LOOK_EVERY_S = 0.5
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The order to a task: the partitions to tail, for how long, and until which offsets, if these are fixed."""
+    """The work of a task: the partitions to tail, for how long, and up to which offsets, if these are fixed."""
 
     run: str
     #: Leases of an earlier generation of the same run are revoked.
@@ -46,7 +46,7 @@ class Lease(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
     configs: dict[str, TopicConfig]
     seconds: float
-    #: How long the tail outlives the task, unless another replicator is seen to serve the partitions.
+    #: How long the tail continues after the task, unless another replicator is seen to serve the partitions.
     handover_s: float = 0.0
     #: With these, the lease ends when the records before them are replicated. One for each partition.
     stops: tuple[int, ...] | None = None
@@ -79,21 +79,21 @@ async def serve(
 
     Unless the lease was revoked, its tail continues for a while; what it replicates is in the results of the next task.
     """
-    outliving = _outliving.setdefault(worker, [])
+    continuing = _continuing.setdefault(worker, [])
     tail = LeasedTail(worker, lease, new_tail)
-    await tail.serve([each for each in outliving if each.lease.run == lease.run and each.shares_partitions(lease)])
-    results = [result for each in outliving for result in each.report() if result.records]
-    outliving[:] = [each for each in (*outliving, tail) if each.runs]
+    await tail.serve([each for each in continuing if each.lease.run == lease.run and each.shares_partitions(lease)])
+    results = [result for each in continuing for result in each.report() if result.records]
+    continuing[:] = [each for each in (*continuing, tail) if each.runs]
     return results + tail.report()
 
 
 class LeasedTail:
-    """The tail of one lease, which may outlive its task. It starts immediately, and ends by itself."""
+    """The tail of one lease, which may continue after its task. It starts immediately and ends on time."""
 
     def __init__(self, worker: LogAndStore, lease: Lease, new_tail: Callable[..., ReplicationTail]) -> None:
         self.lease = lease
         self._worker = worker
-        self._tail = new_tail(worker, {at: lease.configs[at[0]] for at in lease.partitions})
+        self._tail = new_tail(worker, {partition: lease.configs[partition[0]] for partition in lease.partitions})
         stops = None if lease.stops is None else dict(zip(lease.partitions, lease.stops, strict=True))
         self._began_s = time.monotonic()
         self._reported: dict[Partition, tuple[int, int]] = {}
@@ -135,10 +135,10 @@ class LeasedTail:
     def report(self) -> list[TaskResult]:
         """Return what was replicated of each partition since the last report."""
         results, seconds = [], time.monotonic() - self._began_s
-        for at, each in self._tail.replicators.items():
-            records, parked = self._reported.get(at, (0, 0))
-            self._reported[at] = (each.records, each.parked)
-            results.append(TaskResult(*at, each.records - records, each.parked - parked, seconds, each.stopped))
+        for partition, each in self._tail.replicators.items():
+            records, parked = self._reported.get(partition, (0, 0))
+            self._reported[partition] = (each.records, each.parked)
+            results.append(TaskResult(*partition, each.records - records, each.parked - parked, seconds, each.stopped))
         return results
 
     async def _end_in_time(self) -> None:
@@ -155,7 +155,7 @@ class LeasedTail:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + seconds
         while (left_s := deadline_s - loop.time()) > 0 and not unless():
-            with suppress(TidebookError):  # the tail itself finds out whether the store answers
+            with suppress(TidebookError):  # the tail reports an unavailable store
                 if await is_revoked(await self._worker.store(), self.lease):
                     return True
             await asyncio.sleep(min(left_s, LOOK_EVERY_S))
@@ -166,7 +166,7 @@ class LeasedTail:
 
 
 #: The tails of this process whose tasks have ended, by worker; the process serves one task at a time.
-_outliving: dict[LogAndStore, list[LeasedTail]] = {}
+_continuing: dict[LogAndStore, list[LeasedTail]] = {}
 
 
 async def is_revoked(store: StoreWriter, lease: Lease) -> bool:
@@ -176,7 +176,7 @@ async def is_revoked(store: StoreWriter, lease: Lease) -> bool:
 
 async def revoke_leases(store: StoreWriter, run: str, generation: int) -> None:
     """End the run's leases of all generations before this one, within `LOOK_EVERY_S` and the slices in progress."""
-    for _ in range(REVOKE_TRIES_MAX):
+    for _ in range(REVOKE_ATTEMPTS_MAX):
         text = await store.setting(REVOKED_SETTING)
         revoked = _decode(text)
         revoked.pop(run, None)

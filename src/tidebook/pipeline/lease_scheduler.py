@@ -14,22 +14,23 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.lease import Lease, LeaseTask
-from tidebook.pipeline.session import unless_spark_is_gone
+from tidebook.pipeline.session import ignore_spark_exit
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.replication.tail import Partition
 from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: How long a tail outlives its task, as a successor may take so long to start on busy cores. It is no longer than a
-#: lease: beyond that, the tail of the successor would take it for another replicator.
+#: How long a tail continues after its task, because its successor may start late on busy cores. It is no longer than a
+#: lease: after that, the successor's tail would mistake it for another replicator.
 HANDOVER_S = 5.0
-#: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
+#: A lease is abandoned this long after it should have ended: its task is killed and its partitions are leased again.
 OVERDUE_S = 5.0
-#: Each abandoned lease doubles that time for its lane, up to this: a lease includes the start of its worker, which on
-#: busy cores may take longer than the lease. Otherwise every worker would be killed before it has replicated anything.
+#: Each abandoned lease doubles that time for its lane, up to this limit. A lease includes the start of its worker,
+#: which on busy cores may take longer than the lease. Otherwise every worker would be killed before it has replicated
+#: anything.
 OVERDUE_S_MAX = 80.0
-#: The duration of a lease with fixed stops, which ends by itself.
+#: The duration of a lease with stop offsets, which ends when it has reached them.
 ENDLESS_S = 1e9
 
 Share = tuple[Partition, ...]
@@ -45,17 +46,17 @@ def share_partitions(before: Sequence[Share], partitions: Sequence[Partition], l
     remaining = dict.fromkeys(partitions)
     if len(before) == len(shares):
         for share, old in zip(shares, before, strict=True):
-            share += [at for at in old if at in remaining]
-            for at in share:
-                del remaining[at]
-    for at in remaining:
-        min(shares, key=len).append(at)
+            share += [partition for partition in old if partition in remaining]
+            for partition in share:
+                del remaining[partition]
+    for partition in remaining:
+        min(shares, key=len).append(partition)
     return [tuple(share) for share in shares]
 
 
 @dataclass(eq=False)
 class _LeaseJob:
-    """A lease whose job was submitted."""
+    """A lease and its submitted Spark job."""
 
     lane: int
     lease: Lease
@@ -85,8 +86,8 @@ class _Lane:
 class LeaseScheduler:
     """Submits the leases of one run as Spark jobs and collects their results. It belongs to one thread.
 
-    `new_task` turns a lease into its task; `on_end` receives the results of each lease that ended; `revoke` is called
-    with the generation that begins whenever the leases before it must end.
+    `new_task` creates the task of an encoded lease; `on_end` receives the results of each lease that ended; `revoke` is
+    called with the new generation when all leases of earlier generations must end.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class LeaseScheduler:
         self._generation = 0
         self._number = 0
         self._lanes: list[_Lane] = []
-        #: Leases whose time is over, or whose lane was removed, but whose jobs have not ended.
+        #: Abandoned leases, and leases of removed lanes, whose jobs have not ended.
         self._retired: set[_LeaseJob] = set()
         self._ended: queue.SimpleQueue[_LeaseEnd] = queue.SimpleQueue()
 
@@ -119,7 +120,7 @@ class LeaseScheduler:
         """Lease the partitions of these topics; if they have changed, new leases replace all current ones."""
         partitions = [(topic, number) for topic, each in configs.items() for number in range(each.partitions)]
         if stops is not None:
-            partitions = [at for at in partitions if stops.get(at, 0) > 0]
+            partitions = [partition for partition in partitions if stops.get(partition, 0) > 0]
         slots = self._free_slots()
         before = [lane.share for lane in self._lanes]
         shares = share_partitions(before, partitions, slots)
@@ -153,7 +154,7 @@ class LeaseScheduler:
 
     @property
     def done(self) -> bool:
-        """Return whether no lease is left, which is so when leases with stops have ended."""
+        """Return whether no lease is running; leases with stop offsets all end, others are replaced."""
         return not any(lane.running for lane in self._lanes)
 
     def close(self, within_s: float) -> None:
@@ -180,7 +181,7 @@ class LeaseScheduler:
     def _submit(self, number: int) -> None:
         lane = self._lanes[number]
         self._number += 1
-        stops = None if self._stops is None else tuple(self._stops[at] for at in lane.share)
+        stops = None if self._stops is None else tuple(self._stops[partition] for partition in lane.share)
         seconds = self._lease_s if stops is None else ENDLESS_S
         topics = {topic for topic, _ in lane.share}
         configs = {topic: self._configs[topic] for topic in topics}
@@ -191,7 +192,7 @@ class LeaseScheduler:
         InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()
 
     def _run_job(self, running: _LeaseJob, number: int) -> None:
-        """Run a lease as a Spark job; in a separate thread, which waits for it."""
+        """Run a lease as a Spark job and wait for it; called in a separate thread."""
         context, lease = self._context, running.lease
         try:
             partitions = ", ".join(f"{topic}/{partition}" for topic, partition in lease.partitions[:8])
@@ -208,7 +209,7 @@ class LeaseScheduler:
         if running in self._retired:
             self._retired.discard(running)
             self._on_end(ended.results)
-            return  # the lease that replaced it encounters the error too
+            return  # an error is ignored: the lease that replaced it encounters it too
         lane = self._lanes[running.lane]
         self._remove(lane, running)
         if ended.error is not None:
@@ -216,7 +217,7 @@ class LeaseScheduler:
         self._on_end(ended.results)
 
     def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:
-        """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
+        """Kill a task that does not end; its successor is already running or is submitted next."""
         self._remove(lane, running)
         lane.overdue_s = lane.overdue.next_s()
         self._retired.add(running)
@@ -225,10 +226,10 @@ class LeaseScheduler:
     def _remove(self, lane: _Lane, running: _LeaseJob) -> None:
         lane.running.remove(running)
         if lane.running and len(self._lanes) >= self._slots:
-            lane.running[0].began_s = time.monotonic()  # until now it waited for this lease's slot
+            lane.running[0].began_s = time.monotonic()  # it had to wait for the slot of the lease that ended
 
     def _cancel(self, running: _LeaseJob) -> None:
-        with unless_spark_is_gone():
+        with ignore_spark_exit():
             self._context.cancelJobGroup(running.group)
 
     def _free_slots(self) -> int:

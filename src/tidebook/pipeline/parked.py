@@ -25,7 +25,7 @@ from tidebook.core.record import decode_record
 from tidebook.core.replication_plan import Parked
 from tidebook.wiring.book import Book
 
-TRIES_MAX = 20
+ATTEMPTS_MAX = 20
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -47,18 +47,18 @@ async def replay_parked(book: Book, parked: Parked, *, raw: bool = False, id: st
     record stays parked. With `raw` the bytes become the payload of one event (JSON or text if they are valid as such),
     for records of another program. `id` names the journal if the record does not.
     """
-    at = (parked.topic, parked.partition, parked.position.offset)
+    record = (parked.topic, parked.partition, parked.position.offset)
     id = id or parked.id
     try:
         if id is None:
-            raise InvalidInput("the record names no journal: give its id")
+            raise InvalidInput("the record names no journal: pass its id")
         first, last = await _replay(book, await _whole_record(book, parked), id, raw=raw)
     except TidebookError as error:
-        return ReplayResult(*at, id, error=str(error))
+        return ReplayResult(*record, id, error=str(error))
     await book.store.unpark([parked])
     position = _position_text(parked)
-    await _change_started(book, lambda started: {at: each for at, each in started.items() if at != position})
-    return ReplayResult(*at, id, first, last)
+    await _change_started(book, lambda started: {name: each for name, each in started.items() if name != position})
+    return ReplayResult(*record, id, first, last)
 
 
 async def _whole_record(book: Book, parked: Parked) -> Parked:
@@ -74,7 +74,7 @@ async def _whole_record(book: Book, parked: Parked) -> Parked:
                     return msgspec.structs.replace(parked, value=record.value, whole_bytes=None)
     raise InvalidInput(
         f"the store holds {len(parked.value):,} of the record's {parked.whole_bytes:,} bytes, and the log no longer "
-        "has it: what is left cannot be replayed"
+        "has it: the first bytes alone cannot be replayed"
     )
 
 
@@ -131,7 +131,7 @@ async def _replay_start(book: Book, parked: Parked, id: str) -> tuple[int, int]:
 
 async def _change_started(book: Book, change: Callable[[_Started], _Started]) -> _Started | None:
     """Change the unfinished replays and return them; None if concurrent changes prevented every attempt."""
-    for _ in range(TRIES_MAX):
+    for _ in range(ATTEMPTS_MAX):
         before = await book.store.setting(STARTED_REPLAYS)
         started = {} if before is None else msgspec.json.decode(before, type=_Started)
         changed = change(started)

@@ -57,7 +57,7 @@ LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-#: A machine that vanishes closes no connection: its executor is lost after half a minute without a heartbeat instead of
+#: A machine that fails closes no connection: its executor is lost after half a minute without a heartbeat instead of
 #: two to three, so that its slots do not count much longer than the leases on it.
 CLUSTER = {
     "spark.executor.heartbeatInterval": "5s",
@@ -100,13 +100,13 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         for name in ("lease_s", "trigger_s", "look_every_s", "wait_s", "purge_every_s"):
             if getattr(self, name) < 0:
-                raise InvalidInput(f"[pipeline] {name} is a time in seconds, not {getattr(self, name)}")
+                raise InvalidInput(f"[pipeline] {name} must be a time in seconds, not {getattr(self, name)}")
         if 0 < self.lease_s < LEASE_S_MIN:
-            raise InvalidInput(f"[pipeline] lease_s is 0 or at least {LEASE_S_MIN}, not {self.lease_s}")
+            raise InvalidInput(f"[pipeline] lease_s must be 0 or at least {LEASE_S_MIN}, not {self.lease_s}")
         if self.catch_up_records < 0:
-            raise InvalidInput(f"[pipeline] catch_up_records is a number of records, not {self.catch_up_records}")
+            raise InvalidInput(f"[pipeline] catch_up_records must be a number of records, not {self.catch_up_records}")
         if self.records_max < 1:
-            raise InvalidInput(f"[pipeline] records_max is at least 1, not {self.records_max}")
+            raise InvalidInput(f"[pipeline] records_max must be at least 1, not {self.records_max}")
 
 
 def pipeline_settings(settings: Settings) -> PipelineSettings:
@@ -131,7 +131,7 @@ def submitted() -> bool:
 def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
 
-    The session is local, or as `[pipeline]` in `tidebook.toml` says; a session that runs already is used. Raise
+    The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused. Raise
     `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed.
 
         spark = tidebook.spark("./tidebook-data")
@@ -146,13 +146,13 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
 
 
 def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a session that can read the log of these settings."""
-    return spark_session(name, pipeline_settings(settings), _of_job(settings, more))
+    """Return a session that can read the book's log."""
+    return spark_session(name, pipeline_settings(settings), _job_settings(settings, more))
 
 
 def job_context(name: str, settings: Settings) -> SparkContext:
     """Return a context for leases; it starts faster than a session, which can be started in it later."""
-    wanted = _spark_settings(pipeline_settings(settings), _of_job(settings))
+    wanted = _spark_settings(pipeline_settings(settings), _job_settings(settings))
     from pyspark import SparkConf, SparkContext
 
     context = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list(wanted.items())))
@@ -162,8 +162,8 @@ def job_context(name: str, settings: Settings) -> SparkContext:
     return context
 
 
-def _of_job(settings: Settings, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return Spark settings with which the log of these settings can be read."""
+def _job_settings(settings: Settings, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the Spark settings of a job that reads the book's log."""
     own = pipeline_settings(settings)
     wanted = _passwords() | dict(more or {})
     if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
@@ -203,7 +203,7 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
         wanted |= LOCAL
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Spark's script first runs a Java that only prints the command of the second.
+        # Spark's start script first runs a short Java process that only prints the command to run.
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     else:
         wanted |= CLUSTER
@@ -211,13 +211,13 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
     wanted |= more or {}
     if _reads_archive(wanted) and (options := read_options(wanted.get(CLASS_PATH, ""))):
         wanted[JAVA_OPTIONS] += f" {options}"
-    # py4j raises what it logs, and a JVM that is terminated together with this process is not an error.
+    # py4j also raises the errors that it logs, and a JVM that is terminated with this process is not an error.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return wanted
 
 
 def _reads_archive(wanted: Mapping[str, str]) -> bool:
-    """Return whether this process starts Java, with our options and from jars that are known here."""
+    """Return whether this process starts the JVM itself, with options that allow a class archive."""
     return not submitted() and wanted.get(JAVA_OPTIONS) == LOCAL_JAVA_OPTIONS
 
 
@@ -227,7 +227,7 @@ def local_uri(path: Path) -> str:
 
 
 @contextmanager
-def unless_spark_is_gone() -> Iterator[None]:
+def ignore_spark_exit() -> Iterator[None]:
     """Ignore connection errors of clean-up calls: a service manager may have terminated the JVM before this process."""
     from py4j.protocol import Py4JError
 

@@ -63,19 +63,19 @@ class ConcurrentPartitions:
 
     def begin(self, topic: str, partition: int, records: Sequence[Record]) -> None:
         """Start replicating a partition's next records; block until its previous ones are done and limits allow."""
-        at = (topic, partition)
-        if at not in self._replicators:
-            self._began_s[at] = time.monotonic()
-            self._replicators[at] = PartitionReplicator(
-                self._worker, *at, self._configs[topic], clear_tags=self._clear_tags, wait_s=self._wait_s
+        key = (topic, partition)
+        if key not in self._replicators:
+            self._began_s[key] = time.monotonic()
+            self._replicators[key] = PartitionReplicator(
+                self._worker, *key, self._configs[topic], clear_tags=self._clear_tags, wait_s=self._wait_s
             )
-        if at in self._running:
-            self._wait_for(at)
+        if key in self._running:
+            self._wait_for(key)
         size_bytes = value_bytes(records)
         while self._running and not self._has_room(len(records), size_bytes):
             self._wait_for(next(iter(self._running)))
-        future = self._worker.submit(self._replicators[at].replicate(records))
-        self._running[at] = _Running(future, len(records), size_bytes)
+        future = self._worker.submit(self._replicators[key].replicate(records))
+        self._running[key] = _Running(future, len(records), size_bytes)
 
     def _has_room(self, records: int, size_bytes: int) -> bool:
         running = self._running.values()
@@ -90,12 +90,12 @@ class ConcurrentPartitions:
             self._wait_for(next(iter(self._running)))
         now_s = time.monotonic()
         return [
-            TaskResult(*at, done.records, done.parked, now_s - self._began_s[at], done.stopped)
-            for at, done in self._replicators.items()
+            TaskResult(*key, done.records, done.parked, now_s - self._began_s[key], done.stopped)
+            for key, done in self._replicators.items()
         ]
 
-    def _wait_for(self, at: tuple[str, int]) -> None:
-        running = self._running.pop(at)
+    def _wait_for(self, key: tuple[str, int]) -> None:
+        running = self._running.pop(key)
         try:
             running.future.result()
         except BaseException:

@@ -47,10 +47,10 @@ class SparkWorker(LogAndStore):
     @classmethod
     def of(cls, settings: str, opening: OpenStore = open_settings_store) -> SparkWorker:
         """Return this process's worker for settings that were sent as JSON; a forked process gets a new one."""
-        at = (os.getpid(), settings, opening)
-        found = cls._open.get(at)
+        key = (os.getpid(), settings, opening)
+        found = cls._open.get(key)
         if found is None:
-            found = cls._open[at] = cls(settings_from_json(settings), opening)
+            found = cls._open[key] = cls(settings_from_json(settings), opening)
         return found
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -80,7 +80,8 @@ class SparkWorker(LogAndStore):
         async with self._lock:
             if self._opened_store is None:
                 self._opened_store = await self._opening(self.settings)
-                # Spark's daemon runs the garbage collector after every task; objects loaded so far live on anyway.
+                # Spark's daemon runs the garbage collector after every task; objects loaded so far are never freed
+                # anyway.
                 gc.freeze()
             return self._opened_store
 

@@ -31,7 +31,7 @@ def from_psycopg(error: psycopg.Error, *, writes: bool) -> TidebookError:
     if isinstance(error, _WRONG):
         return InvalidInput(f"PostgreSQL refused: {text}: check the URL and the rights of its user")
     if isinstance(error, _MISSING):
-        return Unavailable(f"a table of Tidebook's is missing in PostgreSQL: {text}: open the book again")
+        return Unavailable(f"a table of Tidebook is missing in PostgreSQL: {text}: open the book again")
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return Corrupt(f"PostgreSQL reports damage: {text}")
     if writes and isinstance(error, errors.AdminShutdown | errors.CrashShutdown):

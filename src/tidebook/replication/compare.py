@@ -25,16 +25,16 @@ from tidebook.replication.journal_state import (
     fold_journal,
     is_certain,
     is_repairable,
-    repair_of,
+    plan_repair,
 )
 from tidebook.replication.partition import LogAndStore
 from tidebook.store.port import StoreWriter
 
 PAGE = 5_000
-#: How often a journal is read again that changes while it is compared.
+#: The most reads of a journal that changes while it is compared.
 ATTEMPTS_MAX = 10
 
-#: A record, and the log's time at it.
+#: A record and the log time at its offset.
 TimedRecord = tuple[Record, int]
 
 
@@ -46,7 +46,7 @@ class CompareBounds(msgspec.Struct, frozen=True):
 
 
 class JournalComparer:
-    """Compares journals one by one, and repairs them if it has a repair revision."""
+    """Compares journals one by one; also repairs them if `rev`, the repair revision, is not 0."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class JournalComparer:
         self._later: dict[tuple[str, int], LaterRecords] = {}
 
     def is_equal(self, key: Key, partition: int, found: JournalState, records: Sequence[TimedRecord]) -> bool:
-        """Return whether a journal, as it was read once, equals the fold of its records within the bounds."""
-        upto = self._bounds[key.topic][partition].pointer.position
-        if found.head is not None and found.head.position > upto:
+        """Return whether a journal's stored state equals the fold of its records within the bounds."""
+        through = self._bounds[key.topic][partition].pointer.position
+        if found.head is not None and found.head.position > through:
             return False
-        return not differences(self._fold(key, partition, found, records, upto.offset), found.up_to(upto))
+        return not differences(self._fold(key, partition, found, records, through.offset), found.up_to(through))
 
     async def compare(
         self, key: Key, partition: int, first: JournalState, records: Sequence[TimedRecord]
     ) -> list[Difference]:
-        """Return a journal's differences; repair them if there is a repair revision.
+        """Return a journal's differences, after repairing them if there is a repair revision.
 
-        The journal is read until it does not change during a comparison. `first` is the result of a first read.
+        The journal is read again until it does not change during a comparison; `first` is its state at the first read.
         """
         store = await self._parts.store()
         at = (key.topic, partition)
@@ -85,25 +85,25 @@ class JournalComparer:
             pointer = await store.pointer(*at)
             assert pointer is not None
             found = await _read_journal_state(store, key, first)
-            upto = pointer.position if found.head is None else max(pointer.position, found.head.position)
-            found = found.up_to(upto)
-            await later.read_to(self._parts, upto.offset)
+            through = pointer.position if found.head is None else max(pointer.position, found.head.position)
+            found = found.up_to(through)
+            await later.read_to(self._parts, through.offset)
             records_now = [*records, *later.by_key.get(key.id.encode(), ())]
-            folded = self._fold(key, partition, found, records_now, upto.offset)
+            folded = self._fold(key, partition, found, records_now, through.offset)
             if await _read_head(store, key) != found.head:
                 continue
             differing = differences(folded, found)
             if not differing or not self._rev or not is_certain(folded, found):
                 return differing
             try:
-                await store.repair(repair_of(folded, found, pointer, self._configs[key.topic], self._rev))
+                await store.repair(plan_repair(folded, found, pointer, self._configs[key.topic], self._rev))
             except Fenced:
                 continue
             return [msgspec.structs.replace(each, repaired=is_repairable(each, folded, found)) for each in differing]
         return [Difference("moving", *key, partition)]
 
     def _fold(
-        self, key: Key, partition: int, found: JournalState, records: Sequence[TimedRecord], upto: int
+        self, key: Key, partition: int, found: JournalState, records: Sequence[TimedRecord], through: int
     ) -> FoldedJournal:
         """Fold the journal's records up to and including an offset."""
         config, start = self._configs[key.topic], self._bounds[key.topic][partition].start
@@ -115,7 +115,7 @@ class JournalComparer:
                 time_ms,
             )
             for record, time_ms in records
-            if record.offset <= upto
+            if record.offset <= through
         ]
         since = Position(config.epoch, start)
         folded = fold_journal(key, partition, found, actions, config, since, clear_tags=self._clear_tags)
@@ -133,11 +133,11 @@ class LaterRecords:
         self._time_ms = pointer.time_ms
         self.by_key: dict[bytes, list[TimedRecord]] = {}
 
-    async def read_to(self, parts: LogAndStore, upto: int) -> None:
+    async def read_to(self, parts: LogAndStore, through: int) -> None:
         """Read the records up to and including an offset that the store has reached."""
         log = await parts.log()
-        while self._next <= upto:
-            page = await read_page(log, *self._at, start=self._next, stop=upto + 1, limit=PAGE)
+        while self._next <= through:
+            page = await read_page(log, *self._at, start=self._next, stop=through + 1, limit=PAGE)
             for record in page.records:
                 action = read_record(record.value, limit_bytes=2**31)
                 self._time_ms = advance_time(self._time_ms, record.timestamp_ms, action)
@@ -147,7 +147,7 @@ class LaterRecords:
 
 
 def _adopt_stored_times(wanted: JournalState, found: JournalState) -> None:
-    """Take the rows' log times from the store: they depend on earlier records, which the log no longer has."""
+    """Copy the rows' log times from the store: they depend on earlier records, which the log no longer has."""
     for seq_nr, row in wanted.rows.items():
         other = found.rows.get(seq_nr)
         if other is not None and other.position == row.position:
@@ -162,35 +162,35 @@ def _adopt_stored_times(wanted: JournalState, found: JournalState) -> None:
 
 
 async def _read_journal_state(store: StoreWriter, key: Key, first: JournalState) -> JournalState:
-    """Read a journal from the store again, including the rows past its head that the first read found."""
+    """Read a journal from the store again, including rows beyond its head that the first read found."""
     head, damaged = None, []
     try:
         head = await store.head(key)
     except Corrupt as error:
         damaged.append(Damage("head", *key, str(error)))
     found = JournalState(head)
-    shape = head or first.head
-    if shape is None or first.damaged_rows:
+    any_head = head or first.head
+    if any_head is None or first.damaged_rows:
         # Without a head the segments are not known, and a page with a damaged row cannot be read.
         found.rows = dict(first.rows)
         damaged += (each for each in first.damaged if each.what == "event")
     else:
-        found.rows = await _read_rows(store, key, shape, first)
+        found.rows = await _read_rows(store, key, any_head, first)
     damaged += await _read_tags(store, key, first, found)
     found.damaged = tuple(damaged)
     return found
 
 
-async def _read_rows(store: StoreWriter, key: Key, shape: Head, first: JournalState) -> dict[int, EventRow]:
+async def _read_rows(store: StoreWriter, key: Key, any_head: Head, first: JournalState) -> dict[int, EventRow]:
     found: dict[int, EventRow] = {}
     after = 0
-    while page := await store.events(key, shape, after=after, to=shape.seq_nr, limit=PAGE):
+    while page := await store.events(key, any_head, after=after, to=any_head.seq_nr, limit=PAGE):
         found.update((row.seq_nr, row) for row in page)
         after = page[-1].seq_nr
-    # Rows that were found past the head, or in segments that it does not list, are read by their numbers.
-    anywhere = msgspec.structs.replace(shape, run_start=0, jumps=())
+    # Rows after the head's last number, or in segments that the head does not list, are read one by one.
+    all_segments = msgspec.structs.replace(any_head, run_start=0, jumps=())
     for number in sorted(first.rows.keys() - found.keys()):
-        page = await store.events(key, anywhere, after=number - 1, to=number, limit=1)
+        page = await store.events(key, all_segments, after=number - 1, to=number, limit=1)
         found.update((row.seq_nr, row) for row in page)
     return found
 

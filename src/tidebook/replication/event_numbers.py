@@ -71,13 +71,13 @@ async def first_seq_nrs(
 ) -> Mapping[Position, int]:
     """Return the sequence number of the first event of each effective append that the head includes, by position.
 
-    `appends` are the positions that the caller asks for; others may be in the result.
+    `appends` are the requested positions; the result may contain others.
     """
     firsts = {each.position: each.first for each in head.recent if each.position >= head.incarnation}
     if head.evicted is None or head.evicted < head.incarnation:
         return firsts
     oldest = min(firsts, default=None)
-    older = [at for at in appends if at >= head.incarnation and (oldest is None or at < oldest)]
+    older = [position for position in appends if position >= head.incarnation and (oldest is None or position < oldest)]
     if older:
         firsts |= await _look_up(store, key, head, min(older), max(older))
     return firsts

@@ -1,8 +1,8 @@
 """Replicate as tasks of the process that has the book open: the same slices and ticks as the Spark job, without a JVM.
 
-Of several processes one is active, the holder of a lock; the others try to take it once a second, and seize it from one
-that does not respond. The lock only saves work: slices are fenced, so that any number of replicators, Spark's included,
-may run side by side.
+One of several processes is active, the one that holds a lock; the others try to take it once a second, and seize it
+from one that does not respond. The lock only saves work: slices are fenced, so that any number of replicators, Spark's
+included, may run side by side.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LOGGER = logging.getLogger("tidebook.replication")
 
 #: How often a passive process tries to take over.
 LOCK_EVERY_S = 1.0
-#: After how long a silent holder of the lock is reported, and after how long the lock is taken from it.
+#: How long the holder of the lock may be silent before it is reported, and before the lock is seized.
 SILENT_S = 3.0
 SEIZE_S = 10.0
 #: How often topics are listed if no wake-up comes, and the shortest pause between two listings.
 LOOK_EVERY_S = 1.0
 LOOK_PAUSE_S = 0.05
-#: The pause after a failure, which grows. A stopped partition is retried at the longest one.
+#: The first and the longest pause after a failure. A stopped partition is retried after the longest one.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 STATUS_EVERY_S = 5.0
@@ -48,14 +48,14 @@ STATUS_EVERY_S = 5.0
 DRAIN_S = 1.0
 #: A tick costs one commit of the log and one of the store, both without a round trip.
 INTERVALS = TickIntervals(followed_s=0.01, idle_s=0.25, pause_s=0.002, look_s=0.1)
-#: Errors after which the same records are tried again soon, with the topic's present configuration.
+#: Errors after which the same records are tried again soon, with the topic's current configuration.
 TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
 
 Partition = tuple[str, int]
 
 
 class ReplicatorLock(Protocol):
-    """Decides which process is active; it must be released by the end of its holder's process."""
+    """Decides which process is active; it must be released when its holder's process ends."""
 
     def take(self) -> bool:
         """Take the lock, or keep it and show that this process responds; return False if another one holds it."""
@@ -75,7 +75,7 @@ class ReplicatorLock(Protocol):
 
 
 class NoLock:
-    """For a replicator that need not know of others: slices fence it."""
+    """A lock for a replicator that needs no coordination, because its slices are fenced."""
 
     def take(self) -> bool:
         """Return True."""
@@ -106,7 +106,7 @@ class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
     parked: int = 0
     #: Why a partition is stopped, by topic/partition; each is retried.
     stopped: dict[str, str] = {}
-    #: How often something failed, and the last error.
+    #: The number of failures, and the last error.
     failures: int = 0
     last_error: str | None = None
     #: Why nothing is replicated although another process holds the lock; None if that process responds.
@@ -130,8 +130,8 @@ class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
             case _:
                 assert_never(self.state)
         if self.stopped:
-            at, reason = next(iter(self.stopped.items()))
-            text += f", {len(self.stopped):,} partitions are stopped: {at}: {reason}"
+            name, reason = next(iter(self.stopped.items()))
+            text += f", {len(self.stopped):,} partitions are stopped: {name}: {reason}"
         return text
 
 
@@ -189,7 +189,7 @@ class InlineReplication:
         self._state = "closed"
 
     async def _drain(self) -> None:
-        """Replicate the log's records, and ticks if they are useful: a script's events are visible when it ends."""
+        """Replicate the log's records, and useful ticks, so that a script's events are visible when it ends."""
         configs = await topic_configs(self._store, self._topics)
         ends = {
             (topic, number): await self._log.end(topic, number)
@@ -198,11 +198,11 @@ class InlineReplication:
         }
         await self._catch_up(ends)
         if self._ticker is not None:
-            await self._catch_up({at: offset + 1 for at, offset in (await self._ticker.tick()).items()})
+            await self._catch_up({partition: offset + 1 for partition, offset in (await self._ticker.tick()).items()})
 
     async def _catch_up(self, stops: Mapping[Partition, int]) -> None:
         replicators = await partition_replicators(self._log, self._store, stops, clear_tags=self._clear_tags)
-        await asyncio.gather(*(each.catch_up(stops[at]) for at, each in replicators.items()))
+        await asyncio.gather(*(each.catch_up(stops[partition]) for partition, each in replicators.items()))
 
     def status(self) -> InlineStatus:
         """Return the current status."""
@@ -234,7 +234,7 @@ class InlineReplication:
                     else:
                         self._state, self._silent_holder = "active", None
                         await self._replicate(backoff)
-                except Exception as error:  # if this ended, nothing would be replicated any more
+                except Exception as error:  # without this task nothing would be replicated
                     self._state = "waiting"
                     self._failed("replication", error)
                     await asyncio.sleep(backoff.next_s())
@@ -242,7 +242,7 @@ class InlineReplication:
             self._lock.release()
 
     def _watch_holder(self) -> None:
-        """Report a holder of the lock that is silent, as a stopped process is; finally seize the lock."""
+        """Report a holder of the lock that is silent, such as a stopped process; after `SEIZE_S` seize the lock."""
         beat, now_s = self._lock.last_beat(), time.monotonic()
         if beat is None or beat != self._beat[0]:
             self._beat = (beat, now_s)
@@ -273,10 +273,10 @@ class InlineReplication:
             self._stopped = {}  # nothing is retried any more
 
     async def _follow_topics(self, configs: dict[str, TopicConfig]) -> None:
-        """Start the new topics; stop those that were deleted; start those again whose configuration changed."""
+        """Follow new topics, stop following deleted ones, and restart those whose configuration has changed."""
         ended = [topic for topic, (config, _) in self._following.items() if configs.get(topic) != config]
         await cancel_and_wait(*(self._following.pop(topic)[1] for topic in ended))
-        self._stopped = {at: why for at, why in self._stopped.items() if at.rpartition("/")[0] in self._following}
+        self._stopped = {name: why for name, why in self._stopped.items() if name.rpartition("/")[0] in self._following}
         for topic, config in configs.items():
             if topic not in self._following:
                 task = asyncio.create_task(self._follow_topic(topic, config), name=f"tidebook-replication {topic}")
@@ -304,28 +304,28 @@ class InlineReplication:
 
     async def _follow_partition(self, topic: str, partition: int, config: TopicConfig) -> None:
         """Replicate a partition whenever it has new records; retry failures, with a growing pause."""
-        at, backoff = f"{topic}/{partition}", Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        name, backoff = f"{topic}/{partition}", Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             replicator = PartitionReplicator(self._parts, topic, partition, config, clear_tags=self._clear_tags)
             try:
                 while replicator.stopped is None:
                     first = await replicator.next_offset()
-                    if at in self._stopped and await self._log.end(topic, partition) <= first:
-                        del self._stopped[at]  # another replicator has replicated the record
+                    if name in self._stopped and await self._log.end(topic, partition) <= first:
+                        del self._stopped[name]  # another replicator has replicated the record
                     await self._log.wait(topic, partition, offset=first)
                     began_s, before = time.monotonic(), (replicator.records, replicator.parked)
                     await replicator.catch_up(await self._log.end(topic, partition))
                     self._count(topic, partition, replicator, before, time.monotonic() - began_s)
                     if replicator.stopped is None:
-                        self._stopped.pop(at, None)
+                        self._stopped.pop(name, None)
                         backoff.reset()
-                self._stopped[at] = replicator.stopped
+                self._stopped[name] = replicator.stopped
                 await asyncio.sleep(RETRY_MAX_S)
-            except Exception as error:  # if this ended, the partition would hold the horizon back forever
+            except Exception as error:  # without this task the partition would hold the horizon back forever
                 if isinstance(error, TRANSIENT):
-                    self._failed(at, error)
+                    self._failed(name, error)
                 else:
-                    self._stop_partition(at, error)
+                    self._stop_partition(name, error)
                 await asyncio.sleep(backoff.next_s())
 
     def _count(
@@ -340,14 +340,14 @@ class InlineReplication:
         self._metrics.count("pipeline_parked", parked, topic=topic)
         self._metrics.time("pipeline_task", seconds)
 
-    def _stop_partition(self, at: str, error: Exception) -> None:
-        self._stopped[at] = _reason(error)
-        self._failed(at, error)
+    def _stop_partition(self, name: str, error: Exception) -> None:
+        self._stopped[name] = _reason(error)
+        self._failed(name, error)
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _failed(self, name: str, error: Exception) -> None:
         """Remember an error; log it if it differs from the last one."""
         self._failures += 1
-        text = f"{what}: {_reason(error)}"[:REASON_CHARS_MAX]
+        text = f"{name}: {_reason(error)}"[:REASON_CHARS_MAX]
         if text != self._last_error:
             expected = isinstance(error, TidebookError)
             LOGGER.warning("%s failed, and is retried", text, exc_info=None if expected else error)
@@ -403,11 +403,11 @@ async def replicate_to_end(
         await check_topic(log, store, topic, config)
         await begin_epoch(store, topic, config)
     partitions = [(topic, number) for topic, config in configs.items() for number in range(config.partitions)]
-    stops = {at: await log.end(*at) for at in partitions}
+    stops = {partition: await log.end(*partition) for partition in partitions}
     replicators = await partition_replicators(log, store, stops, clear_tags=clear_tags)
-    await asyncio.gather(*(each.catch_up(stops[at]) for at, each in replicators.items()))
+    await asyncio.gather(*(each.catch_up(stops[partition]) for partition, each in replicators.items()))
     ticks = await append_ticks(log, store, tuple(configs)) if tick or await needs_ticks(store) else {}
-    await asyncio.gather(*(replicators[at].catch_up(offset + 1) for at, offset in ticks.items()))
+    await asyncio.gather(*(replicators[partition].catch_up(offset + 1) for partition, offset in ticks.items()))
     done = replicators.values()
     return ReplicatedToEnd(
         sum(each.records for each in done),

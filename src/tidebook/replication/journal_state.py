@@ -176,7 +176,7 @@ def _state_before(found: JournalState, since: Position, last: int) -> JournalSta
 def differences(folded: FoldedJournal, found: JournalState) -> list[Difference]:
     """Return every difference of a journal; a missing grave is not one, because graves are swept."""
     if not is_certain(folded, found):
-        beyond = "the log does not reach back far enough to tell what it was: restore the store from a copy"
+        beyond = "the log does not reach back far enough to determine it: restore the store from a copy"
         return [
             msgspec.structs.replace(each, expected=None, found=f"{each.found}; {beyond}")
             for each in _damage_differences(folded, found)
@@ -243,12 +243,12 @@ def _head_differences(folded: FoldedJournal, found: JournalState) -> Iterator[Di
     elif folded.partial:
         if head.seq_nr != wanted.seq_nr:
             yield _difference(folded, "head differs", expected=f"seq_nr {wanted.seq_nr}", found=f"seq_nr {head.seq_nr}")
-    elif _trim_memory(head, folded.since) != _trim_memory(wanted, folded.since):
+    elif _without_older_appends(head, folded.since) != _without_older_appends(wanted, folded.since):
         names = [name for name in Head.__struct_fields__ if getattr(head, name) != getattr(wanted, name)]
         yield _difference(folded, "head differs", expected=_show_head(wanted, names), found=_show_head(head, names))
 
 
-def _trim_memory(head: Head, since: Position) -> Head:
+def _without_older_appends(head: Head, since: Position) -> Head:
     """Return a head without its recent appends from before `since`, which the log no longer holds."""
     if since.offset == 0:
         return head
@@ -283,7 +283,7 @@ def _tag_differences(folded: FoldedJournal, found: JournalState) -> Iterator[Dif
             yield _difference(folded, "tag differs", seq_nr=row.seq_nr, expected=place.tag, found=place.tag)
 
 
-def repair_of(folded: FoldedJournal, found: JournalState, pointer: Pointer, config: TopicConfig, rev: int) -> Repair:
+def plan_repair(folded: FoldedJournal, found: JournalState, pointer: Pointer, config: TopicConfig, rev: int) -> Repair:
     """Return the repair that makes the stored journal equal to the folded one."""
     wanted = folded.state
     deleted_to = found.head.delete_to if folded.partial and found.head is not None else 0

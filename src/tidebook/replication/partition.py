@@ -19,7 +19,7 @@ from tidebook.store.port import StoreWriter
 
 LOGGER = logging.getLogger("tidebook.replication")
 REASON_CHARS_MAX = 500
-#: How often a slice is planned again after another replicator has moved the pointer.
+#: The most attempts to apply a slice while other replicators move the pointer.
 FENCED_MAX = 50
 FENCED_WAIT_S = 0.02
 RETRY_FIRST_S = 0.1
@@ -123,17 +123,17 @@ class PartitionReplicator:
     async def _apply_with_retries(self, records: Sequence[Record], start: int, stop: int) -> None:
         deadline = time.monotonic() + self._wait_s
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
-        fenced, behind = 0, False
+        fenced, has_gap = 0, False
         while True:
             try:
-                if behind:
+                if has_gap:
                     await self._read_and_apply(start)
                 await self._apply(records, start, stop)
                 return
             except LogLost:
-                if behind:
+                if has_gap:
                     raise
-                behind = True  # a hole in the log, or records that an old checkpoint skipped
+                has_gap = True  # a hole in the log, or records that an old checkpoint skipped
             except Fenced:
                 fenced += 1
                 if fenced > FENCED_MAX:

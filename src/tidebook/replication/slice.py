@@ -54,7 +54,7 @@ async def replicate_slice(
 ) -> Pointer | None:
     """Plan and apply a slice; return the partition's pointer afterwards.
 
-    If a newer Tidebook wrote one of the records, replicate those before it, then raise `UnknownVersion`.
+    If a newer version of Tidebook wrote one of the records, replicate those before it, then raise `UnknownVersion`.
     """
     plan = await plan_slice(store, topic, partition, records, config, start=start, stop=stop, clear_tags=clear_tags)
     if plan.writes is not None:

@@ -19,7 +19,7 @@ from tidebook.log.port import Log
 from tidebook.store.port import StoreWriter
 
 JOB_STATUS_SETTING = "pipeline/replicate"
-#: The most unreplicated records of a partition that are read to tell events from marks.
+#: The most unreplicated records of a partition that are read to distinguish events from marks.
 LOOK_RECORDS_MAX = 1_000
 
 
@@ -112,13 +112,13 @@ async def check_partitions(
         if (lost := status.lost) is not None:
             raise LogLost(
                 **msgspec.structs.asdict(lost),
-                remedy="restore the log from a copy, or go on without them: tidebook pipeline replicate --accept-loss",
+                remedy="restore the log, or continue without them: tidebook pipeline replicate --accept-loss",
             )
     return statuses
 
 
 async def find_other_logs(log: Log, store: StoreWriter, configs: Mapping[str, TopicConfig]) -> dict[str, str]:
-    """Return why, for each topic whose log is not the configured one: it was deleted, or created again."""
+    """Return the reason for each topic that is not in the configured log: it was deleted, or created again."""
     reasons = {}
     for topic, each in configs.items():
         try:

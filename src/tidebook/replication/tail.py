@@ -55,8 +55,8 @@ class ReplicationTail:
         self.ready = asyncio.Event()
         self._positioned = 0
         self.replicators = {
-            at: PartitionReplicator(parts, *at, config, clear_tags=clear_tags, wait_s=wait_s)
-            for at, config in configs.items()
+            partition: PartitionReplicator(parts, *partition, config, clear_tags=clear_tags, wait_s=wait_s)
+            for partition, config in configs.items()
         }
 
     def stop(self) -> None:
@@ -66,8 +66,8 @@ class ReplicationTail:
     async def run(self, stops: Mapping[Partition, int] | None = None) -> None:
         """Replicate until `stop`; with `stops`, return once the records before these offsets are replicated."""
         tails = [
-            asyncio.ensure_future(self._tail(each, _OFFSET_MAX if stops is None else stops[at]))
-            for at, each in self.replicators.items()
+            asyncio.ensure_future(self._tail(each, _OFFSET_MAX if stops is None else stops[partition]))
+            for partition, each in self.replicators.items()
         ]
         try:
             await asyncio.gather(*tails)
@@ -104,13 +104,13 @@ class ReplicationTail:
         """Wait until the log has a record at `offset` or after it; return False after `stop`, or after a while."""
         log = await self._parts.log()
         topic, partition = replicator.topic, replicator.partition
-        news = asyncio.ensure_future(log.wait(topic, partition, offset=offset, timeout_s=CHECK_EVERY_S))
+        new_record = asyncio.ensure_future(log.wait(topic, partition, offset=offset, timeout_s=CHECK_EVERY_S))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait((news, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return news.done() and news.result()
+            await asyncio.wait((new_record, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return new_record.done() and new_record.result()
         finally:
-            cancel_quietly(news)
+            cancel_quietly(new_record)
             stopping.cancel()
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -22,9 +22,9 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
 
-#: The greatest replicated time of all pipelines that share a store: the time that ticks must bring the horizon past.
-SHOWN_SETTING = "tags/shown"
-SHARE_TRIES_MAX = 5
+#: The greatest replicated time of all pipelines that share a store: which ticks must advance the horizon past.
+REPLICATED_TIME_SETTING = "tags/shown"
+SHARE_ATTEMPTS_MAX = 5
 #: A stream counts as live for this long after its setting changed.
 FOLLOWED_FOR_S = 10.0
 FOLLOWED_EVERY_S = 0.1
@@ -75,7 +75,7 @@ async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -
         return {}
     seen_ms = NEVER_MS
     if topics:  # other pipelines replicate the other topics, and all share one horizon
-        seen_ms = await share_shown(store, (await read_horizon(store)).most_ms)
+        seen_ms = await share_replicated_time(store, (await read_horizon(store)).most_ms)
     return await tick(log, store, topics, seen_ms=seen_ms)
 
 
@@ -86,8 +86,8 @@ async def replicate_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = 
     """
     ticks = await send_ticks(log, store, topics)
     replicators = await partition_replicators(log, store, ticks)
-    for at, each in replicators.items():
-        await each.catch_up(ticks[at] + 1)
+    for partition, each in replicators.items():
+        await each.catch_up(ticks[partition] + 1)
     return sum(each.records for each in replicators.values())
 
 
@@ -118,21 +118,21 @@ async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -
                 await replicator.catch_up(offset + 1)
 
     replicators = await partition_replicators(log, store, ticks)
-    await asyncio.gather(*(one(each, ticks[at]) for at, each in replicators.items()))
+    await asyncio.gather(*(one(each, ticks[partition]) for partition, each in replicators.items()))
 
 
 class _LastTick(msgspec.Struct, frozen=True):
-    """A partition's last tick; `alone`: it directly follows the last replicated record at the time it was sent."""
+    """A partition's last tick; `is_adjacent` if it was sent directly after the last replicated record."""
 
     position: Position
-    alone: bool
+    is_adjacent: bool
 
 
 class Ticker:
     """Appends ticks periodically, but only where a tick can bring something below the horizon.
 
     A ticker writes to its own topics only. The time that they must pass is agreed on by all pipelines: each one shares
-    the time of its replicated records in a setting. Pointers cannot serve for that: ticks move them too, so two
+    the time of its replicated records in a setting. Pointers cannot be used for that: ticks move them too, so two
     tickers would answer each other's ticks forever.
     """
 
@@ -152,8 +152,8 @@ class Ticker:
         self._now_s = monotonic_s
         self._tagged = False
         self._last: dict[Partition, _LastTick] = {}
-        #: Records replicated up to this time must come below the horizon.
-        self._shown_ms = NEVER_MS
+        #: The horizon must pass this time, so that all replicated records are below it.
+        self._replicated_ms = NEVER_MS
         self._begun = False
         self._ticked_s = -self._intervals.idle_s
         self._followed: str | None = None
@@ -164,11 +164,11 @@ class Ticker:
         self._next_ticks: dict[Partition, int] = {}
         #: With live streams: the offsets of the ticks that directly follow the last replicated record, seen by the last
         #: step. A tick that was sent after records becomes one of them when these are replicated.
-        self.alone: Ticks = {}
+        self.adjacent: Ticks = {}
 
     async def step(self) -> float:
-        """Append ticks if they are due and useful; return in how many seconds to call it again."""
-        self.alone = {}
+        """Append ticks if they are due and useful; return after how many seconds to call this again."""
+        self.adjacent = {}
         followed = await self._is_followed()
         now_s = self._now_s()
         followed_s = self._intervals.followed_s
@@ -180,15 +180,17 @@ class Ticker:
         if ticks or not followed:
             self._ticked_s, self._since = now_s, -1
         if followed:
-            self.alone = self._next_ticks | {at: offset for at, offset in ticks.items() if self._last[at].alone}
+            self.adjacent = self._next_ticks | {
+                partition: offset for partition, offset in ticks.items() if self._last[partition].is_adjacent
+            }
         return followed_s if followed else LOOK_EVERY_S
 
     async def tick(self) -> Ticks:
         """Append the ticks that are useful now; return their offsets."""
         return await self._tick(followed=False)
 
-    async def rest(self, wait_s: float) -> None:
-        """Wait for `wait_s`; with live streams and a tick allowed, only until the store has changed."""
+    async def pause(self, wait_s: float) -> None:
+        """Wait for `wait_s`; with live streams, if the next tick may be sent, only until the store has changed."""
         followed_s, pause_s = self._intervals.followed_s, self._intervals.pause_s
         if wait_s > followed_s or self._now_s() - self._ticked_s < followed_s / 2:
             await asyncio.sleep(wait_s)
@@ -197,9 +199,9 @@ class Ticker:
         self._since = await self._store.wait_any(timeout_s=wait_s - pause_s, since=self._since)
 
     async def run_woken(self, metrics: Metrics) -> None:
-        """Tick until this is cancelled, whenever the store has changed; another task replicates the ticks.
+        """Tick whenever the store has changed, until this is cancelled; another task replicates the ticks.
 
-        For a store that wakes its waiters: an idle one is polled once a second.
+        Use it for a store that wakes its waiters, so that an idle store is polled only once a second.
         """
         since = -1
         while True:
@@ -222,8 +224,8 @@ class Ticker:
             try:
                 wait_s = await self.step()
                 if wait_s <= self._intervals.followed_s:
-                    await replicate_adjacent_ticks(self._log, self._store, self.alone)
-                    await self.rest(wait_s)
+                    await replicate_adjacent_ticks(self._log, self._store, self.adjacent)
+                    await self.pause(wait_s)
                     wait_s = 0.0
             except Exception as error:
                 self._failed(error, metrics)
@@ -253,43 +255,47 @@ class Ticker:
         configs, pointers = await _read_progress(self._store, self._topics)
         if self._topics is not None and not self._begun:
             # The pipelines of the other topics may not have shared their times yet.
-            self._shown_ms = (await read_horizon(self._store)).most_ms
+            self._replicated_ms = (await read_horizon(self._store)).most_ms
         self._begun = True
         in_flight = set()
         self._next_ticks = {}
-        for at, pointer in pointers.items():
-            last = self._last.get(at)
+        for partition, pointer in pointers.items():
+            last = self._last.get(partition)
             if last is not None and (pointer is None or pointer.position < last.position):
-                in_flight.add(at)  # one tick is enough for a partition that is stuck
+                in_flight.add(partition)  # one tick is enough for a partition that is stuck
                 if pointer is not None and pointer.position.next == last.position:
-                    self._next_ticks[at] = last.position.offset
-            elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
-                self._shown_ms = max(self._shown_ms, pointer.time_ms)
-                self._last[at] = _LastTick(pointer.position, True)
+                    self._next_ticks[partition] = last.position.offset
+            elif pointer is not None and (last is None or not last.is_adjacent or pointer.position > last.position):
+                self._replicated_ms = max(self._replicated_ms, pointer.time_ms)
+                self._last[partition] = _LastTick(pointer.position, True)
         if self._topics is not None:
-            self._shown_ms = await share_shown(self._store, self._shown_ms)
+            self._replicated_ms = await share_replicated_time(self._store, self._replicated_ms)
         lagging = [
-            at
-            for at, pointer in pointers.items()
-            if at not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms)
+            partition
+            for partition, pointer in pointers.items()
+            if partition not in in_flight and (pointer is None or pointer.time_ms <= self._replicated_ms)
         ]
-        ticks = await _append_ticks(self._log, configs, lagging, self._shown_ms + 1)
-        for at, offset in ticks.items():
-            pointer = pointers[at]
+        ticks = await _append_ticks(self._log, configs, lagging, self._replicated_ms + 1)
+        for partition, offset in ticks.items():
+            pointer = pointers[partition]
             before = -1 if pointer is None else pointer.position.offset
-            self._last[at] = _LastTick(Position(configs[at[0]].epoch, offset), alone=offset == before + 1)
+            self._last[partition] = _LastTick(
+                Position(configs[partition[0]].epoch, offset), is_adjacent=offset == before + 1
+            )
         return ticks
 
 
-async def share_shown(store: StoreWriter, shown_ms: int) -> int:
+async def share_replicated_time(store: StoreWriter, replicated_ms: int) -> int:
     """Share the greatest replicated time with the other pipelines; return the greatest time that any has shared."""
     shared_ms = NEVER_MS
-    for _ in range(SHARE_TRIES_MAX):
-        text = await store.setting(SHOWN_SETTING)
+    for _ in range(SHARE_ATTEMPTS_MAX):
+        text = await store.setting(REPLICATED_TIME_SETTING)
         shared_ms = NEVER_MS if text is None else int(text)
-        if shared_ms >= shown_ms or await store.set_setting(SHOWN_SETTING, str(shown_ms), expected=text):
+        if shared_ms >= replicated_ms or await store.set_setting(
+            REPLICATED_TIME_SETTING, str(replicated_ms), expected=text
+        ):
             break
-    return max(shared_ms, shown_ms)  # after only lost races, the next tick shares it
+    return max(shared_ms, replicated_ms)  # if every attempt lost a race, the next tick shares it
 
 
 async def has_tags(store: StoreWriter) -> bool:

@@ -29,7 +29,7 @@ class Backoff:
         return pause_s
 
     def pause_s(self, pauses: int) -> float:
-        """Return how many seconds to wait after this many pauses; for callers that count these themselves."""
+        """Return how many seconds to wait after this many pauses; for callers that count the pauses themselves."""
         return min(self._first_s * self._factor ** min(pauses, PAUSES_MAX), self._max_s)
 
     def reset(self) -> None:

@@ -58,7 +58,7 @@ def iterating(
 def wrapping(
     method: Callable[Concatenate[Async, P], T], wrap: Callable[[BlockingPortal, T], Facade]
 ) -> Callable[Concatenate[BlockingFacade[Async], P], Facade]:
-    """Return the blocking form of a method that returns an object that needs a facade too, which `wrap` makes."""
+    """Return the blocking form of a method that returns an object that needs a facade too, which `wrap` creates."""
 
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> Facade:

@@ -102,7 +102,7 @@ class BlockingPortal:
 
         def on_done(task: Future[None]) -> None:
             # If the portal is closed meanwhile, the consumer must not mistake a part of the items for all of them.
-            interrupted = Unavailable("the book was closed during the iteration: the part received is not all of it")
+            interrupted = Unavailable("the book was closed during the iteration: more items may follow those received")
             with changed:
                 outcome.append(interrupted if task.cancelled() else task.exception())
                 changed.notify()

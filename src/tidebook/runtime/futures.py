@@ -25,7 +25,7 @@ def ignore_failure(future: asyncio.Future[T]) -> None:
 
 
 def cancel_quietly(future: asyncio.Future[T]) -> None:
-    """Cancel a future that nobody will await; if it has already failed, mark its exception as retrieved."""
+    """Cancel a future that no caller will await; if it has already failed, mark its exception as retrieved."""
     if not future.cancel() and not future.cancelled():
         future.exception()
 

@@ -21,31 +21,31 @@ _notified: WeakSet[Inherited] = WeakSet()
 
 
 def generation() -> int:
-    """Return the fork generation of this process. Store it in objects that must not be used in a forked child."""
+    """Return how many forks led to this process; an object that must not be used in a forked child stores it."""
     return _forks
 
 
-def refuse_fork(made_in: int, what: str) -> None:
-    """Raise InvalidInput if `what`, which was created in generation `made_in`, is used in a forked child."""
-    if made_in != _forks:
-        raise forked_error(what)
+def refuse_fork(created_in: int, name: str) -> None:
+    """Raise InvalidInput if an object that was created in another generation is used; `name` is for the message."""
+    if created_in != _forks:
+        raise forked_error(name)
 
 
-def forked_error(what: str) -> InvalidInput:
-    """Return the error for the use of `what` in a forked child."""
-    return InvalidInput(f"{what} was opened before this process forked: open a book in the child")
+def forked_error(name: str) -> InvalidInput:
+    """Return the error for the use of an object in a forked child."""
+    return InvalidInput(f"{name} was opened before this process forked: open a book in the child")
 
 
-def notify_of_forks(kept: Inherited) -> None:
-    """Call `kept.inherited()` in every forked child, for as long as `kept` exists."""
-    _notified.add(kept)
+def notify_of_forks(instance: Inherited) -> None:
+    """Call `instance.inherited()` in every forked child, for as long as `instance` exists."""
+    _notified.add(instance)
 
 
 def _after_fork() -> None:
     global _forks
     _forks += 1
-    for kept in list(_notified):
-        kept.inherited()
+    for instance in list(_notified):
+        instance.inherited()
 
 
 os.register_at_fork(after_in_child=_after_fork)

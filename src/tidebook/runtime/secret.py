@@ -38,7 +38,7 @@ class Secret:
         return hash(self._text)
 
     def __reduce__(self) -> str:
-        raise TypeError("a secret cannot be pickled: give a password_file to other processes")
+        raise TypeError("a secret cannot be pickled: use a password_file for other processes")
 
 
 def read_secret(kind: type, value: Any) -> Any:

@@ -32,8 +32,8 @@ from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.running")
 
-#: The pause before a part that failed is started again, which grows; a part that has run for the longest pause starts
-#: with the first one again.
+#: The first and the longest pause before a failed part is restarted; the pause doubles with each failure, and is reset
+#: after a part has run for as long as the longest one.
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 30.0
 #: How long a drain waits for work in progress.
@@ -47,7 +47,7 @@ class Runnable(Protocol):
     """A part that runs until it is cancelled or stopped."""
 
     async def run(self) -> object:
-        """Run; an error that this raises is reported, and the part is started again after a pause."""
+        """Run; an error that this raises is reported, and the part is restarted after a pause."""
         ...
 
 
@@ -56,21 +56,21 @@ class Stoppable(Protocol):
     """A part that finishes what it has begun before `run` returns."""
 
     def stop(self) -> None:
-        """Ask `run` to return; a second call asks it to hurry."""
+        """Ask `run` to return; a second call asks it to return at once."""
         ...
 
 
 @runtime_checkable
 class Settles(Protocol):
-    """A part that can say when it has processed everything."""
+    """A part that can report when it has processed everything."""
 
     async def settle(self) -> None:
-        """Return once everything that was there to process has been processed; raise the error that prevents it."""
+        """Return once all work that existed at the call has been processed; raise the error that prevents it."""
         ...
 
 
-#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: it raised
-#: something other than an `Exception`, such as SystemExit, and is not started again. `stopped`: by a drain.
+#: `restarting`: it failed, and is restarted after a pause. `ended`: its `run` has returned. `failed`: it raised
+#: something other than an `Exception`, such as SystemExit, and is not restarted. `stopped`: by a drain.
 RunState = Literal["starting", "running", "restarting", "ended", "failed", "stopped"]
 
 
@@ -79,7 +79,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     state: RunState
-    #: Since when it is in this state.
+    #: When it entered this state.
     since: datetime
     #: How often it has failed, and its last error.
     failures: int = 0
@@ -130,9 +130,9 @@ class Supervisor:
             await stopped.wait()
 
     async def settle(self) -> None:
-        """Wait until each part that can settle has done so, one after another, in the given order.
+        """Wait until each part that can settle has settled, one after another, in the given order.
 
-        Raise Unavailable if a part has failed permanently: nothing else does its work.
+        Raise Unavailable if a part has failed permanently, because its work would never be done.
         """
         for part in self._parts:
             part.require_alive()
@@ -151,7 +151,7 @@ class Supervisor:
         finally:
             await cancel_and_wait(*tasks)
             for part in self._parts:
-                part.never_started()
+                part.mark_unstarted()
 
     async def _supervise(self, part: _Part) -> None:
         try:
@@ -163,7 +163,7 @@ class Supervisor:
         except BaseException as error:
             part.failed(error, "failed")
             self._metrics.count("running_failures", part=part.name)
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):  # it ends the event loop
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):  # these must end the event loop
                 raise
 
     async def _run_with_restarts(self, part: _Part) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                part.failed(error)  # something inside it was cancelled, and not the part itself
+                part.failed(error)  # a task inside the part was cancelled, not the part itself
             except Exception as error:
                 part.failed(error)
             self._metrics.count("running_failures", part=part.name)
@@ -193,8 +193,8 @@ class _Part:
 
     def __init__(self, target: object, clock: Clock, names: dict[str, int]) -> None:
         self.target = target
-        self.run = _run_of(target)
-        self.name = _unique(_name_of(target), names)
+        self.run = _run_method(target)
+        self.name = _unique_name(_part_name(target), names)
         self.task: asyncio.Task[None] | None = None
         self._clock = clock
         self._state: RunState = "starting"
@@ -208,14 +208,14 @@ class _Part:
     def failed(self, error: BaseException, state: RunState = "restarting") -> None:
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        consequence = "is started again" if state == "restarting" else "is not started again"
+        consequence = "is restarted" if state == "restarting" else "is not restarted"
         LOGGER.warning("%s failed, and %s", self.name, consequence, exc_info=error)
         self.enter(state)
 
     def require_alive(self) -> None:
         """Raise Unavailable if the part has failed permanently."""
         if self._state == "failed":
-            raise Unavailable(f"{self.name} failed and is not started again: {self._last_error}")
+            raise Unavailable(f"{self.name} failed and is not restarted: {self._last_error}")
 
     def stop(self) -> None:
         if self.task is None:
@@ -225,8 +225,8 @@ class _Part:
         else:
             self.task.cancel()
 
-    def never_started(self) -> None:
-        """Mark a part as stopped whose task was cancelled before it could run."""
+    def mark_unstarted(self) -> None:
+        """Set the state to stopped if the task was cancelled before it could run."""
         if self._state == "starting":
             self.enter("stopped")
 
@@ -242,34 +242,34 @@ class _Part:
         )
 
 
-def _run_of(target: object) -> Callable[[], Awaitable[object]]:
+def _run_method(target: object) -> Callable[[], Awaitable[object]]:
     if inspect.iscoroutine(target):
         target.close()
-        raise InvalidInput("give the object or the function itself, and not a coroutine: it may have to start again")
+        raise InvalidInput("pass the object or the coroutine function: a coroutine cannot be started twice")
     run: Any = getattr(target, "run", None)
     for found in (run, target):
         if inspect.iscoroutinefunction(found):
             return found
-    raise InvalidInput(f"{target!r} cannot be run: it needs 'async def run(self)', or to be a coroutine function")
+    raise InvalidInput(f"{target!r} cannot be run: it must have 'async def run(self)' or be a coroutine function")
 
 
-def _name_of(target: object) -> str:
+def _part_name(target: object) -> str:
     for attribute in ("name", "__qualname__"):
         if isinstance(found := getattr(target, attribute, None), str):
             return found
     return type(target).__name__
 
 
-def _unique(name: str, names: dict[str, int]) -> str:
+def _unique_name(name: str, names: dict[str, int]) -> str:
     names[name] = names.get(name, 0) + 1
     return name if names[name] == 1 else f"{name} {names[name]}"
 
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT within the block; from then on signals have their former effect."""
+    """Call `stop` at the first SIGTERM or SIGINT within the block, and restore the previous signal handlers."""
     if threading.current_thread() is not threading.main_thread():
-        raise InvalidInput("signals are handled in the main thread: wait there, or end the block by other means")
+        raise InvalidInput("signals are only handled in the main thread: wait there, or end the block in another way")
     before: dict[int, Any] = {}
 
     def restore() -> None:

@@ -1,4 +1,4 @@
-"""Spans by the OpenTelemetry API, in programs that have set a tracer provider; nothing otherwise.
+"""Create OpenTelemetry spans in programs that have set a tracer provider; do nothing in others.
 
 This package never imports the API: a program that traces has imported it. The trace context is carried as `traceparent`
 of W3C Trace Context, in the metadata of events, the headers of messages, and a column of queue entries.
@@ -142,7 +142,7 @@ def _format(context: Any) -> str:
 
 
 def _parse(carried: object) -> Any:
-    """Return the span context of a `traceparent`; None if it is malformed, since anybody may have written it."""
+    """Return the span context of a `traceparent`; None if it is malformed, because any client may have written it."""
     api: Any = sys.modules.get(_API)
     if isinstance(carried, bytes):
         carried = carried.decode("ascii", "replace")

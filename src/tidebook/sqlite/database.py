@@ -59,7 +59,7 @@ class Database:
         self.path = path
         self.schema = schema
         self.forked = self.closed = False
-        self._mine = threading.local()
+        self._of_thread = threading.local()
         self._readers: dict[threading.Thread, GuardedConnection[apsw.Connection]] = {}
         #: The writer's connection.
         self.writing = self._guarded(writable=True)
@@ -88,10 +88,10 @@ class Database:
         Do not await or yield inside the block: an open cursor prevents checkpoints, and `close` and forks wait for it.
         """
         try:
-            guarded: GuardedConnection[apsw.Connection] = self._mine.guarded
+            guarded: GuardedConnection[apsw.Connection] = self._of_thread.guarded
         except AttributeError:
             self._close_readers_of_ended_threads()
-            guarded = self._mine.guarded = self._guarded(writable=False)
+            guarded = self._of_thread.guarded = self._guarded(writable=False)
             self._readers[threading.current_thread()] = guarded
         return guarded
 
@@ -103,7 +103,7 @@ class Database:
                     if (guarded := self._readers.pop(thread, None)) is not None:
                         guarded.close()
 
-    def refuse(self) -> None:
+    def check_usable(self) -> None:
         """Raise if the database is closed, or was opened before a fork, which SQLite connections do not survive."""
         if self.closed:
             raise Unavailable(f"{self.path} is closed")
@@ -149,7 +149,7 @@ class Database:
         )
 
     def _connect(self, *, writable: bool) -> apsw.Connection:
-        self.refuse()
+        self.check_usable()
         try:
             connection = connect(self.path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED)
             connection.set_busy_timeout(BUSY_MS_MAX)
@@ -195,7 +195,8 @@ class Database:
 
 
 def _create(path: Path, schema: Schema) -> None:
-    # Create under another name, then rename: so an empty or incomplete file under the real name is always damage.
+    # Create under a temporary name, then rename, so that an empty or incomplete file under the real name is always
+    # damage.
     new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
     try:
         connection = connect(new)
@@ -239,7 +240,7 @@ def _from_opening(error: apsw.Error, path: Path) -> Exception:
                     f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
                 )
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
-        return InvalidInput(f"{path} cannot be opened for writing: {error}: give a folder that may be written")
+        return InvalidInput(f"{path} cannot be opened for writing: {error}: use a writable folder")
     return from_sqlite(error, path)
 
 

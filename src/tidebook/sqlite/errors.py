@@ -23,7 +23,7 @@ def from_os(error: OSError, path: Path) -> TidebookError:
     """Return the error for a failed file operation at `path`."""
     reason = error.strerror or str(error)
     if error.errno in _REFUSED:
-        return InvalidInput(f"{path} cannot be used as a book's folder: {reason}: give a folder that may be written")
+        return InvalidInput(f"{path} cannot be used as a book's folder: {reason}: use a writable folder")
     if error.errno in _FULL:
         return Unavailable(f"{path}: the disk is full: {reason}: make room, then try again")
     return Unavailable(f"{path}: {reason}")

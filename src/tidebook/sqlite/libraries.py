@@ -25,7 +25,7 @@ def opened_by_standard_library(holder: object, path: Path) -> None:
         if _is_same(_name_of(connection), path):
             raise InvalidInput(
                 f"{path} is open through apsw in this process, and the outbox opens it with the standard library's "
-                "sqlite3: the two would drop one another's locks. Use sqlite3 there too, or run the relay and the "
+                "sqlite3: each would drop the locks of the other. Use sqlite3 there too, or run the relay and the "
                 "outbox's other work in another process"
             )
     _by_standard_library[holder] = path
@@ -43,7 +43,7 @@ def refuse_apsw(connection: Any) -> None:
         if _is_same(name, path):
             raise InvalidInput(
                 f"{path} is open through the standard library's sqlite3 in this process, by the outbox or its relay, "
-                "and apsw is another SQLite: the two would drop one another's locks. Publish with a connection of "
+                "and apsw has its own copy of SQLite: each would drop the other's locks. Publish with a connection of "
                 "sqlite3, or run the relay in another process"
             )
 

@@ -1,7 +1,7 @@
 """A lock that one open book holds for as long as its process lives: the kernel releases it when the process ends.
 
-A process that is stopped or hangs keeps it. So the holder beats by taking it again, and another process may seize the
-lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
+A process that is stopped or hangs keeps it. So the holder calls `take` regularly (a beat), and another process may
+seize the lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidebook.sqlite.forks import no_fork, open_objects
 class ProcessLock:
     """A lock on a separate file of a book's folder, which nothing else opens.
 
-    It is not fair and never blocks: a process tries from time to time. Two locks on one file exclude each other
+    It is not fair and never blocks, so a process must retry. Two locks on one file exclude each other
     within a process too.
     """
 
@@ -32,7 +32,7 @@ class ProcessLock:
         return self._file is not None
 
     def take(self) -> bool:
-        """Take the lock, or keep it and beat; return False if another holder has it, or the folder does not exist."""
+        """Take the lock, or renew a held one; return False if another holder has it or the folder does not exist."""
         if self._file is not None:
             if self._is_current(self._file):
                 self._beat(self._file)
@@ -68,7 +68,7 @@ class ProcessLock:
                 file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
                 raise from_os(error, self._path) from error
-            self._lock(file)  # nobody else has opened it
+            self._lock(file)  # no other process has opened it
             try:
                 os.rename(new, self._path)
             except OSError as error:

@@ -121,7 +121,7 @@ class SqliteAdapter:
         self._closed = True
         try:
             await self._file.writer.run(nothing, None)
-        except TidebookError:  # the callers of the writes have got the same error
+        except TidebookError:  # the callers of the writes get the same error
             pass
         finally:
             await asyncio.to_thread(self._file.release)

@@ -190,7 +190,7 @@ class Listeners:
         new = self._folder / f"new-{secrets.token_hex(8)}"
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # before the rename, so that no process takes it for stale
+            fcntl.flock(file, fcntl.LOCK_EX)  # before the rename, so that no process considers it stale
             os.rename(new, self._folder / str(port))
         except OSError:
             os.close(file)

@@ -66,7 +66,7 @@ def unsynced(run: _Operation) -> _Operation:
 
 
 def one_by_one(run: Callable[[WriteTransaction, _A], _R]) -> Callable[[WriteTransaction, Sequence[_A]], list[_R]]:
-    """Make a write operation of a function that executes a single one."""
+    """Turn a function that executes a single operation into a write operation."""
 
     @wraps(run)
     def run_each(transaction: WriteTransaction, arguments: Sequence[_A]) -> list[_R]:
@@ -96,8 +96,8 @@ OperationOutcome = tuple[QueuedOperation, Any]
 class Writer:
     """Executes operations from any event loop, in order, and reports each outcome in the loop that posted it.
 
-    Operations are collected during an iteration of their event loop and passed on at its end: if the first one woke the
-    thread, both would compete for the GIL during the whole iteration, for commits of a few operations each.
+    Operations are collected during an iteration of their event loop and handed over at its end: if the first one woke
+    the thread, both would compete for the GIL during the whole iteration, for commits of a few operations each.
     """
 
     def __init__(self, database: Database, wakeups: Wakeups, *, metrics: Metrics | None = None) -> None:
@@ -105,7 +105,7 @@ class Writer:
         self._wakeups = wakeups
         self._metrics = metrics or Metrics()
         self._collecting: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
-        #: The operations that were passed on, one list for each loop iteration, and None at the end.
+        #: The operations that were handed over, one list for each loop iteration, and None at the end.
         self._ready: SimpleQueue[list[QueuedOperation] | None] = SimpleQueue()
         self._queued = 0
         self._closed = False
@@ -126,19 +126,19 @@ class Writer:
 
         Raise Unavailable if WAITING_MAX are queued.
         """
-        self._refuse()
+        self._check_usable()
         loop = asyncio.get_running_loop()
         items = self._collecting.get(loop)
         if items is None:
             items = self._collecting[loop] = []
-            loop.call_soon(self._pass_on, loop)
+            loop.call_soon(self._hand_over, loop)
         if self._queued + len(items) >= WAITING_MAX:
-            raise Unavailable(f"{WAITING_MAX:,} writes wait already: await some of them first")
+            raise Unavailable(f"{WAITING_MAX:,} writes are waiting already: await some of them first")
         items.append(QueuedOperation(run, argument, done, loop, size_bytes))
 
     async def run(self, run: WriteOperation, argument: Any, size_bytes: int = 0) -> Any:
         """Execute an operation; return its value or raise its error. Cancelling the call does not withdraw it."""
-        self._refuse()  # first: in a forked child there may be no running loop
+        self._check_usable()  # first: in a forked child there may be no running loop
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.post(run, argument, partial(resolve_future, future), size_bytes)
         return await future
@@ -155,12 +155,12 @@ class Writer:
             self._ready.put(None)
         self._thread.join()
 
-    def _refuse(self) -> None:
+    def _check_usable(self) -> None:
         if self._closed or self._database.forked:
-            self._database.refuse()
+            self._database.check_usable()
             raise Unavailable(f"{self._database.path} is closed")
 
-    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             items = self._collecting.pop(loop, [])
             if items and not self._closed:
@@ -206,7 +206,7 @@ class Writer:
             self._waiting.clear()
         channels, self._transaction.channels = self._transaction.channels, set()
         if not self._waiting:
-            self._release_lock()  # before the callers resume, since this thread then waits long for the GIL
+            self._release_lock()  # before the callers resume, because they compete with this thread for the GIL
         _deliver(outcomes)
         if channels:
             self._wakeups.ping(channels)

@@ -131,7 +131,7 @@ class TagReader(Protocol):
         ...
 
     async def replicated_ms(self) -> int:
-        """Return the greatest log time of all pointers, 0 if there are none: the time of the book."""
+        """Return the greatest log time of all pointers, or 0 if there are none."""
         ...
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
@@ -145,7 +145,7 @@ class TagReader(Protocol):
 
 
 class ScanSplit(msgspec.Struct, frozen=True, gc=False):
-    """A part of a topic's rows that a worker scans. Only the adapter that made it interprets `low` and `high`."""
+    """A part of a topic's rows that a worker scans. Only the adapter that created it interprets `low` and `high`."""
 
     low: str
     high: str

@@ -64,7 +64,7 @@ class DelayedStream:
         position: TagPosition | None,
         from_ms: int,
         *,
-        begins: bool,
+        from_beginning: bool,
         topics: frozenset[str] | None,
         store: StoreWriter,
         clock: Clock,
@@ -75,7 +75,7 @@ class DelayedStream:
         self._position = self._start = position
         self._from_ms = self._start_ms = from_ms
         #: Whether the stream starts at the beginning, so that each journal's first tag number is 1.
-        self._from_beginning = begins
+        self._from_beginning = from_beginning
         self._topics = topics
         self._store = store
         self._clock = clock

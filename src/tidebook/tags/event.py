@@ -27,7 +27,7 @@ _encode_offset = msgspec.msgpack.Encoder().encode
 _decode_offset = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, int, int]).decode
 
 
-if TYPE_CHECKING:  # with a default, so that an annotation without a type means any
+if TYPE_CHECKING:  # with a default, so that an annotation without a parameter means Any
     from typing_extensions import TypeVar
 
     E = TypeVar("E", default=Any)
@@ -180,10 +180,10 @@ def decode_offset(tag: str, text: str) -> TagPosition:
         fields = _decode_offset(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
         raise InvalidInput(
-            f"{text[:60]!r} is not an offset of a stream by tag: take e.tag_offset of an event"
+            f"{text[:60]!r} is not an offset of a stream by tag: use the tag_offset of an event"
         ) from error
     if fields[0] != _OFFSET_VERSION:
-        raise InvalidInput(f"the offset has version {fields[0]}, this Tidebook knows {_OFFSET_VERSION}: upgrade it")
+        raise InvalidInput(f"the offset has version {fields[0]}, but {_OFFSET_VERSION} is supported: upgrade Tidebook")
     return TagPosition(tag, *fields[1:])
 
 
@@ -201,24 +201,24 @@ def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tup
         return position, position.time_ms
     if isinstance(after, datetime):
         if after.tzinfo is None:
-            raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")
+            raise InvalidInput("a datetime needs a time zone, as in datetime.now(UTC)")
         return None, max(first_ms, int(after.timestamp() * 1000))
-    raise InvalidInput(f"after is an event's tag_offset, a datetime or None, not {type(after).__name__}")
+    raise InvalidInput(f"after must be an event's tag_offset, a datetime or None, not {type(after).__name__}")
 
 
 def check_tag(tag: object) -> None:
     """Raise `InvalidInput` for a tag that no event can have."""
     if type(tag) is not str or not tag:
-        raise InvalidInput("a tag is a text that is not empty")
+        raise InvalidInput("a tag must be non-empty text")
     encode_text(tag, "a tag")
 
 
 def check_topics(topics: Iterable[str] | None) -> frozenset[str] | None:
-    """Return the topics as a set, None for all; reject a plain text, which would be a list of letters."""
+    """Return the topics as a set, None for all; reject text, which would be read as a list of letters."""
     if topics is None:
         return None
     if isinstance(topics, str | bytes):
-        raise InvalidInput(f"topics is a list of names, not a text: write topics=[{topics!r}]")
+        raise InvalidInput(f"topics must be a list of names, not text: write topics=[{topics!r}]")
     names = frozenset(topics)
     for name in names:
         topic_name(name)

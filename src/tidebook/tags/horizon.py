@@ -28,7 +28,7 @@ LOGGER = logging.getLogger("tidebook.tags")
 
 #: The time of a partition that was never replicated: it holds everything back.
 NEVER_MS = -1
-#: How often a read is repeated for topics that were registered meanwhile, and how many topics are read at once.
+#: The most reads while topics are being registered, and how many topics are read at once.
 READS_MAX = 3
 AT_ONCE_MAX = 64
 #: The store's setting that live streams renew. Its value is a time, but a ticker only watches whether it changes.
@@ -77,7 +77,7 @@ class Horizons:
     """Reads horizons repeatedly, for several streams at once. A topic's number of partitions is read once.
 
     It only changes if the topic is deleted and created again: then its pointers are missing or have moved backwards.
-    They also seem to move backwards if answers overtake each other; then the number is read again, in vain.
+    They also seem to move backwards if responses arrive out of order; the number is then read again needlessly.
     """
 
     def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
@@ -89,7 +89,7 @@ class Horizons:
         self._pointers: dict[str, Mapping[int, Pointer]] = {}
         #: The configurations with which `lagging` counts, and when they were read.
         self._configs: dict[str, tuple[TopicConfig | None, float]] = {}
-        #: When one of the streams asks for ticks again.
+        #: When a stream must next renew the request for ticks.
         self.renew_at_ms = 0
 
     async def read(self, topics: Iterable[str] | None = None) -> Horizon:
@@ -138,7 +138,7 @@ class Horizons:
         partitions = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
         try:
             firsts = _first_offsets(partitions, pointers, await self._topic_configs(names))
-        except Fenced:  # perhaps only by a configuration that was read too long ago
+        except Fenced:  # perhaps only because a configuration is outdated
             self._configs.clear()
             firsts = _first_offsets(partitions, pointers, await self._topic_configs(names))
 
@@ -254,7 +254,7 @@ async def renew_followed(store: StoreWriter, clock: Clock) -> bool:
     enough. It is only a hint, so errors of the store are ignored: a store that rejects writes may still serve reads.
     """
     with suppress(Unavailable, OutcomeUnknown):
-        if not await store.topics():  # nothing can be ticked, and a reader must not create the book
+        if not await store.topics():  # there is nothing to tick, and a reader must not create the store
             return False
         before = await store.setting(FOLLOWED_SETTING)
         if (value := str(clock.now_ms())) != before:
@@ -289,7 +289,7 @@ class HorizonWait:
         self._check_at_ms = clock.monotonic_ms()
         self._horizon_ms: int | None = None
         self._horizon_since_ms = 0
-        #: The pointer of each lagging partition, and since when it has been there.
+        #: The pointer of each lagging partition, and when it was first seen there.
         self._lagging: dict[tuple[str, int], tuple[Position | None, int]] = {}
         self._reported_ms: int | None = None
         self.waiting: HorizonStatus | None = None

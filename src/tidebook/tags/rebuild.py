@@ -137,8 +137,8 @@ class _Rebuild(msgspec.Struct, frozen=True):
         pointer = await self.store.pointer(key.topic, self._partition(key))
         return pointer, await self.store.head(key)
 
-    async def _apply(self, key: Key, pointer: Pointer, head: Head, **what: Any) -> bool:
-        repair = Repair(key=key, partition=self._partition(key), pointer=pointer, rev=self.rev, head=head, **what)
+    async def _apply(self, key: Key, pointer: Pointer, head: Head, **changes: Any) -> bool:
+        repair = Repair(key=key, partition=self._partition(key), pointer=pointer, rev=self.rev, head=head, **changes)
         try:
             await self.store.repair(repair)
         except Fenced:

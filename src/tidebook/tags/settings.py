@@ -36,11 +36,11 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if self.page_events < 1:
-            raise InvalidInput(f"[tags] page_events is at least 1, not {self.page_events}")
+            raise InvalidInput(f"[tags] page_events must be at least 1, not {self.page_events}")
         for name in (
             "poll_s", "delay_s", "back_track_interval_s", "back_track_period_s", "missing_timeout_s",
             "new_persistence_id_scan_timeout_s",
         ):  # fmt: skip
             value = getattr(self, name)
             if value != "max" and value < 0:
-                raise InvalidInput(f"[tags] {name} is a time in seconds, not {value}")
+                raise InvalidInput(f"[tags] {name} must be a time in seconds, not {value}")

@@ -34,7 +34,7 @@ LEASE_S = 30.0
 #: How long a member reads before it renews its lease and rebalances; less if leases are short.
 ROUND_S = 2.0
 ROUNDS_PER_LEASE = 3
-#: How long the lease of a member is renewed that requests no event: the longest time that one event may be handled.
+#: The longest time that one event may be handled: after it, the lease of a member that requests no event expires.
 HANDLING_MAX_S = 300.0
 #: How often external offsets are read.
 READ_OFFSETS_EVERY_S = 30.0
@@ -125,7 +125,7 @@ class SubscriptionPage(msgspec.Struct, frozen=True):
     position: TagPosition
 
 
-#: Reads a tag after a position, until nothing more is there.
+#: Reads a tag after a position, until there are no more rows.
 ReadPages = Callable[[TagPosition | None], AsyncIterator[SubscriptionPage]]
 #: Returns external offsets by share number, for applications that store offsets themselves.
 Offsets = Callable[[Iterable[int]], Mapping[int, str]]
@@ -155,7 +155,7 @@ class Subscription(Generic[E]):
         decode: Decode = decode_raw,
     ) -> None:
         if type(group) is not str or not group:
-            raise InvalidInput("a group is a text that is not empty")
+            raise InvalidInput("a group must be non-empty text")
         encode_text(group, "a group")
         self._tag = tag
         self._decode = decode
@@ -167,7 +167,7 @@ class Subscription(Generic[E]):
         self._member = ids.new().hex()
         self._offsets = offsets
         if not lease_s > 0:
-            raise InvalidInput(f"lease_s is a time in seconds, not {lease_s}")
+            raise InvalidInput(f"lease_s must be a time in seconds, not {lease_s}")
         self._lease_ms = int(lease_s * 1000)
         self._round_ms = min(ROUND_S * 1000, self._lease_ms / ROUNDS_PER_LEASE)
         self._follow = follow

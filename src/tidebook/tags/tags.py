@@ -66,7 +66,7 @@ class Tags:
         self._ids = ids or RandomIds()
         self._store = store
         self._clock = clock
-        #: Without the log it is not reported that streams wait for replication.
+        #: Without the log, streams that wait for replication are not reported.
         self._horizons = Horizons(store, log)
         self._settings = settings or TagSettings()
         self._metrics = metrics or Metrics()
@@ -102,12 +102,12 @@ class Tags:
                 return self._below_horizon(tag, position, from_ms, follow, wanted, on_waiting)
             case "delay":
                 stream = DelayedStream(
-                    tag, position, from_ms, begins=after is None, topics=wanted,
+                    tag, position, from_ms, from_beginning=after is None, topics=wanted,
                     store=self._store, clock=self._clock, settings=self._settings, metrics=self._metrics,
                 )  # fmt: skip
                 return self._delayed(stream, follow, self._horizon_wait(f"tag {tag!r}", wanted, on_waiting))
             case _:
-                raise InvalidInput(f'consistency is "horizon" or "delay", not {consistency!r}')
+                raise InvalidInput(f'consistency must be "horizon" or "delay", not {consistency!r}')
 
     async def _below_horizon(
         self,
@@ -217,7 +217,7 @@ class Tags:
         """
         check_tag(tag)
         if events is not None and self._decoder_of is None:
-            raise InvalidInput("these streams are not of a book and know no types")
+            raise InvalidInput("these streams were created without a book, so they cannot decode events as classes")
         wanted = check_topics(topics)
         return Subscription(
             tag,
@@ -248,7 +248,7 @@ class Tags:
             if last.size == size:
                 return before
             horizon = await Horizons(self._store).read()
-            # Twice the lead: replicators of an older Tidebook fix nothing, and read the history every 15 s instead.
+            # Twice the lead: replicators of an older version fix nothing, and read the history every 15 s instead.
             from_ms = max(horizon.most_ms, self._clock.now_ms()) + 2 * LEAD_MS
             after = before.changed(size, from_ms=max(from_ms, before.fixed_ms, last.from_ms + LEAD_MS))
             if await self._store.set_setting(BUCKETS_SETTING, encode_buckets(after), expected=text):

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
 from tidebook.core.errors import TidebookError
-from tidebook.log.port import OnSentMany, RecordColumns, one_of
+from tidebook.log.port import OnSentMany, RecordColumns, callback_for
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class _Faulty:
 
     def _send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
         for index in range(len(many.values)):
-            self._send(many.record(index), one_of(on_sent, index))
+            self._send(many.record(index), callback_for(on_sent, index))
 
     async def _send_delayed(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
         try:

@@ -96,7 +96,7 @@ class RegionMeta(msgspec.Struct):
     snapshot_ms: int | None = None
     #: The `data_offset` of that snapshot: records below it were not folded by this process.
     restored_at: int = 0
-    meter: ByteIndex = msgspec.field(default_factory=ByteIndex)
+    byte_index: ByteIndex = msgspec.field(default_factory=ByteIndex)
 
     @property
     def first_offset(self) -> int:
@@ -107,12 +107,12 @@ class RegionMeta(msgspec.Struct):
     @property
     def held_bytes(self) -> int:
         """How many bytes of the data topic the tables still need (an upper bound)."""
-        return self.meter.bytes_from(self.first_offset) if self.first_offset < self.next_offset else 0
+        return self.byte_index.bytes_from(self.first_offset) if self.first_offset < self.next_offset else 0
 
     def pinned_tables(self) -> list[Pinned]:
         """Return the tables with entries, oldest entry first: the first one pins the log."""
         pinned = [
-            Pinned(table, table_meta.mapping.start, offset, self.meter.bytes_from(offset))
+            Pinned(table, table_meta.mapping.start, offset, self.byte_index.bytes_from(offset))
             for table, table_meta in self.tables.items()
             if (offset := table_meta.mapping.first_offset) is not None
         ]
@@ -121,7 +121,7 @@ class RegionMeta(msgspec.Struct):
     def frozen(self) -> RegionMeta:
         """Return a view of the current state that later changes do not affect; cheap, because mappings are shared."""
         tables = {table: replace(meta, mapping=meta.mapping.frozen()) for table, meta in self.tables.items()}
-        return replace(self, tables=tables, meter=self.meter.from_offset(0))
+        return replace(self, tables=tables, byte_index=self.byte_index.from_offset(0))
 
     def replace_with(self, fresh: RegionMeta) -> None:
         """Replace the contents by another fold of the same log, in place: other components hold this object."""
@@ -157,7 +157,7 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
     if offset < meta.next_offset:
         raise AssertionError(f"offset {offset} is folded already: the next offset is {meta.next_offset}")
     meta.next_offset = offset + 1
-    meta.meter.add(offset, size_bytes)
+    meta.byte_index.add(offset, size_bytes)
     match record:
         case Write():
             return _write(meta, offset, record)

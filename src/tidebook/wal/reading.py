@@ -161,9 +161,9 @@ class Replay:
             raise InvalidInput(f"handlers must be a mapping from table to handler, not {type(handlers).__name__}")
         given: list[tuple[str, object]] = [(f"the handler of table {table_id(t)}", h) for t, h in handlers.items()]
         given += [(name, value) for name, value in (("other", other), ("progress", progress)) if value is not None]
-        for what, value in given:
+        for name, value in given:
             if not callable(value):
-                raise InvalidInput(f"{what} must be callable, not {type(value).__name__}")
+                raise InvalidInput(f"{name} must be callable, not {type(value).__name__}")
         self._handlers = handlers
         self._other = other
         self._progress = progress

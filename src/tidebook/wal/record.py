@@ -136,12 +136,12 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
-def whole_number(value: object, what: str) -> int:
-    """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `what` names the argument."""
+def whole_number(value: object, name: str) -> int:
+    """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `name` names the argument."""
     if type(value) is not int:
-        raise InvalidInput(f"{what} must be a whole number, not {type(value).__name__}")
+        raise InvalidInput(f"{name} must be a whole number, not {type(value).__name__}")
     if not 0 <= value <= ID_MAX:
-        raise InvalidInput(f"{what} must be from 0 to {ID_MAX}, not {value}")
+        raise InvalidInput(f"{name} must be from 0 to {ID_MAX}, not {value}")
     return value
 
 
@@ -210,7 +210,7 @@ def encode_control(record: OwnerClaim | Control) -> bytes:
 
 
 def decode_record(value: bytes) -> DataRecord:
-    """Decode the head of a record; raise `UnknownVersion` if a newer Tidebook wrote it, `Corrupt` if it is damaged."""
+    """Decode the head of a record; raise `UnknownVersion` if a newer version wrote it, `Corrupt` if it is damaged."""
     rest = FRAME.unseal(value)
     body_at = 4 + int.from_bytes(rest[:4], "big")
     try:
@@ -268,7 +268,7 @@ def _check_parts(write: Write, body_bytes: int) -> None:
         if not part.sizes or len(part.sizes) % _SIZE_BYTES:
             raise Corrupt("the payload sizes of a part of a write-ahead log record are damaged")
         if part.kinds and (len(part.kinds) != part.count or max(part.kinds) > BYTES):
-            raise Corrupt("a part of a write-ahead log record has other types than payloads")
+            raise Corrupt("a part of a write-ahead log record has a different number of types and payloads")
         total_bytes += sum(array_from_bytes("I", part.sizes))
     if not write.parts or total_bytes != body_bytes:
         raise Corrupt("a write-ahead log record has other payloads than its head lists")

@@ -107,7 +107,7 @@ class Region:
         if writable:
             await self._topics.claim_region(meta, self._ids.new())
             self._group_commit = GroupCommit(self._topics, meta, self._count)
-        self._snapshot_bytes = meta.meter.total_bytes
+        self._snapshot_bytes = meta.byte_index.total_bytes
         self.recovery_s = time.monotonic() - began
         self._metrics.time("wal_recovery", self.recovery_s, **self._labels)
         if writable and self._settings.clean_every_s:
@@ -258,15 +258,15 @@ class Region:
         for _ in range(RECOVERY_ATTEMPTS_MAX):
             await self._catch_up()
             meta = self._meta.frozen()
-            begin, is_begun = meta.first_offset, False
+            begin, has_started = meta.first_offset, False
             try:
                 async with aclosing(read(meta)) as found:
                     async for runs in found:
-                        is_begun = True
+                        has_started = True
                         yield EntryPage(runs, runs[-1][-1].offset + 1 - begin, meta.next_offset - begin)
                 return
             except Truncated:
-                if is_begun:
+                if has_started:
                     raise
                 start = await self._topics.start()
                 await self._catch_up()
@@ -293,26 +293,26 @@ class Region:
                 f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num} to mark all"
             )
         if seq < current.latest_marked_deleted:
-            raise InvalidInput(f"table {table}: marks move up from {current.latest_marked_deleted}, not back to {seq}")
+            raise InvalidInput(f"table {table}: a mark must be at least {current.latest_marked_deleted}, not {seq}")
         if seq > current.latest_marked_deleted:
             await self._append_control(MarkDeleted(table, current.incarnation, seq))
 
     async def request_flush(self, table: int | None = None) -> list[int]:
-        """Ask the region's owner to flush a table, or all tables with entries; return the tables that were asked for.
+        """Ask the region's owner to flush a table, or all tables with entries; return those tables.
 
         The request is a record of the log. The owner finds it in its next round of cleaning and passes the table to its
         `on_pinned` callback, however little it retains; the mark that the flush sets fulfils the request, and the same
-        round truncates the log. If no owner is there, the request stays until a flush marks the entries.
+        round truncates the log. If there is no owner, the request stays until a flush marks the entries.
         """
         if table is not None:
             await self._current_table(table_id(table))
         else:
             await self._catch_up()
-        asked = [each.table for each in self.pinned() if table in (None, each.table)]
-        for id in asked:
+        requested = [each.table for each in self.pinned() if table in (None, each.table)]
+        for id in requested:
             current = self._meta.tables[id]
             await self._append_control(FlushRequest(id, current.incarnation, current.next_seq_num))
-        return asked
+        return requested
 
     async def drop_table(self, table: int) -> None:
         """Drop a table; its next write starts again at sequence number 1. Raise `NotFound` if there is no such table.
@@ -327,7 +327,9 @@ class Region:
         try:
             await self.snapshot()
         except Unavailable as error:
-            raise OutcomeUnknown(f"region {self.id}: table {table} is dropped, but no snapshot: {error}") from error
+            raise OutcomeUnknown(
+                f"region {self.id}: table {table} is dropped, but no snapshot was written: {error}"
+            ) from error
 
     async def _current_table(self, table: int, seq: int | None = None) -> TableMeta:
         """Return the state of a table; raise `NotFound` if there is none, `Fenced` if the claim was lost.
@@ -383,7 +385,7 @@ class Region:
             return await self._put_snapshots()
 
     async def _put_snapshots(self, *, truncated_to: int = 0, copies: int = 1) -> RegionSnapshot:
-        total_bytes = self._meta.meter.total_bytes
+        total_bytes = self._meta.byte_index.total_bytes
         snapshot = take_snapshot(
             self._meta, topic_id=self.topic_id, truncated_to=truncated_to, taken_ms=self._clock.now_ms()
         )
@@ -414,7 +416,7 @@ class Region:
             if truncation is not None:
                 await self._topics.truncate(data_before=truncation.data_before, meta_before=truncation.meta_before)
                 self._meta.truncated_to = max(self._meta.truncated_to, truncation.data_before)
-                self._meta.meter = self._meta.meter.from_offset(truncation.data_before)
+                self._meta.byte_index = self._meta.byte_index.from_offset(truncation.data_before)
                 new_start = max(start, truncation.data_before)
             pinned, held_bytes = self.pinned(), self._meta.held_bytes
         self._metrics.gauge("wal_held_bytes", held_bytes, **self._labels)
@@ -470,7 +472,7 @@ class Region:
             await asyncio.sleep(self._settings.clean_every_s)
             try:
                 await self.clean()
-                if self._meta.meter.total_bytes - self._snapshot_bytes >= self._settings.snapshot_every_bytes:
+                if self._meta.byte_index.total_bytes - self._snapshot_bytes >= self._settings.snapshot_every_bytes:
                     await self.snapshot()
                 self._cleaner_error = None
             except Exception as error:  # of the callback too; status and metrics report it, the next round retries

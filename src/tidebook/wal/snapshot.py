@@ -48,7 +48,7 @@ class RegionSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     #: The claim in force. Older claims are not needed: the mappings show which earlier records are valid.
     term: Counter
     writer: Identity
-    meter: ByteIndex
+    byte_index: ByteIndex
     tables: tuple[TableSnapshot, ...]
 
 
@@ -86,8 +86,10 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
         for table, table_meta in sorted(meta.tables.items())
     )
     truncated_to = max(truncated_to, meta.truncated_to)
-    meter = meta.meter.from_offset(truncated_to)
-    return RegionSnapshot(topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter, tables)
+    byte_index = meta.byte_index.from_offset(truncated_to)
+    return RegionSnapshot(
+        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, byte_index, tables
+    )
 
 
 def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
@@ -99,7 +101,7 @@ def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
         truncated_to=snapshot.truncated_to,
         snapshot_ms=snapshot.taken_ms,
         restored_at=snapshot.data_offset,
-        meter=snapshot.meter.from_offset(0),
+        byte_index=snapshot.byte_index.from_offset(0),
     )
     for stored in snapshot.tables:
         if max(stored.incarnation, stored.current_high_watermark - 1) >= snapshot.data_offset:
@@ -129,7 +131,7 @@ def encode_snapshot(snapshot: RegionSnapshot, *, snapshot_id: bytes, limit_bytes
 def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> list[StoredSnapshotChunks]:
     """Assemble chunks into snapshots, in order of completion; skip damaged and incomplete ones.
 
-    Raise `UnknownVersion` for a chunk of a newer Tidebook: skipping it could restore an outdated state.
+    Raise `UnknownVersion` for a chunk of a newer version, because skipping it could restore an outdated state.
     """
     partial: dict[bytes, dict[int, tuple[int, _Chunk]]] = {}
     stored: list[StoredSnapshotChunks] = []
@@ -200,7 +202,7 @@ def plan_recovery(
 def check_complete(topic: str, meta: RegionMeta, log_start: int) -> None:
     """Raise `LogLost` if the log no longer has records that tables still need."""
     if meta.first_offset < min(log_start, meta.next_offset):
-        remedy = "entries that are not marked deleted were in it: restore the topic"
+        remedy = "it had entries that are not marked deleted: restore the topic"
         raise _lost(topic, meta.first_offset, log_start - 1, remedy)
 
 

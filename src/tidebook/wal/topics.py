@@ -49,10 +49,10 @@ T = TypeVar("T")
 def namespace_name(value: object) -> str:
     """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name."""
     if type(value) is not str:
-        raise InvalidInput(f"a namespace is text, not {type(value).__name__}")
+        raise InvalidInput(f"a namespace must be text, not {type(value).__name__}")
     if not _NAMESPACE.fullmatch(value):
         raise InvalidInput(
-            f"namespace {value[:80]!r} must be 1 to {NAMESPACE_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+            f"namespace {value[:80]!r} must have 1 to {NAMESPACE_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -"
         )
     return value
 
@@ -96,10 +96,12 @@ class RegionTopics:
     async def create(self) -> None:
         """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""
         for topic in (self.meta, self.data):
-            made = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
-            if made.partitions != 1:
-                raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
-            self.topic_id = made.topic_id
+            created = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
+            if created.partitions != 1:
+                raise InvalidInput(
+                    f"topic {topic} has {created.partitions} partitions: a region's topics have one each"
+                )
+            self.topic_id = created.topic_id
 
     async def start(self) -> int:
         """Return the first retained offset of the data topic."""
@@ -195,9 +197,9 @@ class RegionTopics:
                 meta.replace_with(fresh)
         raise self.cleaned_too_often("read: try again")
 
-    def cleaned_too_often(self, what: str) -> Unavailable:
+    def cleaned_too_often(self, operation: str) -> Unavailable:
         """Return the error for a read that cleaners have interrupted too often."""
-        return Unavailable(f"{self.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was {what}")
+        return Unavailable(f"{self.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was {operation}")
 
     async def claim_region(self, meta: RegionMeta, writer: bytes) -> None:
         """Claim the next term for a writer and fold up to the claim; raise `Fenced` if other writers won every attempt.
@@ -211,7 +213,7 @@ class RegionTopics:
                 return
         raise Fenced(
             f"{self.data}: {self.settings.attempts_max} claims in a row lost against another writer's: "
-            "is it opened over and over?"
+            "does another process open it repeatedly?"
         )
 
     async def append_claim(self, meta: RegionMeta, claim: OwnerClaim, *, on_record: OnRecord | None = None) -> None:

@@ -24,7 +24,7 @@ from tidebook.queue.queue import Queue
 from tidebook.testing.servers import Postgres
 
 pytestmark = pytest.mark.postgres
-PATIENCE_S = 60
+CASE_TIMEOUT_S = 60
 LEASE_S = 0.5
 
 #: Claims entries and prints them; then calls the method named by each input line on them, and prints the outcome.
@@ -87,7 +87,7 @@ def holder(where: Path, *, lease_s: float = LEASE_S, off_s: float = 0) -> Iterat
 
 async def taken_over(queue: Queue) -> list[Job]:
     """Claim until an entry is due."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CASE_TIMEOUT_S):
         while not (jobs := await queue.claim(10, lease=60)):  # noqa: ASYNC110  a process that died reports nothing
             await asyncio.sleep(0.02)
     return jobs
@@ -208,16 +208,16 @@ async def test_a_listener_and_a_worker_survive_a_restart_of_the_database(
         worker = tidebook.queue.Worker(queue, handle)
         await queue.put("before")
         running = asyncio.create_task(worker.run())
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CASE_TIMEOUT_S):
             while worker.done == 0:  # noqa: ASYNC110  nothing else reports it
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(own_postgres.kill9)
         await asyncio.to_thread(own_postgres.start)
         async with tidebook.open(settings_file) as other:
             await other.queue("mail").put("after")
-        await asyncio.wait_for(seen.wait(), PATIENCE_S)
+        await asyncio.wait_for(seen.wait(), CASE_TIMEOUT_S)
         worker.stop()
-        await asyncio.wait_for(running, PATIENCE_S)
+        await asyncio.wait_for(running, CASE_TIMEOUT_S)
 
 
 async def test_entries_survive_a_crash_of_the_database(settings_file: Path, own_postgres: Postgres) -> None:

@@ -15,7 +15,7 @@ from tests.faults.queue.crew import Crew, crew
 from tidebook.testing.servers import Postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(1800)]
-PATIENCE_S = 900
+CASE_TIMEOUT_S = 900
 
 
 def seeded() -> random.Random:
@@ -26,7 +26,7 @@ def seeded() -> random.Random:
 
 async def drained(where: Path, running: Crew) -> None:
     """Wait until all entries are put and the queue is empty; the workers keep running."""
-    async with asyncio.timeout(PATIENCE_S), tidebook.open(where) as book:
+    async with asyncio.timeout(CASE_TIMEOUT_S), tidebook.open(where) as book:
         while running.putting:  # noqa: ASYNC110  a process has no event to await
             await asyncio.sleep(0.05)
         queue = book.queue(member.QUEUE)

@@ -24,7 +24,7 @@ from tidebook.store.cassandra.mutations import Batch
 from tidebook.store.port import StoredSnapshot
 from tidebook.tags.tags import Tags
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config
-from tidebook.testing.conformance.store_suite import assert_shows
+from tidebook.testing.conformance.store_suite import assert_equals_fold
 from tidebook.testing.servers import Cassandra
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
@@ -37,7 +37,7 @@ BACK_S = 60.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
     """Start a separate node, because these tests kill and pause it."""
-    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").for_now() as server:
+    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").temporarily() as server:
         yield server
 
 
@@ -111,7 +111,7 @@ async def test_a_slice_that_a_kill_interrupted_is_complete_after_the_next_run(
     again = await until_it_answers(opened)
     assert await until_it_answers(lambda: again.pointer(topic, 0)) is None
     await replicate_slice(again, topic, 0, records, config)
-    await assert_shows(again, topic, config, steps)
+    await assert_equals_fold(again, topic, config, steps)
 
 
 async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_back(
@@ -151,7 +151,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
 
     await asyncio.to_thread(server.restart)
     assert await until_it_answers(lambda: store.head(key)) == head
-    await assert_shows(store, topic, config, steps)
+    await assert_equals_fold(store, topic, config, steps)
 
 
 async def _listed(store: CassandraStore, topic: str) -> list[str]:
@@ -256,7 +256,7 @@ async def test_writes_of_a_slice_are_retried_until_a_frozen_node_acknowledges_th
     assert not done
     await applying
     assert store._metrics.counted("cassandra_write_retries") > 0
-    await assert_shows(store, topic, config, steps)
+    await assert_equals_fold(store, topic, config, steps)
 
 
 async def test_a_slice_is_given_up_at_its_deadline(
@@ -281,7 +281,7 @@ async def test_a_slice_is_given_up_at_its_deadline(
         server.resume()
     store.write = pass_on
     await until_it_answers(lambda: replicate_slice(store, topic, 0, records, config))
-    await assert_shows(store, topic, config, [("a", append())])
+    await assert_equals_fold(store, topic, config, [("a", append())])
 
 
 async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
@@ -312,4 +312,4 @@ async def test_a_cancelled_call_leaves_the_store_usable(
         with pytest.raises(asyncio.CancelledError):
             await call
     await replicate_slice(store, topic, 0, records_of([("a", append(2))]), config)
-    await assert_shows(store, topic, config, [("a", append(2))])
+    await assert_equals_fold(store, topic, config, [("a", append(2))])

@@ -14,7 +14,7 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.cassandra import CassandraStore
-from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
+from tidebook.testing.conformance.journal_records import Step, append, delete, expected_journals, purge, records_of
 
 pytestmark = pytest.mark.cassandra
 
@@ -84,7 +84,7 @@ async def test_any_gaps_segments_and_page_sizes_give_the_folds_events(open_store
     for steps, segment_size, limit in pending:
         topic, config = await made(store, segment_size)
         await replicate_slice(store, topic, 0, records_of(steps), config)
-        truth = truth_of(steps, config)["a"]
+        truth = expected_journals(steps, config)["a"]
         key = Key(topic, "a")
         rows: list[EventRow] = []
         if truth.head is not None:

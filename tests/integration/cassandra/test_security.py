@@ -26,7 +26,7 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
-    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node", security=security).for_now() as server:
+    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node", security=security).temporarily() as server:
         yield server
 
 

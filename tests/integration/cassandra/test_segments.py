@@ -19,7 +19,7 @@ from tidebook.core.position import Position, write_stamp
 from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import EventRow, Pointer, PutSegments
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.journal_state import FoldedJournal, JournalState, repair_of
+from tidebook.replication.journal_state import FoldedJournal, JournalState, plan_repair
 from tidebook.replication.slice import plan_slice, replicate_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra import statements as cql
@@ -140,7 +140,7 @@ async def test_a_repair_of_an_old_head_lists_the_segments_of_all_events(open_sto
     assert await found(store, key, earlier) == numbers
 
     journal = JournalState(head, {number: row async for number, row in rows(store, key, earlier)})
-    await store.repair(repair_of(FoldedJournal(key, 0, journal, Position(1, 0), False), journal, pointer, config, 2))
+    await store.repair(plan_repair(FoldedJournal(key, 0, journal, Position(1, 0), False), journal, pointer, config, 2))
     assert await store.head(key) == head
     assert await found(store, key, head) == numbers
 

@@ -30,7 +30,15 @@ from tidebook.log.port import Record
 from tidebook.replication.slice import plan_slice, replicate_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra.mutations import Batch
-from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, delete, purge, records_of, truth_of
+from tidebook.testing.conformance.journal_records import (
+    FIRST_MS,
+    Step,
+    append,
+    delete,
+    expected_journals,
+    purge,
+    records_of,
+)
 
 pytestmark = pytest.mark.cassandra
 
@@ -68,7 +76,7 @@ async def assert_rows(
     store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
     """Check that the tables contain the result of the fold: no row is missing, and none was resurrected."""
-    truth = truth_of(steps, config)[id]
+    truth = expected_journals(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
     end = Position(config.epoch, len(steps) - 1)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.cassandra]
 
 RACERS = 4
 IDS = ["a", "b", "c"]
-PATIENCE_S = 60
+CASE_TIMEOUT_S = 60
 
 
 class Race:
@@ -64,7 +64,7 @@ class Race:
         wanted = len(self.outcomes("won")) + count
         while len(self.outcomes("won")) < wanted:
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), PATIENCE_S)
+            await asyncio.wait_for(self._news.wait(), CASE_TIMEOUT_S)
 
 
 def write_book(folder: Path, kafka: str, cassandra: str) -> Path:

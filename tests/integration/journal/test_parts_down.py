@@ -119,7 +119,7 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
 
 @pytest.fixture
 def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
-    with Cassandra(tmp_path / "cassandra").for_now() as server:
+    with Cassandra(tmp_path / "cassandra").temporarily() as server:
         yield server
 
 

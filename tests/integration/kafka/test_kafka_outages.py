@@ -18,7 +18,7 @@ from tidebook.testing.servers import Kafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 SHORT = {"send_timeout_ms": 3_000, "request_timeout_ms": 2_000}
-PATIENCE_S = 120
+CASE_TIMEOUT_S = 120
 
 
 class Appending:
@@ -49,7 +49,7 @@ class Appending:
     async def until_sent(self, count: int) -> None:
         """Wait for this many more acknowledgements."""
         wanted = len(self.sent) + count
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CASE_TIMEOUT_S):
             while len(self.sent) < wanted:
                 self._changed.clear()
                 await self._changed.wait()
@@ -95,7 +95,7 @@ async def test_a_long_outage_fails_the_records_sent_during_it_and_recovery_is_au
         appending = Appending(log, topic)
         await appending.until_sent(100)
         await asyncio.to_thread(own_kafka.kill9)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CASE_TIMEOUT_S):
             while not appending.failed:
                 appending._changed.clear()
                 await appending._changed.wait()
@@ -133,7 +133,7 @@ async def test_records_for_a_frozen_broker_are_resolved_within_the_timeout(
 
 async def everything(log: KafkaLog, topic: str) -> list[Record]:
     """Read all of partition 0, from a broker that may still be starting."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CASE_TIMEOUT_S):
         while True:
             try:
                 return list(await read_all(log, topic, 0, start=0, stop=await log.end(topic, 0)))
@@ -142,7 +142,7 @@ async def everything(log: KafkaLog, topic: str) -> list[Record]:
 
 
 async def until_it_works(log: KafkaLog, record: Outgoing) -> Acknowledged:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CASE_TIMEOUT_S):
         while True:
             try:
                 return await log.append(record)
@@ -199,7 +199,7 @@ async def test_reads_and_waits_continue_after_a_restart(own_kafka: Kafka, open_l
         for i in range(10):
             await writer.append(Outgoing(topic, 0, b"k", b"%d" % i))
         assert len((await log.read(topic, 0, start=0, stop=10, limit=5)).records) == 5
-        waiting = asyncio.create_task(log.wait(topic, 0, offset=10, timeout_s=PATIENCE_S))
+        waiting = asyncio.create_task(log.wait(topic, 0, offset=10, timeout_s=CASE_TIMEOUT_S))
         assert not await log.wait(topic, 0, offset=10, timeout_s=0.2)
         await asyncio.to_thread(own_kafka.kill9)
         reading = asyncio.create_task(log.read(topic, 0, start=5, stop=10, limit=5))
@@ -219,7 +219,7 @@ async def test_closing_without_a_broker_ends_in_time_and_resolves_every_record(
     try:
         async with open_log(own_kafka.url) as patient:
             await patient.create_topic(topic, 1)
-        async with asyncio.timeout(PATIENCE_S), open_log(own_kafka.url, **SHORT) as log:
+        async with asyncio.timeout(CASE_TIMEOUT_S), open_log(own_kafka.url, **SHORT) as log:
             await until_it_works(log, Outgoing(topic, 0, b"k", b"before"))
             await asyncio.to_thread(own_kafka.kill9)
             for _ in range(10):

@@ -64,7 +64,7 @@ def test_a_journal_topic_that_the_store_does_not_know_is_still_recognized(book: 
 def test_journals_are_refused_in_a_topic_of_messages(book: SyncBook) -> None:
     book.outbox.publish_alone([Message("orders", b"paid")])
     assert book.outbox.relay(once=True) == 1
-    with pytest.raises(InvalidInput, match="give the journals another topic"):
+    with pytest.raises(InvalidInput, match="use another topic for the journals"):
         book.journal("orders").append("o-1", [Event(1)])
     assert book.topics() == []
     assert list(book.journal("orders").read("o-1")) == []
@@ -167,7 +167,7 @@ async def test_on_kafka_journals_and_messages_refuse_each_others_topics(tmp_path
         assert is_record((await book.log.read(journals, 0, start=0, stop=1)).records[0].value)
         messages = cluster.topic(2, message_timestamp_type="LogAppendTime")
         await asyncio.to_thread(send, cluster, messages)
-        with pytest.raises(InvalidInput, match="give the journals another topic"):
+        with pytest.raises(InvalidInput, match="use another topic for the journals"):
             await book.journal(messages).append("o-1", [Event(1)])
         unknown = f"journals-{uuid.uuid4().hex[:12]}"
         assert [event async for event in book.journal(unknown).read("o-1")] == []

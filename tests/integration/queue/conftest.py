@@ -13,7 +13,7 @@ import pytest_asyncio
 import tidebook
 from tests.integration.queue.backends import where as where
 from tidebook.queue.postgres.store import PostgresQueues
-from tidebook.testing.conformance.queue_base import Desk, new_queue
+from tidebook.testing.conformance.queue_base import QueueTester, new_queue
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ async def store(postgres_url: str, schema: str) -> AsyncIterator[PostgresQueues]
 
 
 @pytest_asyncio.fixture
-async def desk(store: PostgresQueues) -> Desk:
-    return Desk(store, await new_queue(store))
+async def tester(store: PostgresQueues) -> QueueTester:
+    return QueueTester(store, await new_queue(store))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tidebook.core.payload import BYTES
 from tidebook.queue.port import NEVER_MS, QueueRef, QueueStore
-from tidebook.testing.conformance.queue_base import Desk, Taken, entry, new_queue
+from tidebook.testing.conformance.queue_base import QueueTester, Taken, entry, new_queue
 
 MAX_TIMEOUTS = 1
 SLOW = 200
@@ -186,12 +186,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        async def begin() -> tuple[Desk, int, Any]:
+        async def begin() -> tuple[QueueTester, int, Any]:
             store, now, advance = await self.open(self.stack)
             ref: QueueRef = await new_queue(store, max_timeouts=MAX_TIMEOUTS)
-            return Desk(store, ref), now, advance
+            return QueueTester(store, ref), now, advance
 
-        self.desk, now, self.advance_store = self.do(begin())
+        self.tester, now, self.advance_store = self.do(begin())
         self.model = Model(now)
 
     def teardown(self) -> None:
@@ -208,7 +208,7 @@ class QueueMachine(RuleBasedStateMachine):
         number = next(self.numbers)
         at = self.model.now + wait
         expires_at = NEVER_MS if lifetime_ms is None else self.model.now + lifetime_ms
-        self.do(self.desk.put(key, data=f"{number}", priority=priority, process_at=at, expires_at=expires_at))
+        self.do(self.tester.put(key, data=f"{number}", priority=priority, process_at=at, expires_at=expires_at))
         self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, at, expires_at))
 
     @rule(
@@ -222,39 +222,39 @@ class QueueMachine(RuleBasedStateMachine):
             number = next(self.numbers)
             made.append(entry(key, f"{number}", priority))
             self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, self.model.now, NEVER_MS))
-        self.do(self.desk.store.put(self.desk.ref, made, inserted_at=0))
+        self.do(self.tester.store.put(self.tester.ref, made, inserted_at=0))
 
     def letter(self, data: st.DataObject) -> tuple[Item, int] | None:
         """Choose a dead letter."""
         if not self.model.dead:
             return None
         item = data.draw(st.sampled_from(self.model.dead), label="letter")
-        letters = self.do(self.desk.store.dead_letters(self.desk.ref, limit=1_000))
+        letters = self.do(self.tester.store.dead_letters(self.tester.ref, limit=1_000))
         (letter,) = [each.id for each in letters if each.data.decode() == item.data]
         return item, letter
 
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         if (found := self.letter(data)) is not None:
-            assert self.do(self.desk.store.retry(self.desk.ref, found[1]))
+            assert self.do(self.tester.store.retry(self.tester.ref, found[1]))
             self.model.retry(found[0], next(self.numbers))
 
     @rule(data=st.data())
     def edit(self, data: st.DataObject) -> None:
         if (found := self.letter(data)) is not None:
             found[0].data = f"{next(self.numbers)}"
-            assert self.do(self.desk.store.edit(self.desk.ref, found[1], BYTES, found[0].data.encode()))
+            assert self.do(self.tester.store.edit(self.tester.ref, found[1], BYTES, found[0].data.encode()))
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         if (found := self.letter(data)) is not None:
-            assert self.do(self.desk.store.drop(self.desk.ref, found[1]))
+            assert self.do(self.tester.store.drop(self.tester.ref, found[1]))
             self.model.dead.remove(found[0])
 
     @rule(limit=st.sampled_from([1, 1, 2, 9]), lease=st.sampled_from([5, 20]))
     def claim(self, limit: int, lease: int) -> None:
         holder = next(self.numbers)
-        taken: list[Taken] = self.do(self.desk.claim(limit, lease))
+        taken: list[Taken] = self.do(self.tester.claim(limit, lease))
         expected = self.model.claim(limit, holder, lease)
         assert [(each.name, each.entry.timeouts, each.entry.priority) for each in taken] == [
             (each.data, each.timeouts, each.priority) for each in expected
@@ -273,7 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         name, holder, taken = handle
         expected = self.model.held(name, holder)
-        assert self.do(self.desk.finish(taken)) == [expected is not None]
+        assert self.do(self.tester.finish(taken)) == [expected is not None]
         if expected is not None:
             del self.model.processing[name]
 
@@ -283,7 +283,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         name, holder, taken = handle
         expected = self.model.held(name, holder)
-        assert self.do(self.desk.beat(taken, lease_ms=lease)) == [expected is not None]
+        assert self.do(self.tester.beat(taken, lease_ms=lease)) == [expected is not None]
         if expected is not None:
             expected.lease_until, expected.counted = self.model.now + lease, False
 
@@ -293,7 +293,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         name, holder, taken = handle
         expected = self.model.held(name, holder)
-        outcome = self.do(self.desk.fail(taken, delay_ms=delay))
+        outcome = self.do(self.tester.fail(taken, delay_ms=delay))
         assert outcome == ("lost" if expected is None else self.model.fail(expected, delay))
 
     @rule(by=st.sampled_from([1, 4, 6, 25]))
@@ -305,27 +305,27 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.do(self.desk.store.sweep(self.desk.ref))
+        self.do(self.tester.store.sweep(self.tester.ref))
         self.model.sweep()
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         if not hasattr(self, "model"):
             return
-        listed = self.do(self.desk.store.entries(self.desk.ref, limit=1_000))
+        listed = self.do(self.tester.store.entries(self.tester.ref, limit=1_000))
         found = sorted(
             (each.status, each.data.decode(), each.priority, each.timeouts, each.process_at, each.expires_at)
             for each in listed
         )
         assert found == self.model.shown()
-        letters = self.do(self.desk.store.dead_letters(self.desk.ref, limit=1_000))
+        letters = self.do(self.tester.store.dead_letters(self.tester.ref, limit=1_000))
         assert sorted(each.data.decode() for each in letters) == sorted(each.data for each in self.model.dead)
 
     @invariant()
     def is_ready_when_a_claim_would_return_something(self) -> None:
         if not hasattr(self, "model"):
             return
-        (due,) = self.do(self.desk.store.due([self.desk.ref]))
+        (due,) = self.do(self.tester.store.due([self.tester.ref]))
         future = sorted({each.process_at for each in self.model.waiting.values() if each.process_at > self.model.now})
         assert set(due.upcoming) >= {
             each.process_at

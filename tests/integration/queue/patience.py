@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PATIENCE_S = 60
+CASE_TIMEOUT_S = 60
 
 
-async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+async def until(condition: Callable[[], bool], patience_s: float = CASE_TIMEOUT_S) -> None:
     """Wait until the condition holds; fail after a time limit."""
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  there is no event to await

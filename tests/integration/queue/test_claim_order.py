@@ -9,63 +9,63 @@ import pytest
 
 import tidebook
 from tidebook.queue.postgres.store import PostgresQueues
-from tidebook.testing.conformance.queue_base import Desk, entry
+from tidebook.testing.conformance.queue_base import QueueTester, entry
 
 postgres = pytest.mark.postgres
 
 
-async def work_off_one(desk: Desk, priority: int = 100) -> None:
-    await desk.put(data="before", priority=priority)
-    assert await desk.finish(await desk.take()) == [True]
-    await desk.store.sweep(desk.ref)
+async def work_off_one(tester: QueueTester, priority: int = 100) -> None:
+    await tester.put(data="before", priority=priority)
+    assert await tester.finish(await tester.take()) == [True]
+    await tester.store.sweep(tester.ref)
 
 
 @postgres
 async def test_an_entry_that_is_committed_late_is_claimed_in_order(
-    desk: Desk, store: PostgresQueues, postgres_url: str
+    tester: QueueTester, store: PostgresQueues, postgres_url: str
 ) -> None:
     with psycopg.connect(postgres_url) as caller:
-        store.put_within(caller, desk.ref, [entry(data="late")], inserted_at=0)
+        store.put_within(caller, tester.ref, [entry(data="late")], inserted_at=0)
         for _ in range(3):
-            await work_off_one(desk)
-        await desk.put(data="after")
-    assert await desk.names() == ["late", "after"]
+            await work_off_one(tester)
+        await tester.put(data="after")
+    assert await tester.names() == ["late", "after"]
 
 
 @postgres
-async def test_an_empty_claim_has_scanned_everything(desk: Desk, postgres_url: str, schema: str) -> None:
-    await work_off_one(desk)
-    await desk.put(data="below")
+async def test_an_empty_claim_has_scanned_everything(tester: QueueTester, postgres_url: str, schema: str) -> None:
+    await work_off_one(tester)
+    await tester.put(data="below")
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
         await connection.execute(f"UPDATE {schema}.entry SET process_at = 1 WHERE data = 'below'")
-    await desk.put(data="above")
-    assert await desk.names() == ["below", "above"]
+    await tester.put(data="above")
+    assert await tester.names() == ["below", "above"]
 
 
 @postgres
-async def test_priorities_between_finished_ones_are_found(desk: Desk) -> None:
+async def test_priorities_between_finished_ones_are_found(tester: QueueTester) -> None:
     for _ in range(2):
         for priority in (50, 100, 150):
-            await work_off_one(desk, priority)
+            await work_off_one(tester, priority)
     for priority in (200, 160, 150, 120, 100, 50, 10):
-        await desk.put(data=f"{priority}", priority=priority)
-    assert await desk.names() == ["10", "50", "100", "120", "150", "160"]
-    assert await desk.names() == ["200"]
+        await tester.put(data=f"{priority}", priority=priority)
+    assert await tester.names() == ["10", "50", "100", "120", "150", "160"]
+    assert await tester.names() == ["200"]
 
 
 @postgres
 async def test_an_expired_entry_that_became_more_urgent_is_claimed_in_order(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("k", data="urgent", priority=10)
-    await desk.take()
-    await desk.put("k", data="merged", priority=100)
+    await tester.put("k", data="urgent", priority=10)
+    await tester.take()
+    await tester.put("k", data="merged", priority=100)
     for _ in range(2):
-        await work_off_one(desk, 10)
+        await work_off_one(tester, 10)
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
         await connection.execute(f"UPDATE {schema}.entry SET lease_until = 1 WHERE status = 'P'")
-    await desk.put(data="after", priority=10)
-    assert await desk.names() == ["merged", "after"]
+    await tester.put(data="after", priority=10)
+    assert await tester.names() == ["merged", "after"]
 
 
 async def test_some_of_several_concurrent_claims_return_slow_entries(book: tidebook.Book) -> None:

@@ -19,7 +19,7 @@ from tidebook.queue import Entry
 from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.queue.queue import Queue
-from tidebook.testing.conformance.queue_base import Desk, new_queue
+from tidebook.testing.conformance.queue_base import QueueTester, new_queue
 
 
 @dataclass
@@ -169,7 +169,7 @@ async def test_a_declaration_whose_partition_could_not_begin_begins_it_the_next_
     store: PostgresQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await store.declare(await new_queue(store), b"old")
-    await Desk(store, ref).put("a")
+    await QueueTester(store, ref).put("a")
 
     async def busy(*_: object) -> None:
         raise Unavailable("open transactions keep its table busy")

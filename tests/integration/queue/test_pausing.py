@@ -15,7 +15,7 @@ from tidebook.queue.job import Job
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.queue.waker import SLOW_POLL_S
 from tidebook.queue.worker import Worker
-from tidebook.testing.conformance.queue_base import Desk
+from tidebook.testing.conformance.queue_base import QueueTester
 
 pytestmark = pytest.mark.postgres
 
@@ -77,17 +77,17 @@ async def test_a_listener_of_a_paused_queue_is_not_notified_until_it_is_resumed(
 
 
 async def test_a_pause_on_postgres_waits_for_a_concurrent_claim(
-    desk: Desk, store: PostgresQueues, postgres_url: str, schema: str
+    tester: QueueTester, store: PostgresQueues, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("a")
+    await tester.put("a")
     async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
         arguments = "%s, 1, '{1}', ARRAY[gen_random_uuid()], 60000, 5::smallint, true, true"
         claim = f"SELECT id FROM {schema}.entry_claim({arguments})"
-        cursor = await connection.execute(claim, (desk.ref.id,))
+        cursor = await connection.execute(claim, (tester.ref.id,))
         assert len(await cursor.fetchall()) == 1
-        pausing = asyncio.create_task(store.pause(desk.ref))
+        pausing = asyncio.create_task(store.pause(tester.ref))
         done, _ = await asyncio.wait([pausing], timeout=0.3)
         assert not done
         await connection.commit()
     await asyncio.wait_for(pausing, 60)
-    assert await desk.claim() == []
+    assert await tester.claim() == []

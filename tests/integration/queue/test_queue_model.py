@@ -74,7 +74,7 @@ def test_postgres_follows_the_rules(postgres_url: str, schema: str, long_form: b
                 await connection.execute(f"UPDATE {schema}.clock SET now_ms = now_ms + {by_ms}")
                 if rotating:  # the next sweep finds that the period has ended, and rotates to another table
                     await connection.execute(f"UPDATE {schema}_q.period SET finished = 1000000")
-                    await store.sweep(self.desk.ref)
+                    await store.sweep(self.tester.ref)
 
             return store, START_MS, advance
 

@@ -22,21 +22,21 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.port import QueueSettings, Step
 from tidebook.queue.postgres import statement_runner
 from tidebook.queue.postgres.store import PostgresQueues
-from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
+from tidebook.testing.conformance.queue_base import QueueTester, entry, new_queue
 
 pytestmark = pytest.mark.postgres
 
 
-async def test_puts_of_the_same_keys_in_any_order_never_deadlock(desk: Desk) -> None:
+async def test_puts_of_the_same_keys_in_any_order_never_deadlock(tester: QueueTester) -> None:
     keys = [f"k{number}" for number in range(40)]
 
     async def put(seed: int) -> None:
         order = random.Random(seed).sample(keys, len(keys))
         for _ in range(5):
-            await desk.store.put(desk.ref, [entry(key) for key in order], inserted_at=0)
+            await tester.store.put(tester.ref, [entry(key) for key in order], inserted_at=0)
 
     await asyncio.gather(*(put(seed) for seed in range(8)))
-    assert (await desk.store.counts(desk.ref)).due == len(keys)
+    assert (await tester.store.counts(tester.ref)).due == len(keys)
 
 
 async def test_equal_keys_within_a_call_become_one(book: tidebook.Book) -> None:
@@ -145,12 +145,12 @@ async def test_a_connection_in_autocommit_is_refused(settings_file: Path, postgr
     ],
 )
 async def test_the_synchronous_level_of_the_callers_transaction_is_raised_and_never_lowered(
-    desk: Desk, postgres_url: str, theirs: str, ours: Any, both: str
+    tester: QueueTester, postgres_url: str, theirs: str, ours: Any, both: str
 ) -> None:
-    strict = await desk.store.queue("strict", QueueSettings(synchronous=ours))
+    strict = await tester.store.queue("strict", QueueSettings(synchronous=ours))
     async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
         await connection.execute(f"SET synchronous_commit = {theirs}")
-        await desk.store.put_within(connection, strict, [entry("k")], inserted_at=0)  # type: ignore[misc]
+        await tester.store.put_within(connection, strict, [entry("k")], inserted_at=0)  # type: ignore[misc]
         row = await (await connection.execute("SHOW synchronous_commit")).fetchone()
         assert row == (both,)
         await connection.rollback()
@@ -163,16 +163,16 @@ async def test_an_embedded_queue_does_not_join_a_transaction(tmp_path: Path) -> 
 
 
 async def test_puts_that_wait_for_an_open_transaction_leave_a_connection_for_leases(
-    desk: Desk, postgres_url: str
+    tester: QueueTester, postgres_url: str
 ) -> None:
-    await desk.put("other")
-    taken = await desk.take()
+    await tester.put("other")
+    taken = await tester.take()
     async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
-        await desk.store.put_within(holder, desk.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
-        waiting = [asyncio.create_task(desk.put("k")) for _ in range(6)]
+        await tester.store.put_within(holder, tester.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
+        waiting = [asyncio.create_task(tester.put("k")) for _ in range(6)]
         await asyncio.wait(waiting, timeout=0.5)
-        assert await asyncio.wait_for(desk.beat(taken), 10) == [True]
-        assert await asyncio.wait_for(desk.finish(taken), 10) == [True]
+        assert await asyncio.wait_for(tester.beat(taken), 10) == [True]
+        assert await asyncio.wait_for(tester.finish(taken), 10) == [True]
         await holder.commit()
     assert sum(put.merged for put in await asyncio.gather(*waiting)) == 6
 
@@ -181,12 +181,12 @@ async def test_a_put_waits_for_a_lock_once(postgres_url: str, schema: str, monke
     for module in (connect, statement_runner):
         monkeypatch.setattr(module, "LOCK_MS_MAX", 500, raising=False)
     store = await PostgresQueues.open(postgres_url, schema=schema)
-    desk = Desk(store, await new_queue(store))
+    tester = QueueTester(store, await new_queue(store))
     async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
-        await store.put_within(holder, desk.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
+        await store.put_within(holder, tester.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
         began = time.monotonic()
         with pytest.raises(Unavailable):
-            await desk.put("k")
+            await tester.put("k")
         assert time.monotonic() - began < 3
     await store.close()
 

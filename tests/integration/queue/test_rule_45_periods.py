@@ -12,16 +12,16 @@ from tidebook.core.errors import Unavailable
 from tidebook.queue.port import NEVER_MS, Failure, QueueSettings
 from tidebook.queue.postgres.partitions import period_end
 from tidebook.queue.postgres.store import PostgresQueues
-from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
+from tidebook.testing.conformance.queue_base import QueueTester, entry, new_queue
 
 pytestmark = pytest.mark.postgres
 
 
-async def rotate(desk: Desk, url: str, schema: str) -> None:
+async def rotate(tester: QueueTester, url: str, schema: str) -> None:
     """Rotate to a new partition."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f"UPDATE {schema}.period SET finished = 1000000")
-    await desk.store.sweep(desk.ref)
+    await tester.store.sweep(tester.ref)
 
 
 async def slots(url: str, schema: str) -> dict[int, int]:
@@ -40,114 +40,118 @@ async def draining(url: str, schema: str) -> list[int]:
         return found
 
 
-async def test_entries_are_put_into_the_partition_of_the_period(desk: Desk, postgres_url: str, schema: str) -> None:
-    await desk.put("a")
-    await rotate(desk, postgres_url, schema)
-    await desk.put("b")
+async def test_entries_are_put_into_the_partition_of_the_period(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
+    await tester.put("a")
+    await rotate(tester, postgres_url, schema)
+    await tester.put("b")
     assert sorted((await slots(postgres_url, schema)).values()) == [1, 1]
 
 
-async def test_claims_are_in_order_across_partitions(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_claims_are_in_order_across_partitions(tester: QueueTester, postgres_url: str, schema: str) -> None:
     for number, priority in enumerate([30, 10, 20, 10]):
-        await desk.put(f"{number}", priority=priority)
-        await rotate(desk, postgres_url, schema)
-    assert await desk.names() == ["1", "3", "2", "0"]
+        await tester.put(f"{number}", priority=priority)
+        await rotate(tester, postgres_url, schema)
+    assert await tester.names() == ["1", "3", "2", "0"]
 
 
 async def test_one_claim_leases_from_two_partitions_only_what_it_returns(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     for number in range(3):
-        await desk.put(f"old {number}")
-    await rotate(desk, postgres_url, schema)
+        await tester.put(f"old {number}")
+    await rotate(tester, postgres_url, schema)
     for number in range(3):
-        await desk.put(f"new {number}")
-    assert await desk.names(4) == ["old 0", "old 1", "old 2", "new 0"]
-    assert await desk.names(4) == ["new 1", "new 2"]
+        await tester.put(f"new {number}")
+    assert await tester.names(4) == ["old 0", "old 1", "old 2", "new 0"]
+    assert await tester.names(4) == ["new 1", "new 2"]
     assert sum((await slots(postgres_url, schema)).values()) == 6  # each is leased, in a separate row
 
 
-async def test_a_key_waits_once_across_partitions(desk: Desk, postgres_url: str, schema: str) -> None:
-    await desk.put("k", data="old", priority=5, inserted_at=1)
-    await rotate(desk, postgres_url, schema)
-    put = await desk.put("k", data="new", priority=9, inserted_at=2)
-    (taken,) = await desk.claim(5)
+async def test_a_key_waits_once_across_partitions(tester: QueueTester, postgres_url: str, schema: str) -> None:
+    await tester.put("k", data="old", priority=5, inserted_at=1)
+    await rotate(tester, postgres_url, schema)
+    put = await tester.put("k", data="new", priority=9, inserted_at=2)
+    (taken,) = await tester.claim(5)
     found = taken.entry
     assert (put.merged, taken.name, found.priority, found.inserted_at) == (1, "new", 5, 1)
 
 
 async def test_a_key_processed_in_an_old_partition_is_held_in_the_new_one(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("k")
-    taken = await desk.take()
-    await rotate(desk, postgres_url, schema)
-    await desk.put("k", data="new")
-    assert await desk.claim(5) == []
-    assert await desk.finish(taken) == [True]
-    assert await desk.names() == ["new"]
+    await tester.put("k")
+    taken = await tester.take()
+    await rotate(tester, postgres_url, schema)
+    await tester.put("k", data="new")
+    assert await tester.claim(5) == []
+    assert await tester.finish(taken) == [True]
+    assert await tester.names() == ["new"]
 
 
-async def test_a_failed_entry_moves_to_the_current_partition(desk: Desk, postgres_url: str, schema: str) -> None:
-    await desk.put("k")
-    taken = await desk.take()
-    await rotate(desk, postgres_url, schema)
-    assert await desk.fail(taken) == "waiting"
-    await desk.store.sweep(desk.ref)
+async def test_a_failed_entry_moves_to_the_current_partition(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
+    await tester.put("k")
+    taken = await tester.take()
+    await rotate(tester, postgres_url, schema)
+    assert await tester.fail(taken) == "waiting"
+    await tester.store.sweep(tester.ref)
     assert await draining(postgres_url, schema) == []
-    assert await desk.names() == ["k"]
+    assert await tester.names() == ["k"]
 
 
 async def test_a_failed_entry_does_not_wait_for_a_locked_entry_of_its_key_in_an_old_partition(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("k", data="old")
-    taken = await desk.take()
-    await desk.put("k", data="new")
-    await rotate(desk, postgres_url, schema)
+    await tester.put("k", data="old")
+    taken = await tester.take()
+    await tester.put("k", data="new")
+    await rotate(tester, postgres_url, schema)
     async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
         await holder.execute(f"SELECT FROM {schema}.entry WHERE status = 'W' FOR UPDATE")
-        assert await desk.fail(taken) == "waiting"
-    assert [(each.name, each.entry.timeouts) for each in await desk.claim(5)] == [("new", 1)]
+        assert await tester.fail(taken) == "waiting"
+    assert [(each.name, each.entry.timeouts) for each in await tester.claim(5)] == [("new", 1)]
 
 
 async def test_stragglers_move_when_the_next_period_ends_and_can_still_be_finished(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("held")
-    taken = await desk.take()
-    await desk.put("waiting", process_at=NEVER_MS // 2)
+    await tester.put("held")
+    taken = await tester.take()
+    await tester.put("waiting", process_at=NEVER_MS // 2)
     for _ in range(3):
-        await rotate(desk, postgres_url, schema)
+        await rotate(tester, postgres_url, schema)
     assert len(await slots(postgres_url, schema)) == 1
-    assert await desk.finish(taken) == [True]
+    assert await tester.finish(taken) == [True]
 
 
 @pytest.mark.parametrize("drained", ["truncate", "drop", "reset"])
 async def test_a_drained_partition_is_cleared_as_configured(
     store: PostgresQueues, postgres_url: str, schema: str, drained: str
 ) -> None:
-    desk = Desk(store, await new_queue(store, drained=drained, own_table=True))
+    tester = QueueTester(store, await new_queue(store, drained=drained, own_table=True))
     for number in range(6):
-        await desk.put(f"{number}")
+        await tester.put(f"{number}")
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             await connection.execute(f"UPDATE {schema}.period SET finished = 1000000")
-        await store.sweep(desk.ref)
-        assert await desk.finish(await desk.take()) == [True]
-        await store.sweep(desk.ref)
-    assert (await store.counts(desk.ref)).tables == 1
+        await store.sweep(tester.ref)
+        assert await tester.finish(await tester.take()) == [True]
+        await store.sweep(tester.ref)
+    assert (await store.counts(tester.ref)).tables == 1
 
 
 async def test_a_drained_partition_is_cleared_while_an_old_snapshot_is_held(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
         await holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         await holder.execute("SELECT txid_current()")
-        await desk.store.put(desk.ref, [entry(f"{number}") for number in range(500)], inserted_at=0)
-        while taken := await desk.claim(100):
-            await desk.finish(*taken)
-        await rotate(desk, postgres_url, schema)
+        await tester.store.put(tester.ref, [entry(f"{number}") for number in range(500)], inserted_at=0)
+        while taken := await tester.claim(100):
+            await tester.finish(*taken)
+        await rotate(tester, postgres_url, schema)
         assert await draining(postgres_url, schema) == []
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             cursor = await connection.execute(f"SELECT pg_relation_size('{schema}.entry_0')")
@@ -155,53 +159,53 @@ async def test_a_drained_partition_is_cleared_while_an_old_snapshot_is_held(
 
 
 async def test_a_partition_that_an_open_transaction_has_read_is_cleared_later(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     async with await psycopg.AsyncConnection.connect(postgres_url) as reader:
         await reader.execute(f"SELECT count(*) FROM {schema}.entry")
-        await desk.put("k")
-        await desk.finish(await desk.take())
-        await rotate(desk, postgres_url, schema)
+        await tester.put("k")
+        await tester.finish(await tester.take())
+        await rotate(tester, postgres_url, schema)
         assert await draining(postgres_url, schema) == [0]
-        await asyncio.wait_for(desk.put("still"), 10)
-    await desk.store.sweep(desk.ref)
+        await asyncio.wait_for(tester.put("still"), 10)
+    await tester.store.sweep(tester.ref)
     assert await draining(postgres_url, schema) == []
 
 
 async def test_a_period_does_not_end_under_an_open_transaction_that_has_put(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
-        await desk.store.put_within(holder, desk.ref, [entry("k", "1")], inserted_at=0)  # type: ignore[misc]
-        await rotate(desk, postgres_url, schema)
+        await tester.store.put_within(holder, tester.ref, [entry("k", "1")], inserted_at=0)  # type: ignore[misc]
+        await rotate(tester, postgres_url, schema)
         assert await draining(postgres_url, schema) == []
         await holder.commit()
-    await desk.store.sweep(desk.ref)
+    await tester.store.sweep(tester.ref)
     assert await draining(postgres_url, schema) == [0]
-    await desk.put("k", data="2")
-    assert await desk.names() == ["2"]
+    await tester.put("k", data="2")
+    assert await tester.names() == ["2"]
 
 
 async def test_a_put_on_a_snapshot_from_before_a_rotation_fails_and_is_not_misplaced(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
-    await desk.put("other")
+    await tester.put("other")
     async with await psycopg.AsyncConnection.connect(postgres_url) as old:
         await old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         await old.execute("SELECT txid_current()")
-        await rotate(desk, postgres_url, schema)
+        await rotate(tester, postgres_url, schema)
         with pytest.raises(Unavailable):
-            await desk.store.put_within(old, desk.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
+            await tester.store.put_within(old, tester.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
 
 
 async def test_a_period_ends_after_so_many_finished_entries(
     store: PostgresQueues, postgres_url: str, schema: str
 ) -> None:
-    desk = Desk(store, await new_queue(store, finished_max=20))
-    await store.put(desk.ref, [entry(f"{number}") for number in range(20)], inserted_at=0)
-    await desk.finish(*await desk.claim(20))
-    await store.sweep(desk.ref)
-    await desk.put("next")
+    tester = QueueTester(store, await new_queue(store, finished_max=20))
+    await store.put(tester.ref, [entry(f"{number}") for number in range(20)], inserted_at=0)
+    await tester.finish(*await tester.claim(20))
+    await store.sweep(tester.ref)
+    await tester.put("next")
     assert await slots(postgres_url, schema) == {1: 1}
 
 
@@ -209,29 +213,29 @@ async def test_a_period_ends_after_so_many_finished_entries(
 async def test_a_period_ends_by_any_change_that_leaves_old_rows(
     store: PostgresQueues, postgres_url: str, schema: str, how: str
 ) -> None:
-    desk = Desk(store, await new_queue(store, finished_max=20))
+    tester = QueueTester(store, await new_queue(store, finished_max=20))
     expires_at = int(time.time() * 1000) + 50 if how == "expired" else NEVER_MS
     many = [entry(f"{number}", expires_at=expires_at) for number in range(20)]
-    await store.put(desk.ref, many, inserted_at=0)
+    await store.put(tester.ref, many, inserted_at=0)
     match how:
         case "failed":
-            await store.fail(desk.ref, [Failure(taken.held) for taken in await desk.claim(20)])
+            await store.fail(tester.ref, [Failure(taken.held) for taken in await tester.claim(20)])
         case "expired":
             await asyncio.sleep(0.1)  # until they have expired
         case "merged":
-            await store.put(desk.ref, many, inserted_at=0)
-    await store.sweep(desk.ref)
-    await desk.put("next", priority=1)
+            await store.put(tester.ref, many, inserted_at=0)
+    await store.sweep(tester.ref)
+    await tester.put("next", priority=1)
     assert (await slots(postgres_url, schema))[1] == 1
 
 
-async def test_a_period_ends_during_continuous_puts(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_a_period_ends_during_continuous_puts(tester: QueueTester, postgres_url: str, schema: str) -> None:
     over = False
 
     async def put(key: str) -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
             while not over:
-                await desk.store.put_within(connection, desk.ref, [entry(key)], inserted_at=0)  # type: ignore[misc]
+                await tester.store.put_within(connection, tester.ref, [entry(key)], inserted_at=0)  # type: ignore[misc]
                 await asyncio.sleep(0.04)  # the transaction stays open for a while
                 await connection.commit()
 
@@ -241,7 +245,7 @@ async def test_a_period_ends_during_continuous_puts(desk: Desk, postgres_url: st
             while not await slots(postgres_url, schema):  # noqa: ASYNC110  there is no event to await
                 await asyncio.sleep(0.01)
         for _ in range(15):
-            await rotate(desk, postgres_url, schema)
+            await rotate(tester, postgres_url, schema)
             if await draining(postgres_url, schema):
                 break
         assert await draining(postgres_url, schema)
@@ -252,9 +256,9 @@ async def test_a_period_ends_during_continuous_puts(desk: Desk, postgres_url: st
 
 async def test_a_queue_without_periods_never_rotates(store: PostgresQueues, postgres_url: str, schema: str) -> None:
     ref = await store.queue("for-ever", QueueSettings(period="ever", own_table=True))
-    desk = Desk(store, ref)
-    await desk.put("k")
-    await rotate(desk, postgres_url, schema)
+    tester = QueueTester(store, ref)
+    await tester.put("k")
+    await rotate(tester, postgres_url, schema)
     assert (await store.counts(ref)).tables == 1
 
 

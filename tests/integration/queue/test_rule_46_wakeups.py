@@ -16,10 +16,10 @@ import tidebook
 from tests.integration.queue.patience import until
 from tidebook.queue.port import NEVER_MS
 from tidebook.queue.queue import Queue
-from tidebook.testing.conformance.queue_base import Desk
+from tidebook.testing.conformance.queue_base import QueueTester
 
 pytestmark = pytest.mark.postgres
-PATIENCE_S = 30
+CASE_TIMEOUT_S = 30
 
 
 class NotificationRecorder:
@@ -35,7 +35,7 @@ class NotificationRecorder:
         async with await psycopg.AsyncConnection.connect(self._connection.info.dsn, autocommit=True) as other:
             await other.execute(f"NOTIFY {channel}")
         found = []
-        async for notification in self._connection.notifies(timeout=PATIENCE_S):
+        async for notification in self._connection.notifies(timeout=CASE_TIMEOUT_S):
             if notification.channel == channel:
                 break
             found.append(notification.payload)
@@ -49,34 +49,38 @@ async def recorded_notifications(url: str, schema: str) -> AsyncIterator[Notific
         yield NotificationRecorder(connection)
 
 
-async def test_a_put_sends_no_notification_while_no_process_sleeps(desk: Desk, postgres_url: str, schema: str) -> None:
+async def test_a_put_sends_no_notification_while_no_process_sleeps(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.put("k")
+        await tester.put("k")
         assert await recorder.notifications() == []
 
 
 async def test_a_put_notifies_only_if_a_process_sleeps_past_its_date(
-    desk: Desk, postgres_url: str, schema: str
+    tester: QueueTester, postgres_url: str, schema: str
 ) -> None:
     soon = int(time.time() * 1000) + 100_000
-    await desk.store.sleep(b"s" * 16, {desk.ref.id: (soon, False)})
+    await tester.store.sleep(b"s" * 16, {tester.ref.id: (soon, False)})
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.put("later", process_at=soon + 1)
+        await tester.put("later", process_at=soon + 1)
         assert await recorder.notifications() == []
-        await desk.put("sooner", process_at=soon - 1)
-        assert await recorder.notifications() == [f"{desk.ref.id} {soon - 1}"]
-        await desk.store.awake(b"s" * 16, [desk.ref.id])
-        await desk.put("now")
+        await tester.put("sooner", process_at=soon - 1)
+        assert await recorder.notifications() == [f"{tester.ref.id} {soon - 1}"]
+        await tester.store.awake(b"s" * 16, [tester.ref.id])
+        await tester.put("now")
         assert await recorder.notifications() == []
 
 
-async def test_done_notifies_a_process_that_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
-    await desk.put("k")
-    taken = await desk.take()
-    await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
+async def test_done_notifies_a_process_that_waits_for_a_held_key(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
+    await tester.put("k")
+    taken = await tester.take()
+    await tester.store.sleep(b"s" * 16, {tester.ref.id: (NEVER_MS, True)})
     async with recorded_notifications(postgres_url, schema) as recorder:
-        await desk.finish(taken)
-        assert await recorder.notifications() == [f"{desk.ref.id}"]
+        await tester.finish(taken)
+        assert await recorder.notifications() == [f"{tester.ref.id}"]
 
 
 async def next_job(queue: Queue) -> tuple[object, float]:
@@ -101,7 +105,7 @@ async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
         await settled(here)
         put_at = time.time()
         await there.queue("mail").put("x")
-        data, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        data, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert data == "x"
         assert woken - put_at < 4.5, "only the slow poll found it"
 
@@ -118,7 +122,7 @@ async def test_a_foreign_notification_does_not_disable_a_listener(
                 await connection.execute("SELECT pg_notify(%s, %s)", (schema, payload))
         put_at = time.time()
         await there.queue("mail").put("x")
-        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        _, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert woken - put_at < 2.5, "only the slow poll found it"
 
 
@@ -128,7 +132,7 @@ async def test_a_listener_wakes_at_the_process_date_of_a_put_elsewhere(where: Pa
         await settled(here)
         at = datetime.now(UTC) + timedelta(milliseconds=700)
         await there.queue("mail").put("x", process_at=at)
-        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        _, woken = await asyncio.wait_for(waiting, CASE_TIMEOUT_S)
         assert at.timestamp() - 0.01 <= woken < at.timestamp() + 2.5
 
 
@@ -137,7 +141,7 @@ async def test_a_listener_wakes_at_the_end_of_a_lease(book: tidebook.Book) -> No
     await queue.put("x")
     await queue.claim(lease=0.5)
     claimed_at = time.time()
-    data, woken = await asyncio.wait_for(next_job(queue), PATIENCE_S)
+    data, woken = await asyncio.wait_for(next_job(queue), CASE_TIMEOUT_S)
     assert data == "x"
     assert 0.4 < woken - claimed_at < 4.5
 
@@ -150,7 +154,7 @@ async def test_a_listener_wakes_when_a_held_key_is_released(where: Path) -> None
         waiting = asyncio.create_task(next_job(here.queue("mail")))
         await settled(here)
         await there.queue("mail").done(job)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "second"
+        assert (await asyncio.wait_for(waiting, CASE_TIMEOUT_S))[0] == "second"
 
 
 async def test_an_idle_listener_rarely_polls(book: tidebook.Book) -> None:
@@ -176,7 +180,7 @@ async def test_thousands_of_listeners_share_one_connection(settings_file: Path, 
         listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(book)
         await queue.put("x")
-        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), CASE_TIMEOUT_S)
         assert sum(woken) == 3_000
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             cursor = await connection.execute(
@@ -195,7 +199,7 @@ async def test_thousands_of_listeners_in_a_folder_are_notified_of_a_put_elsewher
         listeners = [asyncio.create_task(listen_once(queue)) for _ in range(3_000)]
         await settled(here)
         await there.queue("mail").put("x")
-        woken = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        woken = await asyncio.wait_for(asyncio.gather(*listeners), CASE_TIMEOUT_S)
         assert sum(woken) == 3_000
 
 
@@ -211,7 +215,7 @@ async def test_a_listener_outlives_its_connections(settings_file: Path, postgres
                 (f"%{schema}%",),
             )
         await there.queue("mail").put("x")
-        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
+        assert (await asyncio.wait_for(waiting, CASE_TIMEOUT_S))[0] == "x"
 
 
 async def test_work_that_is_not_claimed_is_not_reported_in_a_loop(book: tidebook.Book) -> None:

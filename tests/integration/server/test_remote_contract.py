@@ -119,8 +119,8 @@ class TestRemoteTags(TagsContract):
     test_a_stream_crosses_a_change_of_the_bucket_size_and_a_year_without_events = not_remote(
         "bucket sizes are set where the store is open"
     )
-    test_a_spoiled_tag_is_rebuilt_from_the_journals = not_remote("it counts the journals of a rebuild")
-    test_a_rebuild_leaves_deleted_events_where_they_are_kept = not_remote("it compares rows of the store")
+    test_a_damaged_tag_is_rebuilt_from_the_journals = not_remote("it counts the journals of a rebuild")
+    test_a_rebuild_keeps_deleted_events_if_the_settings_keep_them = not_remote("it compares rows of the store")
     test_an_event_with_more_than_ten_tags_is_in_all_their_streams_and_logs_a_warning = not_remote(
         "the server warns too"
     )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cassandra
 
 KEYSPACE = "tag_groups"
 LEASE_S = 1.5
-PATIENCE_S = 60
+CASE_TIMEOUT_S = 60
 
 
 @pytest_asyncio.fixture
@@ -86,7 +86,7 @@ class Member:
 
 
 async def until(done: list[int], payloads: range) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CASE_TIMEOUT_S):
         while not set(payloads) <= set(done):  # noqa: ASYNC110  there is no event to await
             await asyncio.sleep(0.02)
 
@@ -97,7 +97,7 @@ async def test_members_join_leave_and_are_killed_and_every_event_is_committed(bo
     first = Member(book, topic, done)
     await until(done, range(60))
     second = Member(book, topic, done)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CASE_TIMEOUT_S):
         while len(second.events.shares) < SHARES / 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await append(book, topic, range(60, 120))

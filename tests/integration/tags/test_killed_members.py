@@ -24,7 +24,7 @@ pytestmark = pytest.mark.postgres
 
 JOURNALS, BATCH = 60, 120
 LEASE_S = 1.5
-PATIENCE_S = 90
+CASE_TIMEOUT_S = 90
 #: Prints how many shares it has, and writes each event and its offset in one transaction. If it is to hold an event
 #: it prints that while the transaction is open, and stops there.
 MEMBER = textwrap.dedent(
@@ -140,7 +140,7 @@ async def test_the_journals_of_a_process_that_was_killed_are_taken_over_and_each
     where: Path, postgres_url: str, connection: psycopg.Connection
 ) -> None:
     group = Group(where, postgres_url, f"t-{uuid.uuid4().hex[:12]}")
-    async with asyncio.timeout(PATIENCE_S), tidebook.open(where) as book:
+    async with asyncio.timeout(CASE_TIMEOUT_S), tidebook.open(where) as book:
         await book.journal(group.topic).append("begin", [Event(0)])
         async with group.member("one") as one, group.member("two") as two, group.member("dies", hold=BATCH) as dies:
             for each in (one, two, dies):

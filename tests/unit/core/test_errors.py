@@ -51,7 +51,7 @@ def test_a_parked_event_names_itself_and_the_command_that_rebuilds_the_read_mode
 def test_a_newer_version_is_named_together_with_the_known_one() -> None:
     error = UnknownVersion("the record", version=9, known=1)
     assert (error.version, error.known) == (9, 1)
-    assert str(error).startswith("the record has version 9, this Tidebook knows up to 1")
+    assert str(error).startswith("the record has version 9, and this version of Tidebook supports up to 1")
 
 
 @pytest.mark.parametrize(

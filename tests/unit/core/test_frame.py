@@ -46,5 +46,5 @@ def test_a_frame_of_any_version_with_one_changed_byte_is_corrupt(content: bytes,
 
 @pytest.mark.parametrize("value", [b"", b"\x7b", FRAME.seal(b"")[:-1], OTHER.seal(b"a")], ids=repr)
 def test_bytes_that_are_too_short_or_have_another_magic_byte_are_not_a_record(value: bytes) -> None:
-    with pytest.raises(Corrupt, match="this is not the record"):
+    with pytest.raises(Corrupt, match="the bytes are not the record"):
         FRAME.unseal(value)

@@ -255,7 +255,7 @@ async def test_a_record_whose_key_names_no_journal_stalls_no_call(rig: Rig, key:
     assert [id async for id in rig.journal.ids()] == ["a"]
 
 
-async def test_a_record_over_the_topics_limit_is_void_for_everybody(open_rig: OpenRig) -> None:
+async def test_a_record_over_the_topics_limit_is_void_for_every_reader(open_rig: OpenRig) -> None:
     rig = open_rig(limit_bytes=300)
     await rig.make_topic()
     await rig.append("a", 1)
@@ -364,7 +364,7 @@ async def test_a_process_of_an_older_epoch_is_fenced(rig: Rig) -> None:
         await rig.read("a")
 
 
-async def test_a_misplaced_record_is_void_for_everybody(open_rig: OpenRig) -> None:
+async def test_a_misplaced_record_is_void_for_every_reader(open_rig: OpenRig) -> None:
     """Its key belongs to another partition: no reader reads it there, and no replicator applies it."""
     rig = open_rig(partitions=2)
     await rig.append("a", 1)

@@ -88,7 +88,7 @@ async def test_an_append_has_at_least_one_and_not_too_many_events(rig: Rig, wrap
 
 
 @pytest.mark.parametrize("bad", [Event(1), "text", b"bytes", 5, {Event: 1}, None, ["no event"]])
-async def test_what_is_no_list_of_events_is_refused(rig: Rig, bad: Any) -> None:
+async def test_anything_but_a_list_of_events_is_refused(rig: Rig, bad: Any) -> None:
     with pytest.raises(InvalidInput, match="events"):
         await rig.journal.append("a", bad)
     with pytest.raises(InvalidInput, match="events"):

@@ -28,7 +28,7 @@ async def log(tmp_path: Path) -> AsyncIterator[SqliteLog]:
     await log.close()
 
 
-async def test_a_record_comes_back_as_it_was_sent(log: SqliteLog) -> None:
+async def test_a_record_is_read_as_it_was_sent(log: SqliteLog) -> None:
     sent = await log.append(Outgoing("t", 1, b"k", b"v", (("a", b"1"), ("a", b"2"))))
     batch = await log.read("t", 1, start=0, stop=1)
     assert sent.offset == 0

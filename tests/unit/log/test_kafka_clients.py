@@ -53,7 +53,7 @@ async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeyp
     topics, recording = GatedTopics(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), RecordingProducer()
     monkeypatch.setattr(log, "_topics", topics)
     monkeypatch.setattr(log, "_producer", lambda _: recording)
-    again = asyncio.create_task(log._topic_of("t", 0))
+    again = asyncio.create_task(log._known_topic("t", 0))
     await asyncio.sleep(0)
     log.send(Outgoing("t", 0, b"k", b"1"), print)
     await asyncio.sleep(0)

@@ -54,7 +54,7 @@ class Worker:
         return await serve(self.parts, lease)
 
     def outliving(self) -> int:
-        return sum(each.runs for each in lease_module._outliving[self.parts])
+        return sum(each.runs for each in lease_module._continuing[self.parts])
 
     async def append(self, n: int, start: int = 0) -> None:
         """Append to as many journals, and wait until they are in the store."""

@@ -25,7 +25,7 @@ from tidebook.log.port import Outgoing, read_all
 from tidebook.pipeline.source import tail as tail_module
 from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journals import JournalsReader
-from tidebook.pipeline.source.tail import RECORDS_PER_SHARE, TailRange, share_out
+from tidebook.pipeline.source.tail import RECORDS_PER_SHARE, TailRange, assign_shares
 from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -215,14 +215,14 @@ def test_the_tail_is_read_in_two_passes_if_it_does_not_fit_in_memory(
 
 def test_the_shares_of_a_tail_are_bounded_and_cover_each_journal_once() -> None:
     ranges = [TailRange(0, 0, 10, 0), TailRange(1, 5, 20, 0), TailRange(2, 0, 3 * RECORDS_PER_SHARE, 0)]
-    tasks = share_out(ranges)
+    tasks = assign_shares(ranges)
     assert [[(each.range.partition, each.number) for each in task] for task in tasks] == [
         [(0, 0), (1, 0)], [(2, 0)], [(2, 1)], [(2, 2)],
     ]  # fmt: skip
     large = [task[0] for task in tasks[1:]]
     takers = [[share.takes(f"id-{n}") for share in large].count(True) for n in range(100)]
     assert set(takers) == {1}
-    assert share_out([]) == []
+    assert assign_shares([]) == []
 
 
 def test_a_tag_selects_from_the_tail_too(book: Book, portal: BlockingPortal, topic: str) -> None:

@@ -15,7 +15,14 @@ from tidebook.replication import event_numbers
 from tidebook.replication.event_numbers import number_events
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.sqlite import SqliteStore
-from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config, truth_of
+from tidebook.testing.conformance.journal_records import (
+    append,
+    delete,
+    expected_journals,
+    purge,
+    records_of,
+    topic_config,
+)
 from tidebook.testing.faults import Faults
 
 TOPIC = "t"
@@ -48,7 +55,7 @@ async def test_every_existing_event_is_numbered_once_in_the_order_of_the_log(
         await store.close()
     truth = {
         (id, row.seq_nr, row.position.offset, row.encoded)
-        for id, each in truth_of(steps, CONFIG).items()
+        for id, each in expected_journals(steps, CONFIG).items()
         for row in each.rows
     }
     offsets = [row.position.offset for _, row in found]

@@ -22,9 +22,17 @@ from tidebook.replication.journal_state import (
     fold_journal,
     is_certain,
     is_repairable,
-    repair_of,
+    plan_repair,
 )
-from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config, truth_of
+from tidebook.testing.conformance.journal_records import (
+    Step,
+    append,
+    delete,
+    expected_journals,
+    purge,
+    records_of,
+    topic_config,
+)
 
 CONFIG = topic_config()
 KEY = Key("t", "a")
@@ -52,7 +60,7 @@ def placed(actions: list[Action]) -> list[PositionedAction]:
 
 
 def store_of(actions: list[Action]) -> JournalState:
-    truth = truth_of([("a", action) for action in actions], CONFIG).get("a")
+    truth = expected_journals([("a", action) for action in actions], CONFIG).get("a")
     return JournalState() if truth is None else JournalState(truth.head, {row.seq_nr: row for row in truth.rows})
 
 
@@ -88,7 +96,7 @@ def test_a_repair_restores_everything_that_was_damaged(actions: list[Action], da
     records = placed(actions)
     pointer = Pointer(records[-1].position, 0)
     folded = fold_journal(KEY, 0, found, records, CONFIG, Position(CONFIG.epoch, 0))
-    repair = repair_of(folded, found, pointer, CONFIG, 1)
+    repair = plan_repair(folded, found, pointer, CONFIG, 1)
     repaired = {n: row for n, row in rows.items() if n not in repair.extra_rows} | {
         row.seq_nr: row for row in repair.rows
     }
@@ -131,7 +139,7 @@ def whats(folded: FoldedJournal, found: JournalState) -> list[tuple[str, int | N
 
 
 def repair(folded: FoldedJournal, found: JournalState, at: int = 99) -> Repair:
-    return repair_of(folded, found, Pointer(Position(CONFIG.epoch, at), 5), CONFIG, 3)
+    return plan_repair(folded, found, Pointer(Position(CONFIG.epoch, at), 5), CONFIG, 3)
 
 
 TAGGED: list[Action] = [tagged(3, "x", "y"), append(1), tagged(1, "x")]

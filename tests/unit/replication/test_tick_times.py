@@ -16,15 +16,15 @@ from tidebook.replication import ticks
 from tidebook.replication.ticks import (
     FOLLOWED_FOR_S,
     LOOK_EVERY_S,
-    SHARE_TRIES_MAX,
-    SHOWN_SETTING,
+    REPLICATED_TIME_SETTING,
+    SHARE_ATTEMPTS_MAX,
     Ticker,
     TickIntervals,
     has_tags,
     needs_ticks,
     replicate_adjacent_ticks,
     send_ticks,
-    share_shown,
+    share_replicated_time,
     tick,
 )
 from tidebook.tags.horizon import renew_followed
@@ -118,7 +118,7 @@ async def test_the_ticks_of_one_topic_are_above_the_times_of_the_others(book: Bo
     await send_ticks(book.log, book.store, [TOPIC])
     assert await marks(book) == [BEGAN_MS + 2_001] * 2
     assert await marks(book, "users") == [BEGAN_MS + 1_000] * 2, "the topic has only its first marks"
-    assert await book.store.setting(SHOWN_SETTING) == str(BEGAN_MS + 2_000)
+    assert await book.store.setting(REPLICATED_TIME_SETTING) == str(BEGAN_MS + 2_000)
 
 
 async def test_a_ticker_without_followers_ticks_when_its_interval_is_nearly_over(
@@ -146,7 +146,7 @@ async def test_a_followed_ticker_ticks_when_half_of_its_interval_is_over(book: B
     seconds = Seconds()
     ticker = Ticker(book.log, book.store, intervals=INTERVALS, monotonic_s=seconds)
     assert await ticker.step() == 0.5
-    assert set(ticker.alone) == {(TOPIC, 0), (TOPIC, 1)}
+    assert set(ticker.adjacent) == {(TOPIC, 0), (TOPIC, 1)}
     for after_s, wait_s, ticked in ((0.125, 0.375, 2), (0.25, 0.5, 4)):
         await append(book, clock)
         seconds.now_s = 100.0 + after_s
@@ -155,7 +155,7 @@ async def test_a_followed_ticker_ticks_when_half_of_its_interval_is_over(book: B
     await replicate(book.log, book.store, TOPIC)
     seconds.now_s += 0.5
     assert await ticker.step() == 0.5
-    assert ticker.alone == {}
+    assert ticker.adjacent == {}
     assert len(await marks(book)) == 4, "nothing came after the ticks"
     seconds.now_s += 0.0625
     await append(book, clock)
@@ -207,18 +207,18 @@ async def test_a_rest_ends_at_a_change_of_the_store_only_if_a_tick_is_allowed(bo
     intervals = TickIntervals(followed_s=0.03125, idle_s=4.0, pause_s=0.0078125, look_s=2.0)
     ticker = Ticker(book.log, store, intervals=intervals, monotonic_s=seconds)  # type: ignore[arg-type]
     await ticker.step()
-    await ticker.rest(0.03125)  # right after a tick
-    await ticker.rest(0.0625)  # there are no followers
+    await ticker.pause(0.03125)  # right after a tick
+    await ticker.pause(0.0625)  # there are no followers
     assert store.waits == []
     seconds.now_s += 0.015625
-    await ticker.rest(0.03125)
-    await ticker.rest(0.03125)
+    await ticker.pause(0.03125)
+    await ticker.pause(0.03125)
     assert store.waits == [(0.0234375, -1), (0.0234375, 4)]
     await append(book, clock)
     seconds.now_s += 0.03125
     await ticker.step()
     seconds.now_s += 0.03125
-    await ticker.rest(0.03125)
+    await ticker.pause(0.03125)
     assert store.waits[2:] == [(0.0234375, -1)], "after a tick every change counts"
 
 
@@ -268,19 +268,19 @@ class SharedTimes:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown_ms", "races", "shared", "after"),
+    ("text", "replicated_ms", "races", "shared", "after"),
     [
         (None, 70, 0, 70, "70"),
         ("70", 70, 0, 70, "70"),
         ("90", 70, 0, 90, "90"),
         ("60", 70, 0, 70, "70"),
-        ("60", 70, SHARE_TRIES_MAX - 1, 70, "70"),
-        ("60", 70, SHARE_TRIES_MAX, 70, "65"),  # the next tick stores it
+        ("60", 70, SHARE_ATTEMPTS_MAX - 1, 70, "70"),
+        ("60", 70, SHARE_ATTEMPTS_MAX, 70, "65"),  # the next tick stores it
         ("68", 70, 3, 70, "70"),
     ],
 )
 async def test_the_greatest_time_of_all_pipelines_is_shared(
-    text: str | None, shown_ms: int, races: int, shared: int, after: str
+    text: str | None, replicated_ms: int, races: int, shared: int, after: str
 ) -> None:
     store: Any = SharedTimes(text, races=races)
-    assert (await share_shown(store, shown_ms), store.text) == (shared, after)
+    assert (await share_replicated_time(store, replicated_ms), store.text) == (shared, after)

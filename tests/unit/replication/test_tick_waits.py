@@ -98,7 +98,7 @@ def test_a_ticker_replicates_its_ticks_and_rests_while_a_stream_is_followed(
     async def program() -> None:
         store, metrics = WaitedStore(), Metrics()
         ticker = ScriptedTicker(store, 2.0, 0.5, 0.5, Unavailable("it is down"), intervals=INTERVALS)
-        ticker.alone = {(TOPIC, 0): 7}
+        ticker.adjacent = {(TOPIC, 0): 7}
         await for_a_while(ticker.run(metrics), 5.5)
         assert ticker.steps_s == [1.0, 3.0, 3.5, 4.0, 5.0]
         assert replicated == [(3.0, {(TOPIC, 0): 7}), (3.5, {(TOPIC, 0): 7})]
@@ -113,11 +113,11 @@ def test_a_rest_right_after_a_tick_or_without_followers_takes_its_whole_time(run
         store = WaitedStore()
         ticker = ScriptedTicker(store, 0.5, intervals=INTERVALS)
         await ticker.step()
-        await ticker.rest(0.5)
+        await ticker.pause(0.5)
         assert now_s() == 0.5
-        await ticker.rest(2.0)
+        await ticker.pause(2.0)
         assert (now_s(), store.waits) == (2.5, [])
-        await ticker.rest(0.5)
+        await ticker.pause(0.5)
         assert (now_s(), store.waits) == (3.0, [(2.625, 0.375, -1)])
 
     run(program())
@@ -132,7 +132,7 @@ def test_a_change_is_waited_for_once_half_of_the_interval_after_a_tick_is_over(
         ticker = ScriptedTicker(store, 0.5, intervals=INTERVALS)
         await ticker.step()
         await asyncio.sleep(after_s)
-        await ticker.rest(0.5)
+        await ticker.pause(0.5)
         assert (now_s(), len(store.waits)) == (after_s + 0.5, waits)
 
     run(program())

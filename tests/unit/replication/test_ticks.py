@@ -98,7 +98,7 @@ async def test_a_ticker_brings_events_below_the_horizon_and_stops_when_nothing_i
     assert await payloads(book) == [1, 2]
 
 
-async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Book) -> None:
+async def test_ticks_are_frequent_while_a_stream_is_followed_and_rare_after(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     assert await ticker.step() == LOOK_EVERY_S
@@ -127,7 +127,7 @@ async def test_a_followed_ticker_ticks_right_after_replication_and_at_most_ten_t
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     async with asyncio.timeout(30):
-        await ticker.rest(10.0 * 0.01)
+        await ticker.pause(10.0 * 0.01)
     await ticker.step()
     await replicate(book.log, book.store, "orders")
     assert await payloads(book) == [0, 1], "although a step just before found nothing to tick"
@@ -152,7 +152,7 @@ async def test_ticks_right_after_replicated_records_wait_for_no_micro_batch(book
     await replicate(book.log, book.store, "orders")
     await ticker.step()
     assert await payloads(book) == []
-    ticks = ticker.alone
+    ticks = ticker.adjacent
     await asyncio.gather(*(replicate_adjacent_ticks(book.log, book.store, ticks) for _ in range(3)))
     assert await payloads(book) == [0]
     pointers = await book.store.pointers("orders")
@@ -169,14 +169,14 @@ async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> 
     await renew_followed(book.store, book.clock)
     await ticker.step()
     busy = ("orders", done.partition)
-    assert busy not in ticker.alone
+    assert busy not in ticker.adjacent
     before = await book.store.pointers("orders")
     await replicate_adjacent_ticks(book.log, book.store, {busy: done.offset + 1})
     assert await book.store.pointers("orders") == before
-    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    await replicate_adjacent_ticks(book.log, book.store, ticker.adjacent)
     after = await book.store.pointers("orders")
     moved = {number for number in after if after[number] != before.get(number)}
-    assert moved == {partition for _, partition in ticker.alone}
+    assert moved == {partition for _, partition in ticker.adjacent}
     assert moved
 
 
@@ -188,18 +188,18 @@ async def test_a_tick_whose_preceding_records_were_replicated_since_waits_for_no
     await renew_followed(book.store, book.clock)
     await ticker.step()
     busy = ("orders", done.partition)
-    assert busy not in ticker.alone
-    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    assert busy not in ticker.adjacent
+    await replicate_adjacent_ticks(book.log, book.store, ticker.adjacent)
     config = await book.journal("orders").create()
     batch = PartitionReplicator(LogAndStore(book.log, book.store), *busy, config)
     await batch.catch_up(done.offset + 1)
     clock.now_s += 0.2
     await ticker.step()
-    assert ticker.alone[busy] == done.offset + 1
-    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    assert ticker.adjacent[busy] == done.offset + 1
+    await replicate_adjacent_ticks(book.log, book.store, ticker.adjacent)
     clock.now_s += 0.2
     await ticker.step()
-    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    await replicate_adjacent_ticks(book.log, book.store, ticker.adjacent)
     assert await payloads(book) == [0]
 
 
@@ -210,7 +210,7 @@ async def test_without_followers_ticks_are_left_to_the_job(book: Book) -> None:
     before = await records(book)
     await ticker.step()
     assert await records(book) > before
-    assert not ticker.alone
+    assert not ticker.adjacent
 
 
 async def test_the_next_tick_brings_events_just_before_a_tick_below_the_horizon(book: Book) -> None:

@@ -123,7 +123,7 @@ async def test_a_part_that_ends_with_a_base_exception_has_failed_and_is_not_rest
         await reached(lambda: only(running).state == "failed")
         assert not only(running).healthy
         assert only(running).problem == "Ending: no more"
-        with pytest.raises(Unavailable, match="failing failed and is not started again: Ending: no more"):
+        with pytest.raises(Unavailable, match="failing failed and is not restarted: Ending: no more"):
             await running.settle()
     assert (only(running).state, part.runs.is_set()) == ("failed", False)
     assert metrics.counted("running_failures", part="failing") == 1
@@ -234,6 +234,6 @@ def test_an_object_that_cannot_be_run_is_refused_with_the_remedy() -> None:
     class Blocking:
         def run(self) -> None: ...
 
-    for wrong, reason in ((part(), "not a coroutine"), (Blocking(), "async def run"), (3, "async def run")):
+    for wrong, reason in ((part(), "cannot be started twice"), (Blocking(), "async def run"), (3, "async def run")):
         with pytest.raises(InvalidInput, match=reason):
             supervised(wrong)

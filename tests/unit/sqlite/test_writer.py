@@ -200,7 +200,7 @@ async def test_too_many_waiting_operations_are_refused(file: SharedFile, monkeyp
         for n in range(20):
             file.writer.post(insert, n, lambda outcome: None)
 
-    with pytest.raises(Unavailable, match="wait already"):
+    with pytest.raises(Unavailable, match="are waiting already"):
         post_many()
     holding.set()
     await held

@@ -17,10 +17,10 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
-    BYTES_TOGETHER_MAX,
+    COALESCED_BATCH_ROWS_MAX,
+    COALESCED_BYTES_MAX,
     HEADS_PER_QUERY_MAX,
-    HEADS_TOGETHER_MAX,
-    ROWS_MAX,
+    SEGMENTS_QUERY_IDS_MAX,
     Batch,
     CqlStatement,
     bounded,
@@ -100,17 +100,17 @@ def test_small_batches_are_combined_up_to_their_partitions_bytes_and_rows() -> N
     one = [statement()]
     assert sizes([one] * 7) == [3, 3, 1]
     assert sizes([one] * 3, partitions_max=1) == [1, 1, 1]
-    assert sizes([[statement()] * ROWS_MAX, one]) == [ROWS_MAX + 1]
-    assert sizes([one, [statement()] * (ROWS_MAX + 1), one]) == [ROWS_MAX + 1, 2]
+    assert sizes([[statement()] * COALESCED_BATCH_ROWS_MAX, one]) == [COALESCED_BATCH_ROWS_MAX + 1]
+    assert sizes([one, [statement()] * (COALESCED_BATCH_ROWS_MAX + 1), one]) == [COALESCED_BATCH_ROWS_MAX + 1, 2]
     assert sizes([one * 2, one * 2, one], rows_max=4) == [4, 1]
     assert sizes([one * 2, one * 3], rows_max=4) == [2, 3]
     # A value takes 16 bytes in addition.
-    half = BYTES_TOGETHER_MAX // 2 - 16
+    half = COALESCED_BYTES_MAX // 2 - 16
     assert sizes([[statement(half)], [statement(half)], one]) == [2, 1]
     assert sizes([[statement(half)], [statement(half + 1)], [statement(1)]]) == [1, 2]
     number = [CqlStatement("INSERT", [5])]
-    assert sizes([[statement(BYTES_TOGETHER_MAX - 16 - 24)], number]) == [2]
-    assert sizes([[statement(BYTES_TOGETHER_MAX - 16 - 23)], number]) == [1, 1]
+    assert sizes([[statement(COALESCED_BYTES_MAX - 16 - 24)], number]) == [2]
+    assert sizes([[statement(COALESCED_BYTES_MAX - 16 - 23)], number]) == [1, 1]
 
 
 def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
@@ -125,11 +125,11 @@ def ids_of(segment: int, count: int, segments: int = 4) -> list[str]:
 
 
 def test_heads_are_read_one_segment_at_a_time_or_over_several_with_few_heads_each() -> None:
-    few = HEADS_TOGETHER_MAX // 2
+    few = SEGMENTS_QUERY_IDS_MAX // 2
 
-    def requested(*counts: int, together_max: int = 10) -> list[tuple[str, object, int]]:
+    def requested(*counts: int, partitions_max: int = 10) -> list[tuple[str, object, int]]:
         ids = [id for segment, count in enumerate(counts) for id in ids_of(segment, count)]
-        queries = list(head_queries("t", ids, 4, together_max=together_max))
+        queries = list(head_queries("t", ids, 4, partitions_max=partitions_max))
         assert sorted(id for query in queries for id in query.values[2]) == sorted(ids)
         assert all(query.values[0] == "t" for query in queries)
         return [(query.cql, query.values[1], len(query.values[2])) for query in queries]
@@ -139,10 +139,10 @@ def test_heads_are_read_one_segment_at_a_time_or_over_several_with_few_heads_eac
     assert requested(few, few, 2) == [(cql.HEADS_OF_SEGMENTS, [0, 1], 2 * few), (cql.HEADS, 2, 2)]
     assert requested(few, few, 1) == [(cql.HEADS_OF_SEGMENTS, [0, 1, 2], 2 * few + 1)]
     assert requested(few + 1, 1, 1) == [(cql.HEADS, 0, few + 1), (cql.HEADS_OF_SEGMENTS, [1, 2], 2)]
-    assert requested(1, 1, 1, 1, together_max=2) == [
+    assert requested(1, 1, 1, 1, partitions_max=2) == [
         (cql.HEADS_OF_SEGMENTS, [0, 1], 2), (cql.HEADS_OF_SEGMENTS, [2, 3], 2),
     ]  # fmt: skip
-    assert requested(1, 1, together_max=1) == [(cql.HEADS, 0, 1), (cql.HEADS, 1, 1)]
+    assert requested(1, 1, partitions_max=1) == [(cql.HEADS, 0, 1), (cql.HEADS, 1, 1)]
     most = HEADS_PER_QUERY_MAX
     assert requested(2 * most + 1) == [(cql.HEADS, 0, most), (cql.HEADS, 0, most), (cql.HEADS, 0, 1)]
 

@@ -189,7 +189,7 @@ async def test_ddl_is_sent_to_the_given_node_or_to_any_if_that_one_is_not_reacha
     [
         (errors.CassErrorServerBadCredentials("no"), InvalidInput, "check user and password"),
         (errors.CassErrorServerUnauthorized("no"), InvalidInput, "check user and password"),
-        (errors.CassErrorServerSyntaxError("no"), Corrupt, "is the keyspace as Tidebook made it"),
+        (errors.CassErrorServerSyntaxError("no"), Corrupt, "did another program change the keyspace"),
         (errors.CassErrorSslInvalidPeerCert("no"), InvalidInput, "certificate"),
         (errors.CassErrorLibNoHostsAvailable("Bad credentials"), InvalidInput, "check user and password"),
         (errors.CassErrorLibNoHostsAvailable("no"), Unavailable, "then retry"),

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tidebook.core.segments import head_segment
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
-    BYTES_TOGETHER_MAX,
+    COALESCED_BATCH_ROWS_MAX,
+    COALESCED_BYTES_MAX,
     HEADS_PER_QUERY_MAX,
-    HEADS_TOGETHER_MAX,
-    ROWS_MAX,
+    SEGMENTS_QUERY_IDS_MAX,
     Batch,
     CqlStatement,
     coalesce_batches,
@@ -37,21 +37,23 @@ def bytes_of_head(statement: CqlStatement) -> int:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 2 * ROWS_MAX), st.integers(0, 2 * BYTES_TOGETHER_MAX)), max_size=50),
+    st.lists(
+        st.tuples(st.integers(1, 2 * COALESCED_BATCH_ROWS_MAX), st.integers(0, 2 * COALESCED_BYTES_MAX)), max_size=50
+    ),
     st.integers(1, 12),
 )
 def test_every_statement_is_sent_once_and_groups_stay_within_their_bounds(
-    batches: list[tuple[int, int]], together_max: int
+    batches: list[tuple[int, int]], partitions_max: int
 ) -> None:
     given_batches = [batch_of(i, rows, size) for i, (rows, size) in enumerate(batches)]
-    found = list(coalesce_batches(given_batches, together_max))
+    found = list(coalesce_batches(given_batches, partitions_max))
     sent = [(each.values[0], each.values[1]) for batch in found for each in batch]
     assert sorted(sent) == [(each.values[0], each.values[1]) for batch in given_batches for each in batch]
     for batch in found:
         partitions = {each.values[0] for each in batch}
-        assert len(partitions) <= together_max
+        assert len(partitions) <= partitions_max
         if len(partitions) > 1:
-            assert sum(len(each.values[2]) for each in batch) <= BYTES_TOGETHER_MAX
+            assert sum(len(each.values[2]) for each in batch) <= COALESCED_BYTES_MAX
 
 
 @given(st.lists(st.tuples(st.integers(60, 900), st.integers(1, 40)), max_size=60))
@@ -80,14 +82,14 @@ def test_a_group_has_no_more_rows_than_a_batch_may_have(rows: list[int], rows_ma
 
 
 @given(st.sets(st.text(min_size=1, max_size=5), max_size=400), st.integers(1, 600), st.integers(1, 12))
-def test_every_head_is_queried_once_in_its_segment(ids: set[str], segments: int, together_max: int) -> None:
+def test_every_head_is_queried_once_in_its_segment(ids: set[str], segments: int, partitions_max: int) -> None:
     requested: list[str] = []
-    for statement in head_queries("orders", sorted(ids), segments, together_max=together_max):
+    for statement in head_queries("orders", sorted(ids), segments, partitions_max=partitions_max):
         query, (topic, where, wanted) = statement.cql, statement.values
         assert topic == "orders"
         several = where if query == cql.HEADS_OF_SEGMENTS else [where]
         assert {head_segment(id, segments) for id in wanted} == set(several)
-        assert len(several) <= together_max
-        assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else HEADS_TOGETHER_MAX)
+        assert len(several) <= partitions_max
+        assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else SEGMENTS_QUERY_IDS_MAX)
         requested += wanted
     assert sorted(requested) == sorted(ids)

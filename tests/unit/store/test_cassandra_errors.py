@@ -20,14 +20,14 @@ def test_a_read_that_fails_transiently_is_unavailable(error: type[errors.CassExc
     assert type(translate(error("reported"), "a read")) is Unavailable
 
 
-@pytest.mark.parametrize("wrote", ["once", "repeatedly"])
+@pytest.mark.parametrize("attempts", ["once", "repeatedly"])
 @pytest.mark.parametrize("error", NOT_SENT)
-def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassException], wrote: WriteAttempts) -> None:
-    assert type(translate(error("reported"), "a write", wrote=wrote)) is Unavailable
+def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassException], attempts: WriteAttempts) -> None:
+    assert type(translate(error("reported"), "a write", attempts=attempts)) is Unavailable
 
 
 @pytest.mark.parametrize(
-    ("wrote", "meaning"),
+    ("attempts", "meaning"),
     [
         # If a connection breaks, the driver resends it to the next node; none may be left after one has executed it.
         ("repeatedly", OutcomeUnknown),
@@ -36,17 +36,17 @@ def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassExcep
     ],
 )
 def test_a_write_without_a_node_left_is_unknown_only_if_it_may_have_been_executed(
-    wrote: WriteAttempts, meaning: type[TidebookError]
+    attempts: WriteAttempts, meaning: type[TidebookError]
 ) -> None:
-    assert type(translate(errors.CassErrorLibNoHostsAvailable("reported"), "a write", wrote=wrote)) is meaning
+    assert type(translate(errors.CassErrorLibNoHostsAvailable("reported"), "a write", attempts=attempts)) is meaning
 
 
-@pytest.mark.parametrize("wrote", ["once", "repeatedly"])
+@pytest.mark.parametrize("attempts", ["once", "repeatedly"])
 @pytest.mark.parametrize("error", [e for e in TRANSIENT if e not in (*NOT_SENT, errors.CassErrorLibNoHostsAvailable)])
 def test_any_other_failure_makes_the_outcome_of_a_write_unknown(
-    error: type[errors.CassException], wrote: WriteAttempts
+    error: type[errors.CassException], attempts: WriteAttempts
 ) -> None:
-    assert type(translate(error("reported"), "a write", wrote=wrote)) is OutcomeUnknown
+    assert type(translate(error("reported"), "a write", attempts=attempts)) is OutcomeUnknown
 
 
 class Driver:

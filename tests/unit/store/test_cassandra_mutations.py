@@ -40,6 +40,7 @@ from tidebook.store.cassandra.mutations import (
     PROGRESS_WITH_HEAD_MAX,
     Batch,
     CqlStatement,
+    batch_rounds,
     clear_events,
     clear_graves,
     clear_journal,
@@ -47,7 +48,6 @@ from tidebook.store.cassandra.mutations import (
     head_batches,
     parked_row,
     repair_segments,
-    rounds_of,
     segment_batches,
 )
 from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows, decode_rows_of
@@ -124,7 +124,7 @@ def test_only_consecutive_events_are_packed() -> None:
 
 
 def test_a_packed_row_replaces_single_rows_of_its_numbers() -> None:
-    """An older Tidebook wrote one row per event, and one of its slices is replicated again."""
+    """An older version wrote one row per event, and one of its slices is replicated again."""
     position = Position(1, 0)
     rows = tuple(EventRow(1 + i, b"x", 5, position, i) for i in range(4))
     together = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows))).values()]
@@ -207,7 +207,7 @@ def test_segments_are_listed_under_the_stamp_of_their_incarnation_and_unlisted_a
         ["o-1", "orders", 1, 3, segment, write_stamp(Position(1, 3))] for segment in (0, 1, 7)
     ]
     deleted, purged = (
-        next(iter(rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), ((ForgetSegments(KEY, head),),)), 1)))
+        next(iter(batch_rounds(SliceWrites("orders", 0, None, Pointer(AT, 5), ((ForgetSegments(KEY, head),),)), 1)))
         for head in (head_of(905, delete_to=79, run_start=90), head_of(905, live=False, run_start=90))
     )
     [[statement]] = deleted
@@ -233,7 +233,7 @@ def test_a_grave_is_removed_with_all_its_writes_and_without_later_ones() -> None
 
 def test_a_long_parked_record_is_truncated_and_its_size_is_stored() -> None:
     parked = Parked("orders", 0, AT, 5, None, "too long", b"x" * (PARKED_BYTES_MAX + 1))
-    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    first, _ = batch_rounds(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
     assert len(statement.values[7]) == PARKED_BYTES_MAX
     assert "4,000,001" in statement.values[6]
@@ -243,7 +243,7 @@ def test_a_long_parked_record_is_truncated_and_its_size_is_stored() -> None:
 
 def test_a_parked_record_that_just_fits_is_kept_unchanged() -> None:
     parked = Parked("orders", 0, AT, 5, "o-1", "damaged", b"x" * PARKED_BYTES_MAX)
-    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    first, _ = batch_rounds(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
     assert parked_row(tuple(statement.values[:9])) == parked
 
@@ -251,7 +251,7 @@ def test_a_parked_record_that_just_fits_is_kept_unchanged() -> None:
 def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
     reason = "odd (kept: the first 4,000,000 of 5,000,000 bytes)"
     parked = Parked("orders", 0, AT, 5, "o-1", reason, b"xyz")
-    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    first, _ = batch_rounds(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
     assert parked_row(tuple(statement.values[:9])) == parked
 
@@ -262,7 +262,7 @@ def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
     keys = (incarnation, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
     rounds = [
         [statement.cql for batch in each for statement in batch]
-        for each in rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), keys), 1)
+        for each in batch_rounds(SliceWrites("orders", 0, None, Pointer(AT, 5), keys), 1)
     ]
     assert rounds == [
         [cql.PUT_EVENT, cql.PUT_HEAD],
@@ -272,7 +272,7 @@ def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
 
 
 def test_an_empty_slice_still_moves_the_pointer() -> None:
-    [[[statement]]] = (list(each) for each in rounds_of(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
+    [[[statement]]] = (list(each) for each in batch_rounds(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
     assert statement == CqlStatement(cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
 
 

@@ -46,7 +46,7 @@ async def cleared(write: ClearEvents | ClearJournal) -> list[list[Any]]:
     views = TagViews(cast(Any, None), cast(Any, Rows()), cast(Any, Fixed()), Metrics(), batch_rows_max=100)
     writes = SliceWrites("orders", 0, None, Pointer(AT, 7), ((write,),))
     found = []
-    async for batches in views.clears_of(writes, 8):
+    async for batches in views.clear_rounds(writes, 8):
         found += [each.values for batch in batches for each in batch if each.cql == cql.CLEAR_TAG]
     return found
 

@@ -253,7 +253,7 @@ async def test_journals_are_cleared_concurrently_and_each_in_order(
     keys = [Key("t", f"j-{n}") for n in range(40)]
     clears = tuple((ClearJournal(key, head),) for key in keys)
     writes = SliceWrites("t", 0, None, Pointer(at, 9), clears)
-    rounds = [[list(batch) for batch in batches] async for batches in pages.clears_of(writes, 4)]
+    rounds = [[list(batch) for batch in batches] async for batches in pages.clear_rounds(writes, 4)]
     assert journals.most_at_once == 32
     statements = [each.cql for batches in rounds for batch in batches for each in batch]
     assert statements.count(cql.CLEAR_TAG) == 40 * 5

@@ -62,7 +62,7 @@ def cells(id: str, events: Sequence[EventRow], *, packed: bool) -> dict[int, byt
 async def test_events_in_both_a_single_and_a_packed_row_are_returned_once_wherever_a_page_ends(
     monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    """A repair died before it removed the packed row, or an older Tidebook's slice was replicated again."""
+    """A repair died before it removed the packed row, or a slice of an older version was replicated again."""
     monkeypatch.setattr(sizes.PageSizes, "rows", lambda *_: page_rows)
     position = Position(1, 0)  # one object, by which the events of one record are recognized
     events = [EventRow(1 + i, b"%d" % i, 5, position, i, 6) for i in range(20)]

@@ -171,7 +171,7 @@ class World:
 
     def delayed_stream(self, tag: str) -> DelayedStream:
         return DelayedStream(
-            self.names[tag], None, 0, begins=True, topics=frozenset([self.topic]),
+            self.names[tag], None, 0, from_beginning=True, topics=frozenset([self.topic]),
             store=self.book.store, clock=self.clock, settings=HASTY, metrics=self.book.metrics,
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ async def append(book: Book, topic: str, payloads: Iterable[int], *, journals: i
         await replicate(book.log, book.store, each)
 
 
-async def all_of(events: Subscription) -> list[int]:
+async def all_records(events: Subscription) -> list[int]:
     return [event.payload async for event in events]
 
 
@@ -125,10 +125,10 @@ async def test_a_member_does_not_read_rows_of_other_topics_again(book: Book, sto
 
         store.wait_any = woken  # type: ignore[attr-defined]
         with pytest.raises(TimeoutError):
-            assert await all_of(events) == [100]
+            assert await all_records(events) == [100]
     assert store.rows == 61
     async with tags.subscribe("paid", "mail", topics=["mine"], follow=False, lease_s=LEASE_S) as events:
-        assert await all_of(events) == [100], "it was not committed"
+        assert await all_records(events) == [100], "it was not committed"
 
 
 async def test_a_commit_does_not_move_a_group_back(book: Book, tags: Tags) -> None:
@@ -138,7 +138,7 @@ async def test_a_commit_does_not_move_a_group_back(book: Book, tags: Tags) -> No
         await events.commit(given[-1])
         await events.commit(given[0])
     async with tags.subscribe("paid", "mail", follow=False) as events:
-        assert await all_of(events) == []
+        assert await all_records(events) == []
 
 
 async def test_as_many_members_as_there_are_shares_join_and_leave_at_once(book: Book, tags: Tags) -> None:
@@ -161,7 +161,7 @@ async def test_a_group_survives_a_change_with_unknown_outcome(book: Book, store:
     assert sorted(seen) == list(range(20))
     async with tags.subscribe("paid", "mail", follow=False) as events:
         assert len(events.shares) == SHARES
-        assert await all_of(events) == []
+        assert await all_records(events) == []
 
 
 async def test_a_live_stream_survives_a_store_that_rejects_its_hint(book: Book, store: Watched, tags: Tags) -> None:

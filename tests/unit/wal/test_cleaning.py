@@ -99,7 +99,7 @@ def test_held_bytes_are_a_close_upper_bound(sizes: list[int], data: st.DataObjec
     for offset, size in enumerate(sizes):
         fold(meta, offset, size, OwnerClaim(offset + 1, A))
     offset = data.draw(st.integers(0, len(sizes)))
-    real, reported = sum(sizes[offset:]), meta.meter.bytes_from(offset)
+    real, reported = sum(sizes[offset:]), meta.byte_index.bytes_from(offset)
     assert real <= reported
     if sizes:
         assert reported - real <= max(2 * 1024, sum(sizes) / 16) + 2 * max(sizes)

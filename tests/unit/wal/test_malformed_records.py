@@ -139,7 +139,7 @@ def a_snapshot() -> list[Any]:
     meta.term, meta.writer = 1, A
     for offset in range(3):
         meta.tables.setdefault(1, TableMeta(0)).mapping.append(2, offset=offset)
-        meta.meter.add(offset, 2_000)
+        meta.byte_index.add(offset, 2_000)
     meta.next_offset = 3
     fields: list[Any] = msgspec.msgpack.decode(
         msgspec.msgpack.encode(take_snapshot(meta, topic_id="t", truncated_to=0, taken_ms=1))

@@ -122,4 +122,4 @@ def test_the_memory_of_the_meta_is_bounded_by_batches() -> None:
         fold(meta, batch + 1, 100_000, write(1, A, part(1, 1 + batch * 100, 100)))
     held = meta.tables[1].mapping
     assert held.size_bytes / (len(held) / 1000) <= 100
-    assert len(meta.meter.offsets) <= 128
+    assert len(meta.byte_index.offsets) <= 128

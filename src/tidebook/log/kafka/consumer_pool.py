@@ -33,7 +33,7 @@ _CONSUME_RECORDS_MAX = 1000
 SCANNED_RECORDS_MAX = 50_000
 _POLL_S = 1.0
 
-#: A `confluent_kafka.Message`; its stubs declare everything optional, which is true of events only.
+#: A `confluent_kafka.Message`; its stubs declare all results as optional, but only those of events are.
 Message = Any
 
 
@@ -53,7 +53,7 @@ class LogSlice(msgspec.Struct, frozen=True):
 
 
 class SliceReader:
-    """A consumer with its position and its thread, in which alone it is used; it connects at the first read."""
+    """A consumer with its position and its thread, the only one that uses it; it connects at the first read."""
 
     def __init__(self, settings: KafkaSettings, metrics: Metrics) -> None:
         self._settings = settings
@@ -65,7 +65,7 @@ class SliceReader:
         #: The assigned partition, or None.
         self.assigned: tuple[str, int] | None = None
         self.next_offset = -1
-        #: Topics whose leaders the client has asked for.
+        #: Topics whose leaders the client has requested.
         self._known: set[str] = set()
         #: Messages that were consumed and not returned yet.
         self._buffered: Sequence[Message] = ()
@@ -82,7 +82,7 @@ class SliceReader:
             if self.assigned != (requested.topic, requested.partition) or self.next_offset != requested.start:
                 self._assign(requested, requested.start)
             return self._read_page(requested)
-        except NotFound:  # a client may keep this answer long after the topic was created again
+        except NotFound:  # a client may cache this long after the topic was created again
             self.close()
             raise
 
@@ -201,7 +201,7 @@ class SliceReader:
             raise log_lost(requested.topic, requested.partition, offset, low, high)
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"reading {requested}: Kafka says that offset {offset} is out of range, and that the log is from {low} "
+                f"reading {requested}: Kafka reports offset {offset} as out of range, although the log is from {low} "
                 f"to {high}, for {self._timeout_s:g} s: try again later"
             )
         self._metrics.count("kafka_consumer_reassigned")

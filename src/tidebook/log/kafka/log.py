@@ -18,12 +18,21 @@ from tidebook.log.kafka.consumer_pool import ConsumerPool, LogSlice, log_lost
 from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.tail import LogTail, PartitionKey
-from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, not_found
-from tidebook.log.port import Acknowledged, OnSent, OnSentMany, Outgoing, RecordColumns, RecordPage, TopicState, one_of
+from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, closed_error, not_found
+from tidebook.log.port import (
+    Acknowledged,
+    OnSent,
+    OnSentMany,
+    Outgoing,
+    RecordColumns,
+    RecordPage,
+    TopicState,
+    callback_for,
+)
 from tidebook.runtime.futures import resolve_future
 from tidebook.runtime.metrics import Metrics
 
-#: How long a read waits for a followed partition to deliver, before it uses a consumer of the pool.
+#: How long a read waits for a followed partition to deliver before it uses a consumer of the pool.
 _TAIL_WAIT_S = 0.1
 #: How often a wait checks that the topic still exists and was not recreated.
 _END_CHECK_INTERVAL_S = 5.0
@@ -95,7 +104,7 @@ class KafkaLog:
 
     def _unusable_error(self) -> TidebookError:
         if self._closed:
-            return Unavailable("this log is closed: open it again")
+            return closed_error()
         return InvalidInput("this log was opened before a fork: open one in the child")
 
     # ---- topics
@@ -144,7 +153,7 @@ class KafkaLog:
         self._pool.forget(topic)
         self._tail.forget(topic)
 
-    async def _topic_of(self, topic: str, partition: int) -> KafkaTopic:
+    async def _known_topic(self, topic: str, partition: int) -> KafkaTopic:
         """Return the topic; look it up if it or the partition is not known, and raise NotFound if it does not exist."""
         self._check_usable()
         known = self._known.get(topic)
@@ -164,7 +173,7 @@ class KafkaLog:
             return await request()
         except NotFound:
             self._forget(topic)
-            await self._topic_of(topic, partition)
+            await self._known_topic(topic, partition)
             return await request()
 
     # ---- writing
@@ -195,7 +204,7 @@ class KafkaLog:
             topic.producer.send_many(columns, on_sent)
         else:
             for index in range(len(columns.values)):
-                self.send(columns.record(index), one_of(on_sent, index))
+                self.send(columns.record(index), callback_for(on_sent, index))
 
     def _send_checked(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record that is not on the fast path: to an unknown topic, with headers, or one to reject."""
@@ -265,8 +274,8 @@ class KafkaLog:
         limit_bytes: int = 4_000_000,
     ) -> RecordPage:
         if start < 0 or limit < 1:
-            raise InvalidInput(f"a read begins at offset 0 or later and has a limit of 1 or more, not {start}, {limit}")
-        await self._topic_of(topic, partition)
+            raise InvalidInput(f"a read needs a start of at least 0 and a limit of at least 1, not {start} and {limit}")
+        await self._known_topic(topic, partition)
         if start >= stop:
             return RecordPage((), start)
         requested = LogSlice(
@@ -310,11 +319,11 @@ class KafkaLog:
         return page
 
     async def start(self, topic: str, partition: int) -> int:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         return await self._fetch_offset(topic, partition, "start")
 
     async def end(self, topic: str, partition: int) -> int:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         return await self._fetch_offset(topic, partition, "end")
 
     async def _fetch_offset(self, topic: str, partition: int, which: Which) -> int:
@@ -324,7 +333,7 @@ class KafkaLog:
         return offset
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         start, end = await asyncio.gather(
             self._fetch_offset(topic, partition, "start"), self._fetch_offset(topic, partition, "end")
         )
@@ -334,7 +343,7 @@ class KafkaLog:
             self._tail.forget(topic)
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
-        await self._topic_of(topic, partition)
+        await self._known_topic(topic, partition)
         deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         while True:
             followed = self._tail.get((topic, partition))
@@ -345,14 +354,14 @@ class KafkaLog:
                 self._check_usable()
                 followed = self._tail.follow((topic, partition), end)
             left = max(0.0, deadline - self._loop.time())
-            news = await followed.wait(offset, min(left, _END_CHECK_INTERVAL_S))
-            if news or (news is False and left <= _END_CHECK_INTERVAL_S):
-                return bool(news)
-            if news is False and await self._end_differs(topic, partition, followed.next_offset):
+            reached = await followed.wait(offset, min(left, _END_CHECK_INTERVAL_S))
+            if reached or (reached is False and left <= _END_CHECK_INTERVAL_S):
+                return bool(reached)
+            if reached is False and await self._end_differs(topic, partition, followed.next_offset):
                 self._tail.forget(topic)
 
     async def _end_differs(self, topic: str, partition: int, followed_to: int) -> bool:
-        """Return whether a followed partition has another end: the client does not report a topic that was deleted."""
+        """Return whether the end of a followed partition differs: the client does not report a deleted topic."""
         try:
             return await self._fetch_offset(topic, partition, "end") != followed_to
         except Unavailable:
@@ -367,7 +376,7 @@ class KafkaLog:
         finally:
             self._closed = True
             self._validated_topics.clear()
-            # Also if the caller is cancelled, or one of them fails, this waits until all are closed.
+            # This waits until all are closed, even if the caller is cancelled or one of them fails.
             closed = await asyncio.gather(
                 *(producer.close() for producer in self._producers.values()),
                 self._pool.close(),

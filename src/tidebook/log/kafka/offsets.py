@@ -18,6 +18,7 @@ from tidebook.core.errors import NotFound, TidebookError, Unavailable
 from tidebook.kafka.client import new_consumer
 from tidebook.kafka.errors import TRANSIENT, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.kafka.topics import closed_error
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 Which = Literal["start", "end"]
@@ -43,7 +44,7 @@ class Offsets:
 
     async def _fetch_in_thread(self, requests: Sequence[OffsetRequest]) -> list[int | BaseException]:
         if self._closed:
-            raise Unavailable("this log is closed: open it again")
+            raise closed_error()
         found = await asyncio.get_running_loop().run_in_executor(self._thread, self._fetch, set(requests))
         return [found[request] for request in requests]
 
@@ -63,24 +64,26 @@ class Offsets:
         while unknown:
             for which, offset in _OFFSETS.items():
                 requests = [TopicPartition(*each[:2], offset) for each in unknown if each[2] == which]
-                for found, error in self._ask(requests, deadline) if requests else ():
+                for found, error in self._request(requests, deadline) if requests else ():
                     if error is None:
                         results[found.topic, found.partition, which] = found.offset
                     elif error.code() not in TRANSIENT or time.monotonic() >= deadline:
                         where = f"{found.topic}/{found.partition}"
                         results[found.topic, found.partition, which] = failed(
-                            error, f"asking for the {which} of {where}"
+                            error, f"fetching the {which} offset of {where}"
                         )
             unknown -= results.keys()
             if unknown:
                 time.sleep(_RETRY_S)
         if any(isinstance(result, NotFound | Unavailable) for result in results.values()):
-            # A client may keep this answer long after the topic was created again, and it asks a leader that is down
-            # for as long as its metadata is valid, which is minutes after another broker was elected.
+            # Discard the client: it may cache that the topic does not exist, or request a leader that is down until its
+            # metadata expires, minutes after another broker was elected.
             self._close()
         return results
 
-    def _ask(self, requests: list[TopicPartition], deadline: float) -> list[tuple[TopicPartition, KafkaError | None]]:
+    def _request(
+        self, requests: list[TopicPartition], deadline: float
+    ) -> list[tuple[TopicPartition, KafkaError | None]]:
         """Return each partition with its offset or with an error."""
         if self._client is None:
             self._client = new_consumer(self._settings, fetch_wait_ms=5)

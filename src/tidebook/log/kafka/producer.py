@@ -45,14 +45,14 @@ _FULL_WAIT_S = 0.005
 #: How long `close` waits for the results of records that it has purged from the client.
 _PURGE_S = 1.0
 _DRAIN_POLL_S = 0.002
-#: The maximum size of a batch; a batch of larger records has fewer of them.
+#: The most bytes of a batch, as estimated from its largest record.
 BATCH_BYTES = 1_000_000
 
 
 class LoopBridge:
     """Runs calls from any thread in one event loop, in order, at half the cost of `call_soon_threadsafe`.
 
-    That wakes the loop through a socket pair (one send, two receives) and runs the call in the next iteration. An
+    The standard call wakes the loop through a socket pair (one send, two receives) and runs in the next iteration. An
     eventfd needs one write and one read, and the calls run in the iteration that was woken.
     """
 
@@ -116,9 +116,9 @@ class Delivery(msgspec.Struct, gc=False):
         self.producer.done.append(self)
 
     def __call__(self, error: KafkaError | None, message: Any) -> None:
-        """Resolve the record, or leave that to the loop; the client calls this in the thread that polls."""
+        """Resolve the record, or queue it for the loop; the client calls this in the thread that polls."""
         producer = self.producer
-        # A batch that is done comes first, to keep the order of offsets; with a report, this call is from `resolve`.
+        # Earlier records that are done must be resolved first. If there is a report, `resolve` has called this.
         if self.report is None and (producer.thread_polls or producer.done):
             self.report = error, message
             producer.done.append(self)
@@ -182,7 +182,7 @@ class ProduceBatch:
         #: once, because keeping thousands of reports makes the garbage collector run.
         self._offsets: list[int] = []
         self._timestamps_ms: list[int] = []
-        #: All reports from the first one that is not such a success.
+        #: The first report that is not such a success, and all later ones.
         self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
@@ -365,7 +365,7 @@ class KafkaProducer:
                 self._poll_in_loop()
 
     def _produce_waiting(self) -> None:
-        """Produce the waiting records; flush those later that the client does not accept now."""
+        """Produce the waiting records; schedule a flush of those that the client does not accept now."""
         is_full = False
         if not self._down:
             is_full = not self._produce(_ITERATION_RECORDS_MAX)
@@ -423,7 +423,7 @@ class KafkaProducer:
         self._fail_waiting(self._loop.time(), f"no Kafka server accepted it for {self._timeout_s:g} s")
 
     def _fail_waiting(self, deadline: float, why: str) -> None:
-        """Fail the records that wait until this time at most; none of them was written."""
+        """Fail the waiting records with this deadline or an earlier one; none of them was written."""
         while self._waiting and self._waiting[0].deadline <= deadline:
             delivery = self._waiting[0]
             record = delivery.record
@@ -471,7 +471,7 @@ class KafkaProducer:
         self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
 
     def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
-        """Return the error of a record that was not delivered, or with `sent=False` that the client did not accept."""
+        """Return the error of a record that was not delivered, or that the client did not accept (`sent=False`)."""
         failed: TidebookError
         if error is None:  # a duplicate batch whose offset the broker no longer knows
             return OutcomeUnknown(
@@ -486,7 +486,7 @@ class KafkaProducer:
         return failed
 
     async def refresh_metadata(self, topic: str) -> None:
-        """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
+        """Refresh the client's metadata of a topic: it may have cached for minutes that the topic does not exist."""
         # In a separate thread: all threads of the loop's executor may be blocked by appends to this topic.
         lookup = partial(self._client.list_topics, topic, timeout=self._metadata_timeout_s)
         try:

@@ -29,6 +29,8 @@ _FETCH_WAIT_MS = 50
 _POLL_S = 0.025
 _CONSUME_RECORDS_MAX = 1000
 _SWEEP_S = 1.0
+#: The assumed size of a message object without its key and value.
+_MESSAGE_BYTES = 300
 
 
 class FollowedPartition:
@@ -87,7 +89,7 @@ class FollowedPartition:
 
 
 def _size(message: Message) -> int:
-    return 300 + len(message.value() or b"") + len(message.key() or b"")  # with the object itself
+    return _MESSAGE_BYTES + len(message.value() or b"") + len(message.key() or b"")
 
 
 class LogTail:
@@ -162,8 +164,8 @@ class LogTail:
                 self._unfollow(partition_key)
         self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep) if self._followed else None
 
-    def _take(self, news: dict[PartitionKey, list[Message]]) -> None:
-        for partition_key, messages in news.items():
+    def _take(self, by_partition: dict[PartitionKey, list[Message]]) -> None:
+        for partition_key, messages in by_partition.items():
             followed = self._followed.get(partition_key)
             if followed is not None:
                 followed.take(messages, bytes_max=self._settings.tail_bytes_max)
@@ -180,7 +182,7 @@ class LogTail:
         self._metrics.count("kafka_consumer_closed", kind="tail")
 
     def _run_commands(self, client: Consumer, assigned: set[PartitionKey]) -> bool:
-        """Run the queued commands; with nothing to follow, wait for one. Return False to stop the thread."""
+        """Run the queued commands; if no partition is followed, wait for one. Return False to stop the thread."""
         while True:
             try:
                 command = self._commands.get(block=not assigned)
@@ -197,21 +199,21 @@ class LogTail:
                     client.incremental_assign([TopicPartition(*partition_key, offset)])
                     assigned.add(partition_key)
             except KafkaException as error:
-                LOGGER.warning("following %s/%d: %s", *partition_key, error)
+                LOGGER.warning("could not follow %s/%d: %s", *partition_key, error)
                 self._call_in_loop(self._unfollow, partition_key)
 
     def _dispatch(self, messages: list[Message]) -> None:
-        news: defaultdict[PartitionKey, list[Message]] = defaultdict(list)
+        by_partition: defaultdict[PartitionKey, list[Message]] = defaultdict(list)
         for message in messages:
             error = message.error()
             if error is None:
-                news[message.topic(), message.partition()].append(message)
+                by_partition[message.topic(), message.partition()].append(message)
             elif error.code() in OUT_OF_RANGE or error.code() in UNKNOWN_TOPIC:
                 self._call_in_loop(self._unfollow, (message.topic(), message.partition()))
             elif error.code() != KafkaError._PARTITION_EOF:
-                LOGGER.info("following: %s", error)
-        if news:
-            self._call_in_loop(self._take, dict(news))
+                LOGGER.info("the consumer of the followed partitions reported an error: %s", error)
+        if by_partition:
+            self._call_in_loop(self._take, dict(by_partition))
 
     def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
         try:

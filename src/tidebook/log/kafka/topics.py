@@ -69,31 +69,31 @@ def check_topic(topic: str, config: Mapping[str, str]) -> None:
     ]
     if wrong:
         raise InvalidInput(
-            f"topic {topic} cannot hold a log: {'; '.join(wrong)}: change it with kafka-configs, or name another topic"
+            f"topic {topic} cannot hold a log: {'; '.join(wrong)}: change it with kafka-configs, or use another topic"
         )
 
 
 def check_requested(topic: str, config: Mapping[str, str], *, limit_bytes: int | None, keep_forever: bool) -> None:
-    """Raise InvalidInput if an existing topic does not satisfy what `create_topic` asks for."""
+    """Raise InvalidInput if an existing topic does not satisfy the arguments of `create_topic`."""
     if keep_forever and (config.get("retention.ms"), config.get("retention.bytes")) != ("-1", "-1"):
         raise InvalidInput(
-            f"topic {topic} must keep its records for ever, and has retention.ms={config.get('retention.ms')}, "
+            f"topic {topic} must keep its records forever, but has retention.ms={config.get('retention.ms')}, "
             f"retention.bytes={config.get('retention.bytes')}: set both to -1 with kafka-configs"
         )
     actual_bytes = int(config["max.message.bytes"])
     if limit_bytes is not None and actual_bytes < limit_bytes + FRAME_BYTES:
         raise InvalidInput(
-            f"topic {topic} must take records of {limit_bytes:,} bytes, and has max.message.bytes={actual_bytes}: "
+            f"topic {topic} must accept records of {limit_bytes:,} bytes, but has max.message.bytes={actual_bytes}: "
             f"set it to {limit_bytes + FRAME_BYTES} with kafka-configs"
         )
 
 
 class Topics:
-    """Manages the broker's topics with one admin client, which answers in its own thread."""
+    """Manages the broker's topics with one admin client, whose callbacks run in its own thread."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        #: Done when the client is closed; it then never answers the requests in flight.
+        #: Resolved when the client is closed, because requests in flight then never complete.
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: The last authentication or authorization error of the client, and when it occurred.
         self._refusal: tuple[KafkaError, float] | None = None
@@ -103,7 +103,7 @@ class Topics:
     @cached_property
     def _client(self) -> AdminClient:
         if self._closed.done():
-            raise _closed_error()
+            raise closed_error()
         return connect(AdminClient, admin_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -126,15 +126,13 @@ class Topics:
         """Create the topic unless it exists, and return when every partition has a leader."""
         topic_name(topic)
         if partitions < 1:
-            raise InvalidInput(f"topic {topic}: it needs at least one partition, not {partitions}")
+            raise InvalidInput(f"topic {topic} needs at least one partition, not {partitions}")
         config = new_topic_config(self._settings, limit_bytes=limit_bytes, keep_forever=keep_forever)
-        new, doing = (
-            NewTopic(topic, partitions, self._settings.replication or -1, config=config),
-            f"making topic {topic}",
-        )
+        operation = f"creating topic {topic}"
+        new = NewTopic(topic, partitions, self._settings.replication or -1, config=config)
         exists = KafkaError.TOPIC_ALREADY_EXISTS
-        await self._request(doing, lambda: self._client.create_topics([new], **self._timeout), exists)
-        async with _deadline(self._timeout_s, doing):
+        await self._request(operation, lambda: self._client.create_topics([new], **self._timeout), exists)
+        async with _deadline(self._timeout_s, operation):
             while (found := await self._describe(topic)) is None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
         check_topic(topic, found[1])
@@ -143,47 +141,47 @@ class Topics:
 
     async def delete(self, topic: str) -> None:
         """Delete the topic, and return when the broker no longer lists it."""
-        doing = f"deleting topic {topic}"
-        await self._request(doing, lambda: self._client.delete_topics([topic], **self._timeout))
-        async with _deadline(self._timeout_s, doing):
+        operation = f"deleting topic {topic}"
+        await self._request(operation, lambda: self._client.delete_topics([topic], **self._timeout))
+        async with _deadline(self._timeout_s, operation):
             while await self._describe(topic) is not None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
 
     async def truncate(self, topic: str, partition: int, before: int) -> None:
         """Delete the records below `before` (DeleteRecords)."""
         at = TopicPartition(topic, partition, before)
-        doing = f"truncating {topic}/{partition} before {before}"
-        await self._request(doing, lambda: self._client.delete_records([at], **self._timeout))
+        operation = f"truncating {topic}/{partition} before {before}"
+        await self._request(operation, lambda: self._client.delete_records([at], **self._timeout))
 
     async def _describe(self, topic: str) -> tuple[TopicState, dict[str, str]] | None:
-        doing, resource = f"looking for topic {topic}", ConfigResource(ConfigResource.Type.TOPIC, topic)
+        operation, resource = f"looking for topic {topic}", ConfigResource(ConfigResource.Type.TOPIC, topic)
         described = await self._request(
-            doing, lambda: self._client.describe_topics(TopicCollection([topic]), **self._timeout), *UNKNOWN_TOPIC
+            operation, lambda: self._client.describe_topics(TopicCollection([topic]), **self._timeout), *UNKNOWN_TOPIC
         )
         if described is None:
             return None
         entries = await self._request(
-            doing, lambda: self._client.describe_configs([resource], **self._timeout), *UNKNOWN_TOPIC
+            operation, lambda: self._client.describe_configs([resource], **self._timeout), *UNKNOWN_TOPIC
         )
         if entries is None:
             return None
         state = TopicState(topic, str(described.topic_id), len(described.partitions))
         return state, {name: str(entry.value) for name, entry in entries.items()}
 
-    async def _request(self, doing: str, send: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
+    async def _request(self, operation: str, send: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
         """Return the only result of a request, or None after an ignored error; retry while a leader is elected.
 
         `send` must not hold the client: the traceback of an error may keep it until a garbage collection.
         """
-        async with _deadline(self._timeout_s, doing):
+        async with _deadline(self._timeout_s, operation):
             while True:
-                futures = send()  # the client requires that a future stays in the map
+                futures = send()  # the map must stay referenced until the future is done
                 (answer,) = map(asyncio.wrap_future, futures.values())
                 answer.add_done_callback(ignore_failure)
                 # This does not cancel the answer: the client fails on a cancelled future.
                 await asyncio.wait((answer, self._closed), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
-                    raise _closed_error()
+                    raise closed_error()
                 try:
                     return answer.result()
                 except KafkaException as error:
@@ -191,7 +189,7 @@ class Topics:
                     if code in ignored:
                         return None
                     if code not in TRANSIENT:
-                        raise self._failed(error, doing) from error
+                        raise self._failed(error, operation) from error
                 await asyncio.sleep(_POLL_S)
 
     def _topic(self, state: TopicState, config: Mapping[str, str]) -> KafkaTopic:
@@ -202,13 +200,13 @@ class Topics:
         if error.code() in REFUSED:
             self._refusal = (error, time.monotonic())
 
-    def _failed(self, error: KafkaException, doing: str) -> TidebookError:
+    def _failed(self, error: KafkaException, operation: str) -> TidebookError:
         """Return the error of a request; if no server was reachable, use a recent authentication error as the cause."""
         self._client.poll(0)
         unreachable = kafka_error(error).code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
         if unreachable and self._refusal is not None and time.monotonic() - self._refusal[1] <= self._timeout_s:
-            return failed(self._refusal[0], doing)
-        return failed(error, doing)
+            return failed(self._refusal[0], operation)
+        return failed(error, operation)
 
     async def close(self) -> None:
         """Close the client."""
@@ -217,18 +215,19 @@ class Topics:
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
 
 
-def _closed_error() -> Unavailable:
+def closed_error() -> Unavailable:
+    """Return the error for the use of a closed log."""
     return Unavailable("this log is closed: open it again")
 
 
 @asynccontextmanager
-async def _deadline(seconds: float, doing: str) -> AsyncIterator[None]:
+async def _deadline(seconds: float, operation: str) -> AsyncIterator[None]:
     """Bound the time of an operation with an error that names it."""
     try:
         async with asyncio.timeout(seconds + 1):  # the client's own timeout comes first and has a better message
             yield
     except TimeoutError as late:
-        raise Unavailable(f"{doing}: Kafka did not answer in time") from late
+        raise Unavailable(f"{operation}: Kafka did not respond in time") from late
 
 
 def not_found(topic: str, partition: int | None = None) -> NotFound:

@@ -86,7 +86,7 @@ class SqliteLog(SqliteAdapter):
 
     def send_many(self, many: port.RecordColumns, on_sent: port.OnSentMany) -> None:
         for index in range(len(many.values)):
-            self.send(many.record(index), port.one_of(on_sent, index))
+            self.send(many.record(index), port.callback_for(on_sent, index))
 
     async def append(self, record: port.Outgoing) -> port.Acknowledged:
         sent: port.Acknowledged = await self._run(self._append, record, len(record.value))

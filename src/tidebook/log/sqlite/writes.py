@@ -163,13 +163,13 @@ def truncate(transaction: WriteTransaction, truncation: tuple[str, int, int]) ->
 def sweep(transaction: WriteTransaction, argument: None) -> bool:
     """Delete some records that are truncated or belong to deleted topics; return True while there may be more."""
     execute = transaction.connection.execute
-    due: Any = execute(
+    swept_partition: Any = execute(
         """SELECT id, start_offset, swept_to, topic
         FROM partition INDEXED BY partition_to_sweep WHERE swept_to < start_offset OR topic IS NULL LIMIT 1"""
     ).fetchone()
-    if due is None:
+    if swept_partition is None:
         return False
-    id, start, swept_to, topic = due
+    id, start, swept_to, topic = swept_partition
     to = min(start, swept_to + SWEEP_MAX)
     execute("DELETE FROM record WHERE id >= ? AND id < ?", (first_row(id) + swept_to, first_row(id) + to))
     if topic is None and to == start:

@@ -109,7 +109,7 @@ async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offset
         if epoch > each.epoch:
             raise Corrupt(
                 f"topic {topic}: the target was filled from epoch {epoch}, and the store is in epoch {each.epoch}: "
-                "restore the store's newer copy, or export to another place"
+                "restore a newer copy of the store, or export to another path"
             )
         starts = {str(number): (before or {}).get(str(number), 0) for number in range(each.partitions)}
         stops = await _replicated(book, topic, each)
@@ -161,7 +161,7 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
         try:
             each_batch(batch, number)
         except TidebookError as error:
-            failed.append(error)  # Spark would pass it on as text only
+            failed.append(error)  # Spark would only pass on its text
             raise
 
     scratch = Path(tempfile.mkdtemp(prefix="tidebook-export-"))
@@ -180,7 +180,7 @@ def _open_target(spark: SparkSession, output: str | Path, table_format: str) -> 
         return ParquetTarget(spark, output_folder(output))
     if table_format == "delta":
         return DeltaTarget(spark, str(output))
-    raise InvalidInput(f"events are exported as parquet or delta, not as {table_format}")
+    raise InvalidInput(f"the format of an export must be parquet or delta, not {table_format}")
 
 
 class ExportManifest(Manifest, frozen=True):
@@ -268,7 +268,7 @@ class DeltaTarget:
                 events.write.format("delta")
                 .mode("append")
                 .partitionBy(*PARTITIONED_BY)
-                .option("mergeSchema", "true")  # a table that an older Tidebook began has fewer columns
+                .option("mergeSchema", "true")  # a table of an older version has fewer columns
                 .option("txnAppId", self.APP)
                 .option("txnVersion", str(number))
                 .option("userMetadata", msgspec.json.encode(mark).decode())
@@ -287,7 +287,7 @@ class DeltaTarget:
         history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._output}`")
         found = history.where("userMetadata like '{\"tidebook\":%'").orderBy(col("version").desc()).first()
         if found is None:
-            raise InvalidInput(f"{self._output} is a Delta table that no export made: name another place")
+            raise InvalidInput(f"{self._output} is a Delta table that was not created by an export: use another path")
         mark = msgspec.json.decode(found["userMetadata"])
         return int(mark["tidebook"]), mark["offsets"]
 

@@ -1,8 +1,8 @@
 """Flush WAL entries to Parquet exactly once, one folder per table, sorted by number; then mark them deleted.
 
-OUTPUT/region=7/table=1/LIFE-FIRST-LAST-N.parquet         committed files; LIFE is the table's incarnation
-OUTPUT/_tidebook/region=7/000000000012.json               the manifests; the last one is current
-OUTPUT/_tidebook/staging/…                                uncommitted files
+OUTPUT/region=7/table=1/INCARNATION-FIRST-LAST-N.parquet  committed files
+OUTPUT/_tidebook/region=7/000000000012.json                the manifests; the last one is current
+OUTPUT/_tidebook/staging/…                                 uncommitted files
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def flush_wal(
     """Flush the given regions of a namespace, or all; return the result of each region."""
     folder = output_folder(output)
 
-    async def go() -> list[Flushed]:
+    async def flush_all() -> list[Flushed]:
         wal = open_wal(book.log, namespace)
         done = []
         for id in regions or await wal.regions():
@@ -67,14 +67,14 @@ def flush_wal(
         await wal.close()
         return done
 
-    return portal.run(go())
+    return portal.run(flush_all())
 
 
 def output_folder(output: str | Path) -> Path:
     """Return the folder of a path or a file: URL, which every worker must have mounted at the same path."""
     parts = urlsplit(str(output))
     if parts.scheme not in ("", "file"):
-        raise InvalidInput(f"{parts.scheme}:// cannot be flushed to: give a folder, shared by all workers")
+        raise InvalidInput(f"{parts.scheme}:// is not supported: use a folder that all workers share")
     return Path(parts.path).resolve()
 
 
@@ -101,8 +101,8 @@ class ParquetSink:
         last = self._manifest.last()
         if last.number and last.source != self._source:
             raise InvalidInput(
-                f"{self._output} holds what was flushed from {last.source}, not from {self._source}: "
-                "give each namespace, and a region that was made again, a separate folder"
+                f"{self._output} contains the entries of {last.source}, not of {self._source}: "
+                "use a separate folder for each namespace, and for a region that was created again"
             )
         self._base = msgspec.structs.replace(last, source=self._source)
         return self._base.committed

@@ -78,7 +78,7 @@ def _refuse_adopted(topic: str, epoch: int) -> None:
     """Raise `Corrupt` for an adopted topic, because its log does not hold the events of older epochs."""
     if epoch > FIRST_EPOCH:
         raise Corrupt(
-            f"topic {topic}: its log was adopted (epoch {epoch}), and what the store had of older epochs is not in it: "
+            f"topic {topic}: its log was adopted (epoch {epoch}), so it lacks the events of older epochs: "
             "restore the store from a copy, and replicate from there"
         )
 

@@ -1,6 +1,6 @@
 """Replicate the log to the store on Spark: leases for the live tail, a Structured Streaming query for a backlog.
 
-The pointers in the store are the only record of progress. Leases and queries start from them, a query with a new
+The pointers in the store are the only record of progress. Leases and queries start from them. Each query has a new
 checkpoint, so an old, copied or lost checkpoint has no effect.
 """
 
@@ -30,7 +30,7 @@ from tidebook.pipeline.batch_report import STEPS, BatchReport, reports_after
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
-from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
+from tidebook.pipeline.session import PipelineSettings, ignore_spark_exit, local_uri, pipeline_settings
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
@@ -67,10 +67,10 @@ RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
 #: How long a stop waits for the running batch.
 STOP_S = 60.0
-#: How long a stop waits for leases, which end within half a second and their slices in progress.
+#: How long a stop waits for leases, which end within half a second after finishing their current slices.
 LEASES_END_S = 1.5
-#: How long a stop waits for each answer of the store, which may hang: to end the leases, and for the last status.
-STOPPED_ANSWER_S = 1.0
+#: How long a stop waits for each request to the log or store, which may hang: to end the leases and write the status.
+STOP_REQUEST_S = 1.0
 POLL_S = 0.1
 #: How often a run with leases checks whether it must stop.
 LEASES_POLL_S = 0.05
@@ -135,21 +135,21 @@ class StatusWatch:
     def __init__(self, replication: Replication, every_s: float) -> None:
         self._replication = replication
         self._every_s = every_s
-        self._looked_s = time.monotonic()
+        self._read_s = time.monotonic()
         self._failed = 0
         #: The configurations of the topics when they were last read.
         self.configs: dict[str, TopicConfig] = {}
 
     def is_due(self) -> bool:
         """Return whether the status is due to be read."""
-        return time.monotonic() - self._looked_s >= self._every_s
+        return time.monotonic() - self._read_s >= self._every_s
 
-    def look(self) -> bool:
+    def read_if_due(self) -> bool:
         """Read the status if due, and return whether it was read; raise only the last of many consecutive failures."""
         if not self.is_due():
             return False
         try:
-            self.configs = self._replication.look()
+            self.configs = self._replication.read_status()
         except (Unavailable, OutcomeUnknown) as error:
             self._failed += 1
             if self._failed >= STATUS_FAILURES_MAX:
@@ -158,7 +158,7 @@ class StatusWatch:
             LOGGER.warning("the partitions' status could not be read, the work continues: %s", error)
             return False
         finally:
-            self._looked_s = time.monotonic()
+            self._read_s = time.monotonic()
         self._failed = 0
         return True
 
@@ -166,7 +166,8 @@ class StatusWatch:
 class Replication:
     """One run of the job. `run` blocks; `stop` may be called from any thread.
 
-    Given a context only, it starts a session when a query needs one: leases do not, and its start takes seconds.
+    If `spark` is only a context, a session is started when a query needs one. Leases do not, and its start takes
+    seconds.
     """
 
     def __init__(
@@ -197,11 +198,11 @@ class Replication:
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
         self._recorded_at = ""
-        #: While leases run: the first unreplicated offsets and the records counted when they began. The records of a
-        #: lease are reported at its end, but the pointers show them at once.
+        #: While leases run: the first unreplicated offsets and the number of replicated records at their start. A lease
+        #: reports its records only at its end, so until then they are counted from the pointers.
         self._leased_from: tuple[dict[Partition, int], int] | None = None
         self._counted: tuple[float, int] | None = None
-        #: The partitions of topics whose log is not the configured one.
+        #: The partitions of topics that are not in the configured log.
         self._without_log: set[str] = set()
         self._began = time.monotonic()
         self._status_written = 0.0
@@ -215,7 +216,7 @@ class Replication:
         return msgspec.structs.replace(self._progress, seconds=time.monotonic() - self._began, waiting=waiting)
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until `stop`; with `once`, until the log's end at the start, and make it visible to tag streams."""
+        """Replicate until `stop`; with `once`, up to the log's present end, and make it visible to tag streams."""
         if not once:
             with _ticking(self._book, self._portal, self._topics):
                 return self._run(once=False)
@@ -228,7 +229,7 @@ class Replication:
         """Send ticks and replicate up to them, so that the horizon of tag streams passes the replicated events."""
         log, store = self._book.log, self._book.store
         self._leased_from = None
-        with self._unless_stopped():
+        with self._ignore_transient_after_stop():
             ticks = self._retry(lambda: send_ticks(log, store, self._topics))
             clear_tags = clears_tags(self._book.settings)
             moving = {at: each for at, each in ticks.items() if f"{at[0]}/{at[1]}" not in self._progress.stopped}
@@ -253,8 +254,8 @@ class Replication:
         )  # fmt: skip
 
     @contextmanager
-    def _unless_stopped(self) -> Iterator[None]:
-        """Ignore transient errors after a stop: a caller that stops a waiting run does not want its error."""
+    def _ignore_transient_after_stop(self) -> Iterator[None]:
+        """Ignore transient errors after a stop, because a caller that stops a waiting run does not expect its error."""
         try:
             yield
         except TRANSIENT:
@@ -290,12 +291,12 @@ class Replication:
                     raise cause from error
                 self._report(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
-        with self._unless_stopped():
+        with self._ignore_transient_after_stop():
             self._publish_status(self._retry(self._last_statuses), last=True)
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
-        """Return the cause of a query's failure: the log's lost records, if that is what `find_starts` finds."""
+        """Return the cause of a query's failure: the lost records that `find_starts` reports, or the error itself."""
         if not isinstance(error, TRANSIENT):
             try:
                 self._portal.run(find_starts(self._book.log, self._book.store, self._configs()))
@@ -304,7 +305,7 @@ class Replication:
         return error
 
     def _has_other_logs(self) -> bool:
-        """Return whether the log of a topic is not the configured one: the operator adopts or restores it."""
+        """Return whether a topic is not in the configured log, until an operator adopts or restores the log."""
         try:
             return bool(self._portal.run(find_other_logs(self._book.log, self._book.store, self._configs())))
         except TidebookError:
@@ -314,7 +315,7 @@ class Replication:
         return self._portal.run(topic_configs(self._book.store, self._topics))
 
     def _run_from_pointers(self, *, once: bool) -> bool:
-        """Run leases or a query from the pointers; return False if another must follow."""
+        """Run leases or a query from the pointers; return False if another round of them is needed."""
         book, settings = self._book, self._settings
         configs = self._configs()
         if not once:
@@ -353,7 +354,7 @@ class Replication:
             scheduler.assign(configs, stops)
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
                 scheduler.step(LEASES_POLL_S)
-                if watch.look() and stops is None:
+                if watch.read_if_due() and stops is None:
                     if self._progress.lag > settings.catch_up_records or not watch.configs:
                         return False
                     scheduler.assign(watch.configs)
@@ -363,12 +364,12 @@ class Replication:
 
     def _revoke(self, run: str, generation: int) -> None:
         async def revoke() -> None:
-            async with self._answers_in_time():
+            async with self._bounded_after_stop():
                 await revoke_leases(self._book.store, run, generation)
 
         try:
             self._portal.run(revoke())
-        except TidebookError as error:  # the leases end when their time is over
+        except TidebookError as error:  # the leases then end when their time has passed
             LOGGER.warning("the leases of this run could not be ended early: %s", error)
 
     def _count_lease(self, results: Sequence[TaskResult]) -> None:
@@ -380,7 +381,7 @@ class Replication:
             self._count_batch(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
-        """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
+        """Run one query; with `until_end`, up to the log's present end. Return False if it must be restarted."""
         self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
@@ -393,7 +394,7 @@ class Replication:
     def _start(
         self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, gate: BatchGate, *, once: bool
     ) -> StreamingQuery:
-        # Not at the top: leases need no Arrow, whose import takes a part of the start.
+        # Not at the top, because leases need no Arrow, and importing it would delay their start.
         from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
         from tidebook.pipeline.task import replicate_task
 
@@ -403,14 +404,14 @@ class Replication:
             settings_to_json(self._book.settings), dict(configs), wait_s=self._settings.wait_s, opening=self._opening
         )
 
-        def each(batch: DataFrame, number: int) -> None:
+        def collect(batch: DataFrame, number: int) -> None:
             with gate.entered() as entered:
                 if entered:
                     self._count_batch(number, [TaskResult(**row.asDict()) for row in batch.collect()])
 
         # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
         done = coalesce_to_cores(spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
-        writer = done.writeStream.foreachBatch(each).option("checkpointLocation", local_uri(checkpoint))
+        writer = done.writeStream.foreachBatch(collect).option("checkpointLocation", local_uri(checkpoint))
         if once:
             return writer.trigger(availableNow=True).start()
         for name, value in ASYNC_CHECKPOINTS.items():
@@ -435,7 +436,7 @@ class Replication:
         self._on_batch(number, done)
 
     def _add(self, *, records: int, parked: int, stopped: dict[str, str | None], batches: int = 0) -> None:
-        """Add to the totals; a partition that is no longer stopped was repaired, or this Tidebook is newer."""
+        """Add to the totals; a reason of None means that the partition is no longer stopped."""
         with self._lock:
             now = self._progress
             self._progress = msgspec.structs.replace(
@@ -457,13 +458,13 @@ class Replication:
                     return once
                 if watch.is_due():
                     self._record_batches(query)
-                if watch.look() and watch.configs != configs and not once:
+                if watch.read_if_due() and watch.configs != configs and not once:
                     return False
             return True
         finally:
             # Let the running batch finish; batches that Spark starts after it do nothing.
             gate.close(STOP_S)
-            with unless_spark_is_gone():
+            with ignore_spark_exit():
                 query.stop()
                 metrics.count("pipeline_queries_ended", failed=query.exception() is not None)
             self._record_batches(query)
@@ -471,7 +472,7 @@ class Replication:
     def _record_batches(self, query: StreamingQuery) -> None:
         """Record the micro-batches that ended since the last call."""
         new: Sequence[BatchReport] = ()
-        with unless_spark_is_gone():
+        with ignore_spark_exit():
             new = reports_after(query, self._recorded_at)
         if new:
             self._recorded_at = new[0].timestamp
@@ -490,29 +491,29 @@ class Replication:
                 )
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
-        return (await self._look())[1]
+        return (await self._read_status())[1]
 
     async def _last_statuses(self) -> Sequence[PartitionStatus]:
-        async with self._answers_in_time():
+        async with self._bounded_after_stop():
             return await self._statuses()
 
     @asynccontextmanager
-    async def _answers_in_time(self) -> AsyncIterator[None]:
-        """After a stop, cancel the block when its time is over and raise `Unavailable`."""
-        within_s = STOPPED_ANSWER_S if self._stop.is_set() else None
+    async def _bounded_after_stop(self) -> AsyncIterator[None]:
+        """After a stop, bound the time of the block: cancel it after `STOP_REQUEST_S` and raise `Unavailable`."""
+        within_s = STOP_REQUEST_S if self._stop.is_set() else None
         try:
             async with asyncio.timeout(within_s):
                 yield
         except TimeoutError as error:
-            raise Unavailable(f"the log or the store has not answered within {within_s} s") from error
+            raise Unavailable(f"the log or the store did not respond within {within_s} s") from error
 
-    async def _look(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
+    async def _read_status(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book
         configs = await self._without_other_logs(await topic_configs(book.store, self._topics))
         return configs, await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
 
     async def _without_other_logs(self, configs: dict[str, TopicConfig]) -> dict[str, TopicConfig]:
-        """Return the topics that can be replicated; the partitions of the others are stopped until they can be."""
+        """Return the topics that are in the configured log; mark the partitions of the other topics as stopped."""
         reasons = await find_other_logs(self._book.log, self._book.store, configs)
         stopped = {f"{topic}/{at}": why for topic, why in reasons.items() for at in range(configs[topic].partitions)}
         resumed = dict.fromkeys(self._without_log - stopped.keys())
@@ -520,9 +521,9 @@ class Replication:
         self._add(records=0, parked=0, stopped={**resumed, **stopped})
         return {topic: config for topic, config in configs.items() if topic not in reasons}
 
-    def look(self) -> dict[str, TopicConfig]:
+    def read_status(self) -> dict[str, TopicConfig]:
         """Read and publish the partitions' status; return the configurations of the topics that can be replicated."""
-        configs, statuses = self._portal.run(self._look())
+        configs, statuses = self._portal.run(self._read_status())
         self._publish_status(statuses)
         return configs
 

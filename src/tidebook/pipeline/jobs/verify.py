@@ -35,7 +35,7 @@ from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 from tidebook.wiring.spark import clears_tags
 
-#: How often a repair is repeated while differences are left.
+#: The most passes of a repair that leaves differences.
 REPAIR_PASSES_MAX = 3
 SPLITS_PER_CORE = 2
 #: The rows that are grouped by journal: records of the log, and heads, events and tag rows of the store.
@@ -146,10 +146,10 @@ def _compare(
     comparison = Comparison(settings_to_json(book.settings), configs, bounds, rev)
     rows = _rows(spark, book, portal, comparison)
     parts = spark.sparkContext.defaultParallelism * SPLITS_PER_CORE
-    together = rows.repartition(parts, "topic", "key").sortWithinPartitions("topic", "key", "kind", "n")
+    by_journal = rows.repartition(parts, "topic", "key").sortWithinPartitions("topic", "key", "kind", "n")
     journals = events = left = repaired = 0
     kinds: dict[str, int] = {}
-    for row in together.mapInArrow(compare_task(comparison), RESULT).toLocalIterator():
+    for row in by_journal.mapInArrow(compare_task(comparison), RESULT).toLocalIterator():
         if row["what"] == TOTALS:
             journals, events = journals + row["journals"], events + row["events"]
             continue
@@ -359,7 +359,7 @@ class ComparedJournals:
         if partition not in self._comparison.bounds[topic]:
             return []  # the partition is not replicated yet
         found, records = JournalState(), list[TimedRecord]()
-        for _, _, kind, n, of, timestamp_ms, time_ms, data in rows:
+        for _, _, kind, n, record_partition, timestamp_ms, time_ms, data in rows:
             if kind == HEAD:
                 found.head = decode_head(data)
             elif kind == EVENT:
@@ -369,7 +369,7 @@ class ComparedJournals:
                 found.tags[row.place] = row
             elif kind == DAMAGED:
                 found.damaged += (_decode_damage(data),)
-            elif of == partition:  # in any other partition the record is void and parked
+            elif record_partition == partition:  # in any other partition the record is void and parked
                 records.append((Record(n, timestamp_ms, key, data), time_ms))
         self.journals += 1
         self.events += len(found.rows)

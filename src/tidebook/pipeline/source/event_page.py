@@ -41,7 +41,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def events_schema(form: PayloadForm = "binary") -> str:
-    """Return the columns as Spark writes them."""
+    """Return the columns as a DDL schema of Spark."""
     return _COLUMNS.replace("payload binary", f"payload {_SPARK_TYPES[form]}")
 
 

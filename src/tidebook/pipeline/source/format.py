@@ -60,32 +60,34 @@ class TidebookSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         with one_line_errors():
             if self._is_wal():
-                raise InvalidInput("the regions of a namespace cannot be streamed: read them")
+                raise InvalidInput("the regions of a namespace cannot be streamed: use spark.read")
             self._check_columns(schema)
             return JournalStream(dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refuse to write: only a journal's own append gives an event its number."""
         with one_line_errors():
-            raise InvalidInput('format("tidebook") is only read: append with book.journal(topic).append')
+            raise InvalidInput('format("tidebook") is read-only: append with book.journal(topic).append')
 
     streamWriter = writer
 
     def _check_columns(self, schema: StructType) -> None:
-        """Raise `InvalidInput` if the user has given other columns, which the rows would not fit."""
+        """Raise `InvalidInput` if the user has specified other columns, which the rows would not fit."""
         given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         columns = [(name, _SQL_NAMES.get(kind, kind)) for name, kind in map(str.split, self.schema().split(", "))]
         if given != columns:
-            raise InvalidInput('format("tidebook") has fixed columns: leave out schema(), and select those you need')
+            raise InvalidInput(
+                'format("tidebook") has fixed columns: do not call schema(), and select the columns you need'
+            )
 
     def _is_wal(self) -> bool:
         return "wal" in Options(self.options)
 
 
 def register(spark: SparkSession, settings: Settings | None = None) -> None:
-    """Register `format("tidebook")` with a session; with `settings`, reads without the option `book` are of that book.
+    """Register `format("tidebook")` with a session; with `settings`, reads without the option `book` use that book.
 
-    The settings travel in the class and not as a Spark setting, which would show secrets.
+    The settings are an attribute of the class and not a Spark setting, because Spark displays its settings.
     """
     source: type[DataSource] = TidebookSource
     if settings is not None:

@@ -56,7 +56,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._form = given.payload_form()
         self._target: Offsets | None = None
         self._replicated: Offsets = {}
-        self._look_at_s = 0.0
+        self._check_at_s = 0.0
 
     @property
     def _worker(self) -> SparkWorker:
@@ -81,7 +81,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Warn of unreplicated records, which the stream does not deliver; return whether there are any."""
         store, warned = await self._worker.store(), False
         for topic in self._topics:
-            config, pointers = await _config_of(self._worker, topic), await store.pointers(topic)
+            config, pointers = await _topic_config(self._worker, topic), await store.pointers(topic)
             partitions = range(config.partitions)
             warned |= await warn_of_lag(self._worker, topic, config, pointers, partitions=partitions, stops={})
         return warned
@@ -90,9 +90,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Warn of unreplicated records while the end of the replicated ones does not move."""
         now_s = time.monotonic()
         if replicated != self._replicated:
-            self._replicated, self._look_at_s = replicated, now_s + STALL_S
-        elif now_s >= self._look_at_s:
-            self._look_at_s = now_s + (WARN_EVERY_S if self._worker.run(self._warn_of_lag()) else STALL_S)
+            self._replicated, self._check_at_s = replicated, now_s + STALL_S
+        elif now_s >= self._check_at_s:
+            self._check_at_s = now_s + (WARN_EVERY_S if self._worker.run(self._warn_of_lag()) else STALL_S)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the replicated end within the limit; events have sequence numbers only once they are replicated."""
@@ -102,7 +102,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._warn_of_stall(found)
         ends: Offsets = {}
         for topic, numbers in start.items():
-            _same_epoch(topic, epoch_of(numbers), epoch_of(found.get(topic, numbers)))
+            _check_epoch(topic, epoch_of(numbers), epoch_of(found.get(topic, numbers)))
             ends[topic] = {number: max(at, found.get(topic, {}).get(number, at)) for number, at in numbers.items()}
         if isinstance(limit, ReadAllAvailable):
             return ends
@@ -120,7 +120,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log, store = await self._worker.log(), await self._worker.store()
         found: Offsets = {}
         for topic in self._topics:
-            config = await _config_of(self._worker, topic)
+            config = await _topic_config(self._worker, topic)
             found[topic] = {EPOCH: config.epoch}
             for number in range(config.partitions):
                 offset = first_unreplicated_offset(await store.pointer(topic, number), topic, number, config)
@@ -134,13 +134,15 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         given = self._given
         if sorted(given) != self._topics:
-            raise InvalidInput(f"startingOffsets names {sorted(given)}, and the option topic {self._topics}")
+            raise InvalidInput(
+                f"startingOffsets must name the topics of the option topic, {self._topics}, not {sorted(given)}"
+            )
         found: Offsets = {}
         for topic in given:
-            config = await _config_of(self._worker, topic)
+            config = await _topic_config(self._worker, topic)
             if set(partition_offsets(given[topic])) != {str(number) for number in range(config.partitions)}:
                 raise InvalidInput(
-                    f"startingOffsets of topic {topic}: name the partitions 0 to {config.partitions - 1}, each"
+                    f"startingOffsets of topic {topic} must name all partitions from 0 to {config.partitions - 1}"
                 )
             found[topic] = {EPOCH: config.epoch} | given[topic]
         return found
@@ -149,8 +151,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise `LogLost` if the log does not hold the stream's offsets, `Corrupt` if it was replaced."""
         log = await self._worker.log()
         for topic, numbers in starts.items():
-            config, state = await _config_of(self._worker, topic), await log.topic(topic)
-            _same_epoch(topic, epoch_of(numbers), config.epoch)
+            config, state = await _topic_config(self._worker, topic), await log.topic(topic)
+            _check_epoch(topic, epoch_of(numbers), config.epoch)
             if state is None or state.topic_id != config.topic_id:
                 raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
             for number, start in partition_offsets(numbers).items():
@@ -169,8 +171,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, RecordsSlice):  # Spark passes None if there are no partitions
             return
         worker, topic = self._worker, partition.topic
-        config = worker.run(_config_of(worker, topic))
-        _same_epoch(topic, partition.epoch, config.epoch)
+        config = worker.run(_topic_config(worker, topic))
+        _check_epoch(topic, partition.epoch, config.epoch)
         page = EventPage(topic, self._form)
         start = partition.start
         while start < partition.stop:
@@ -188,14 +190,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return selection.tag is None or selection.tag in decode_event(row.encoded).tags
 
 
-async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:
+async def _topic_config(worker: SparkWorker, topic: str) -> TopicConfig:
     config = await (await worker.store()).topic_config(topic)
     if config is None:
         raise NotFound(f"topic {topic} is not in the store")
     return config
 
 
-def _same_epoch(topic: str, read: int, now: int) -> None:
+def _check_epoch(topic: str, read: int, now: int) -> None:
     if read != now:
         raise Corrupt(
             f"topic {topic}: the stream is in epoch {read}, and the topic is in epoch {now}: it was adopted since. "

@@ -40,10 +40,10 @@ from tidebook.pipeline.source.tail import (
     Tail,
     TailRange,
     TailShare,
+    assign_shares,
     check_log,
     find_deletes,
     fold_onto,
-    share_out,
     tail_events,
 )
 from tidebook.pipeline.worker import SparkWorker
@@ -57,7 +57,7 @@ SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
-#: A log that is unavailable must not delay a read that needs only the store.
+#: How long a read that needs only the store waits for the log.
 LOOK_S = 5.0
 #: The advice in errors: how to read without the log.
 STORE_ONLY = 'read what is replicated, with .option("freshness", "store")'
@@ -166,7 +166,7 @@ class JournalsReader(DataSourceReader):
             else:
                 splits = await store.splits(topic, count=self._splits)
                 parts += (JournalsPart(plan, self._selection, split=split) for split in splits)
-            parts += (JournalsPart(plan, self._selection, shares=shares) for shares in share_out(plan.tails))
+            parts += (JournalsPart(plan, self._selection, shares=shares) for shares in assign_shares(plan.tails))
         given = {"startingOffsets": self._starts, "endingOffsets": self._stops, "asOfOffsets": self._as_of or {}}
         for name, offsets in given.items():
             check_offsets(name, offsets, read)
@@ -191,7 +191,7 @@ class JournalsReader(DataSourceReader):
         starts = self._starts.get(topic, {})
         since = positions(starts, config.epoch)
         if EPOCH not in starts:  # offset 0 without an epoch includes the events of older epochs
-            since = {number: at for number, at in since.items() if at.offset > 0}
+            since = {number: position for number, position in since.items() if position.offset > 0}
         stops = positions(self._stops.get(topic, {}), config.epoch)
         until = {number: min(end, stops.get(number, end)) for number, end in ends.items()}
         if self._as_of is not None:
@@ -204,8 +204,11 @@ class JournalsReader(DataSourceReader):
     def _requested_stops(self, topic: str, config: TopicConfig) -> dict[int, int]:
         """Return the offsets of this epoch before which the options end the read, by partition."""
         stops = positions(self._stops.get(topic, {}), config.epoch)
-        stops |= {number: at.next for number, at in positions((self._as_of or {}).get(topic, {}), config.epoch).items()}
-        return {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
+        stops |= {
+            number: position.next
+            for number, position in positions((self._as_of or {}).get(topic, {}), config.epoch).items()
+        }
+        return {number: stop.offset for number, stop in stops.items() if stop.epoch == config.epoch}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, JournalsPart):  # Spark passes None if there are no partitions
@@ -243,11 +246,13 @@ def as_of_positions(
     found = positions(given.get(topic, {}), config.epoch)
     for number, end in ends.items():
         if number not in found:
-            raise InvalidInput(f"asOfOffsets of topic {topic}: partition {number} is missing: name all that are read")
-        if found[number].next > end:
-            what = "is replicated" if replicated else "is written"
             raise InvalidInput(
-                f"asOfOffsets of topic {topic}: partition {number} {what} up to offset {end.offset - 1} of epoch "
+                f"asOfOffsets of topic {topic}: partition {number} is missing: name all partitions that are read"
+            )
+        if found[number].next > end:
+            extent = "is replicated" if replicated else "is written"
+            raise InvalidInput(
+                f"asOfOffsets of topic {topic}: partition {number} {extent} up to offset {end.offset - 1} of epoch "
                 f"{end.epoch}, not up to offset {found[number].offset} of epoch {found[number].epoch}"
             )
     return found

@@ -53,15 +53,17 @@ def _is_number(partition: str) -> bool:
 def check_offsets(name: str, offsets: Offsets, partitions: Mapping[str, int]) -> None:
     """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition that does not exist.
 
-    Such a bound would be ignored silently, and the rows would be others than the caller expects.
+    Such a bound would be ignored silently, and the rows would differ from those that the caller expects.
     """
     for topic, numbers in offsets.items():
         if topic not in partitions:
-            raise InvalidInput(f"the option {name} names the topic {topic}, which is not read: give it as topic too")
+            raise InvalidInput(
+                f"the option {name} names the topic {topic}, which is not read: add it to the option topic"
+            )
         for number in partition_offsets(numbers):
             if int(number) >= partitions[topic]:
                 raise InvalidInput(
-                    f"the option {name} names partition {number} of topic {topic}: it has 0 to {partitions[topic] - 1}"
+                    f"the option {name} names partition {number} of topic {topic}, which has {partitions[topic]}"
                 )
 
 
@@ -109,7 +111,7 @@ class Options:
             if name in names or name == "settings":
                 continue
             near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
+            hint = f"did you mean {names[near[0]]}?" if near else f"the options are {', '.join(sorted(names.values()))}"
             raise InvalidInput(f'format("tidebook"): the option {name} is unknown: {hint}')
 
     def __contains__(self, name: str) -> bool:
@@ -130,7 +132,7 @@ class Options:
             number = -1
         if not least <= number <= most:
             bound = "on" if most == INT_MAX else f"to {most}"
-            raise InvalidInput(f"the option {name} is a whole number from {least} {bound}, not {text[:40]!r}")
+            raise InvalidInput(f"the option {name} must be a whole number from {least} {bound}, not {text[:40]!r}")
         return number
 
     def choice(self, name: str, known: Sequence[Choice]) -> Choice:
@@ -139,7 +141,7 @@ class Options:
         for each in known:
             if text is None or text.lower() == each:
                 return each
-        raise InvalidInput(f"the option {name} is one of {', '.join(known)}, not {text!r}")
+        raise InvalidInput(f"the option {name} must be one of {', '.join(known)}, not {text!r}")
 
     def freshness(self) -> Freshness:
         """Return whether a table has the unreplicated events too."""
@@ -156,7 +158,7 @@ class Options:
             return None
         names = frozenset(each.strip() for each in text.split(",") if each.strip())
         if not names:
-            raise InvalidInput(f"the option {name} lists at least one name, separated by commas")
+            raise InvalidInput(f"the option {name} must have at least one name; separate several by commas")
         return names
 
     def time_ms(self, name: str, default: int) -> int:
@@ -169,7 +171,9 @@ class Options:
         except ValueError:
             time = None
         if time is None or time.tzinfo is None:
-            raise InvalidInput(f"the option {name} is a time with its zone, as 2026-01-31T12:00:00+00:00, not {text!r}")
+            raise InvalidInput(
+                f"the option {name} must be a time with a zone, such as 2026-01-31T12:00:00+00:00, not {text!r}"
+            )
         return round(time.timestamp() * 1000)
 
     def offsets(self, name: str, *, least: int = 0) -> Offsets:
@@ -177,7 +181,7 @@ class Options:
         text = self.text(name)
         if text is None:
             return {}
-        expected = f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}"
+        expected = f"the option {name} must be JSON such as {_OFFSETS_EXAMPLE}, not {text!r}"
         try:
             offsets = msgspec.json.decode(text, type=Offsets)
         except msgspec.DecodeError as error:

@@ -193,14 +193,14 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return self._ends(self._starts, check=False)
 
-    def _ends(self, of: Offsets, *, check: bool = True) -> Offsets:
+    def _ends(self, starts: Offsets, *, check: bool = True) -> Offsets:
         """Return the partitions' end offsets; with `check`, raise `LogLost` if the log begins after a start."""
         worker = SparkWorker.of(self._settings)
 
         async def ends() -> Offsets:
             log = await worker.log()
-            found: Offsets = {topic: {} for topic in of}
-            for topic, numbers in of.items():
+            found: Offsets = {topic: {} for topic in starts}
+            for topic, numbers in starts.items():
                 for number, start in numbers.items():
                     first = await log.start(topic, int(number)) if check else start
                     if first > start:
@@ -294,17 +294,17 @@ def merge_slices(batches: Batches) -> Iterator[RecordRun]:
 
     Two slices would write each head twice. A merged slice stays within the limits of one.
     """
-    held: RecordRun | None = None
+    pending: RecordRun | None = None
     for batch in batches:
         for run in partition_runs(batch):
-            if held is not None and held[:2] == run[:2] and _fit_together(held[2], run[2]):
-                held = (*held[:2], held[2] + run[2])
+            if pending is not None and pending[:2] == run[:2] and _fit_together(pending[2], run[2]):
+                pending = (*pending[:2], pending[2] + run[2])
                 continue
-            if held is not None:
-                yield held
-            held = run
-    if held is not None:
-        yield held
+            if pending is not None:
+                yield pending
+            pending = run
+    if pending is not None:
+        yield pending
 
 
 def _fit_together(records: Sequence[Record], more: Sequence[Record]) -> bool:

@@ -48,12 +48,12 @@ def plan_slices(
     region: int, meta: RegionMeta, mappings: Mapping[int, SeqOffsets], *, slice_bytes: int = SLICE_BYTES
 ) -> list[RegionSlice]:
     """Divide the entries of the mappings into slices of about equal size."""
-    held = [(m.first_offset, m.last_offset) for m in mappings.values()]
-    begin = min((first for first, _ in held if first is not None), default=None)
-    last = max((last for _, last in held if last is not None), default=None)
+    bounds = [(mapping.first_offset, mapping.last_offset) for mapping in mappings.values()]
+    begin = min((first for first, _ in bounds if first is not None), default=None)
+    last = max((last for _, last in bounds if last is not None), default=None)
     if begin is None or last is None:
         return []
-    count = max(1, -(-meta.meter.bytes_from(begin) // slice_bytes))
+    count = max(1, -(-meta.byte_index.bytes_from(begin) // slice_bytes))
     step = -(-(last + 1 - begin) // count)
     slices = []
     for start in range(begin, last + 1, step):
@@ -133,8 +133,8 @@ class RegionsReader(DataSourceReader):
         for id in await wal.regions() if self._region is None else [self._region]:
             region = await wal.open_region(id, writable=False)
             mappings = {
-                table: held.mapping
-                for table, held in region.meta.tables.items()
+                table: table_meta.mapping
+                for table, table_meta in region.meta.tables.items()
                 if self._table is None or table == self._table
             }
             slices += plan_slices(id, region.meta, mappings)
@@ -153,4 +153,4 @@ def _number(options: Options, name: str) -> int | None:
     try:
         return region_id(int(text))
     except ValueError as error:
-        raise InvalidInput(f"the option {name} is a whole number, not {text!r}") from error
+        raise InvalidInput(f"the option {name} must be a whole number, not {text!r}") from error

@@ -1,8 +1,7 @@
 """The tail of a topic as Spark reads it: the records of the log that the store lacked when a query was planned.
 
-Its events are numbered by the fold, like those of every other reader. Replication may move into the tail and past it
-while the query runs: a head that the store has by now includes the records up to its position, and only later ones are
-folded onto it.
+Its events are numbered by the fold, like those of every other reader. Records of the tail may be replicated while the
+query runs. A stored head then includes the records up to its position, and only later ones are folded onto it.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class TailShare(msgspec.Struct, frozen=True):
         return self.count == 1 or crc32(id.encode()) % self.count == self.number
 
 
-def share_out(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
+def assign_shares(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
     """Divide ranges among tasks: small ones share a task, and the journals of a large one are shared by several."""
     tasks: list[list[TailShare]] = []
     room = 0
@@ -99,20 +98,20 @@ class Tail:
         """
         for kept in self._kept:
             yield kept
-        at, time_ms = self._next
-        while at < self.range.stop:
-            keeps = at == self._next[0] and self._kept_bytes < KEPT_BYTES_MAX
-            actions, size_bytes, at, time_ms = await self._read(at, time_ms)
+        offset, time_ms = self._next
+        while offset < self.range.stop:
+            keeps = offset == self._next[0] and self._kept_bytes < KEPT_BYTES_MAX
+            actions, size_bytes, offset, time_ms = await self._read(offset, time_ms)
             if keeps:
                 self._kept.append(actions)
                 self._kept_bytes += size_bytes
-                self._next = (at, time_ms)
+                self._next = (offset, time_ms)
             yield actions
 
-    async def _read(self, at: int, time_ms: int) -> tuple[Actions, int, int, int]:
+    async def _read(self, offset: int, time_ms: int) -> tuple[Actions, int, int, int]:
         topic, partition, config = self.topic, self.range.partition, self.config
         with _lost_during_the_read():
-            page = await read_page(self._log, topic, partition, start=at, stop=self.range.stop, limit=PAGE_RECORDS)
+            page = await read_page(self._log, topic, partition, start=offset, stop=self.range.stop, limit=PAGE_RECORDS)
         owners = RecordOwners(partition, config)
         actions: list[tuple[str, PositionedAction]] = []
         size_bytes = 0
@@ -144,14 +143,14 @@ def _lost_during_the_read() -> Iterator[None]:
 
 
 async def check_log(log: Log, topic: str, config: TopicConfig) -> None:
-    """Raise `Fenced` if the log is no longer the one for which a read was planned: offsets mean other records then."""
+    """Raise `Fenced` if the log is not the one for which a read was planned, so offsets may mean other records."""
     state = await log.topic(topic)
     if state is None or state.topic_id != config.topic_id:
         raise Fenced(f"topic {topic}: its log was replaced after this read was planned: load the table again")
 
 
 def fold_onto(head: Head | None, actions: Sequence[PositionedAction], config: TopicConfig) -> Head | None:
-    """Return a head of the store with those actions folded onto it that it does not include yet."""
+    """Fold the actions that a stored head does not include yet onto it, and return the new head."""
     stored = head
     for each in actions:
         if stored is None or each.position > stored.position:
@@ -161,15 +160,15 @@ def fold_onto(head: Head | None, actions: Sequence[PositionedAction], config: To
 
 async def find_deletes(tail: Tail) -> dict[str, list[PositionedAction]]:
     """Return all actions of the journals that the tail deletes from or purges, without the bodies of appends."""
-    cut: set[str] = set()
+    changed: set[str] = set()
     async for page in tail.pages():
-        cut.update(id for id, each in page if isinstance(each.action, Delete | Purge))
+        changed.update(id for id, each in page if isinstance(each.action, Delete | Purge))
     found: dict[str, list[PositionedAction]] = {}
-    if not cut:
+    if not changed:
         return found
     async for page in tail.pages():
         for id, each in page:
-            if id in cut:
+            if id in changed:
                 found.setdefault(id, []).append(_without_body(each))
     return found
 
@@ -189,18 +188,18 @@ async def tail_events(
     """
     numbers = _TailNumbers(tail.config)
     async for page in tail.pages():
-        mine = [(id, each) for id, each in page if takes(id)]
-        unknown = list(dict.fromkeys(id for id, _ in mine if id not in numbers.stored))
+        selected = [(id, each) for id, each in page if takes(id)]
+        unknown = list(dict.fromkeys(id for id, _ in selected if id not in numbers.stored))
         for i in range(0, len(unknown), HEADS_MAX):
-            some = unknown[i : i + HEADS_MAX]
-            heads = await store.heads(tail.topic, some)
-            numbers.begin({id: heads.get(id) for id in some})
-        for id, each in mine:
+            chunk = unknown[i : i + HEADS_MAX]
+            heads = await store.heads(tail.topic, chunk)
+            numbers.begin({id: heads.get(id) for id in chunk})
+        for id, each in selected:
             numbers.take(id, each)
     async for page in tail.pages():
-        mine = [(id, each) for id, each in page if id in numbers.stored]
-        replicated = await _replicated_since(store, tail, numbers.stored, mine)
-        yield [row for id, each in mine for row in numbers.rows(id, each, replicated.get(id, {}))]
+        selected = [(id, each) for id, each in page if id in numbers.stored]
+        replicated = await _replicated_since(store, tail, numbers.stored, selected)
+        yield [row for id, each in selected for row in numbers.rows(id, each, replicated.get(id, {}))]
 
 
 class _TailNumbers:

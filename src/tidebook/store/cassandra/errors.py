@@ -47,33 +47,33 @@ WriteAttempts = Literal["once", "repeatedly"]
 
 
 @contextmanager
-def translated(what: str, *, wrote: WriteAttempts | None = None) -> Iterator[None]:
-    """Translate the driver's errors; `wrote` means that a request without an answer may have had an effect."""
+def translated(request: str, *, attempts: WriteAttempts | None = None) -> Iterator[None]:
+    """Translate the driver's errors; `attempts` is given for writes, which may have had an effect without an answer."""
     try:
         yield
     except errors.CassException as error:
-        raise translate(error, what, wrote=wrote) from error
+        raise translate(error, request, attempts=attempts) from error
 
 
-def translate(error: errors.CassException, what: str, *, wrote: WriteAttempts | None = None) -> TidebookError:
-    """Return Tidebook's error for an error of the driver; `what` names the request."""
+def translate(error: errors.CassException, request: str, *, attempts: WriteAttempts | None = None) -> TidebookError:
+    """Return Tidebook's error for an error of the driver; `request` describes what failed."""
     message = " ".join(str(error).split())
     if isinstance(error, _REFUSED) or "username and/or password" in message or "Bad credentials" in message:
-        return InvalidInput(f"Cassandra refuses {what}: {message}: check user and password in [store]")
+        return InvalidInput(f"Cassandra refuses {request}: {message}: check user and password in [store]")
     if isinstance(error, errors.CassErrorSourceSsl) and not isinstance(error, TRANSIENT):
-        return InvalidInput(f"Cassandra's certificate or ours is not accepted for {what}: {message}: check [store]")
+        return InvalidInput(f"Cassandra's certificate or ours is not accepted for {request}: {message}: check [store]")
     if isinstance(error, TRANSIENT):
-        if _had_no_effect(error, wrote):
+        if _had_no_effect(error, attempts):
             return Unavailable(
-                f"Cassandra is unavailable: {what}: {message}: check the address and the nodes, then retry"
+                f"Cassandra is unavailable: {request}: {message}: check the address and the nodes, then retry"
             )
-        return OutcomeUnknown(f"Cassandra did not acknowledge {what}: {message}: repeat it")
-    return Corrupt(f"Cassandra refuses {what}: {message}: is the keyspace as Tidebook made it?")
+        return OutcomeUnknown(f"Cassandra did not acknowledge {request}: {message}: repeat it")
+    return Corrupt(f"Cassandra refuses {request}: {message}: did another program change the keyspace?")
 
 
-def _had_no_effect(error: errors.CassException, wrote: WriteAttempts | None) -> bool:
+def _had_no_effect(error: errors.CassException, attempts: WriteAttempts | None) -> bool:
     """Return whether the request certainly changed nothing."""
-    match wrote:
+    match attempts:
         case None:
             return True
         case "once":

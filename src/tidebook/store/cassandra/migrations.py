@@ -149,7 +149,7 @@ async def _tables(session: CassandraSession, keyspace: str) -> set[str]:
 
 
 async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Migrate the tables to the version that this Tidebook knows. A failed migration leaves the version as it was.
+    """Migrate the tables to the current version. A failed migration leaves the version as it was.
 
     Cassandra does not serialize DDL that different nodes execute: two nodes may create one table under two ids and lose
     what was written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
@@ -210,18 +210,18 @@ async def _await_agreement(session: CassandraSession) -> None:
         if asyncio.get_running_loop().time() > deadline_s:
             versions = ", ".join(f"{node.address} has {node.schema_version}" for node in nodes)
             raise Unavailable(
-                f"the nodes of Cassandra do not agree on the schema, and it must be changed: {versions}: "
+                f"the nodes of Cassandra do not agree on the schema, which must be changed: {versions}: "
                 "bring up or remove the nodes that are down, and open the store again"
             )
         await asyncio.sleep(LOCK_POLL_S)
 
 
-async def _retry_until_visible(act: Callable[[], Awaitable[T]]) -> T:
-    """Retry `act` while a schema object is listed but not usable yet, because another process is creating it."""
+async def _retry_until_visible(operation: Callable[[], Awaitable[T]]) -> T:
+    """Retry `operation` while a schema object is listed but not usable yet, because another process is creating it."""
     deadline_s = asyncio.get_running_loop().time() + VISIBLE_S_MAX
     while True:
         try:
-            return await act()
+            return await operation()
         except UnknownVersion:
             raise
         except Corrupt:
@@ -277,7 +277,7 @@ class _Lock:
         while not await _retry_until_visible(self._acquire):
             if loop.time() > deadline_s:
                 raise Unavailable(
-                    f"another process has held the schema's lock for {LOCK_WAIT_S_MAX} s: look at `locks`"
+                    f"another process has held the schema's lock for {LOCK_WAIT_S_MAX} s: see the table `locks`"
                 )
             await asyncio.sleep(LOCK_POLL_S)
         return self

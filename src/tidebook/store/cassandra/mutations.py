@@ -1,4 +1,4 @@
-"""Convert a slice's writes into batches of statements: which rows, under which stamps, in which rounds. No I/O."""
+"""Convert a slice's writes into batches of statements: which rows, with which stamps, in which rounds. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, encode_row, encode
 BATCH_BYTES_MAX: Final = 40_000
 BATCH_ROWS_MAX: Final = 100
 PROGRESS_WITH_HEAD_MAX: Final = 20
-#: A longer record is truncated: Cassandra rejects a mutation over half a commit log segment, 16 MiB by default.
+#: A longer record is truncated, because Cassandra rejects a mutation over half a commit log segment (16 MiB by
+#: default).
 PARKED_BYTES_MAX: Final = 4_000_000
 #: Appended to the reason of a truncated record, for people; the `size_bytes` column has the size.
 _TRUNCATED_NOTE: Final = " (kept: the first {:,} of {:,} bytes)"
@@ -59,24 +60,24 @@ Batch = list[CqlStatement]
 ListedSegments = Mapping[tuple[Key, Position], Sequence[int]]
 
 
-def rounds_of(
+def batch_rounds(
     writes: SliceWrites,
     segments: int,
-    cut: Mapping[Key, Sequence[EventRow]] | None = None,
+    remaining: Mapping[Key, Sequence[EventRow]] | None = None,
     listed: ListedSegments | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """Yield all batches of a slice, in rounds: those of a round run in any order, acknowledged before the next.
+    """Yield all batches of a slice in rounds: the batches of a round run in any order, and all before the next round.
 
     The writes of a key are spread over the rounds, which keeps their order and lets the heads of many keys share
-    batches. The pointer is the last round, alone. `cut` has the events that a delete leaves of a packed row, and
-    `listed` the segments before the last run of what is cleared.
+    batches. The last round writes only the pointer. `remaining` has the events of packed rows that a delete does not
+    cover, and `listed` the listed segments of the incarnations that are cleared.
     """
     if writes.parked:
         yield ([_parked(each)] for each in writes.parked)
     for i in range(max(map(len, writes.keys), default=0)):
         before = (key[i - 1] for key in writes.keys if 0 < i < len(key))
         tags = {write.key: write for write in before if isinstance(write, PutTags)}
-        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, cut or {}, listed or {})
+        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, remaining or {}, listed or {})
     yield iter([[_pointer(writes)]])
 
 
@@ -84,7 +85,7 @@ def _batches(
     writes: Sequence[Write],
     tags: Mapping[Key, PutTags],
     segments: int,
-    cut: Mapping[Key, Sequence[EventRow]],
+    remaining: Mapping[Key, Sequence[EventRow]],
     listed: ListedSegments,
 ) -> Iterator[Batch]:
     heads: list[PutHead] = []
@@ -100,7 +101,7 @@ def _batches(
                 pass  # written before all rounds: `segment_batches`
             case ClearEvents():
                 yield from clear_events(write, listed.get((write.key, write.head.incarnation), ()))
-                yield from _rewrite_remaining(write, cut.get(write.key, ()))
+                yield from _rewrite_remaining(write, remaining.get(write.key, ()))
             case ClearJournal():
                 yield from clear_journal(write, listed.get((write.key, write.head.incarnation), ()))
             case ForgetSegments():
@@ -115,7 +116,7 @@ def event_batches(write: PutEvents, *, stamp: int | None = None, packed: bool = 
 
     Events of one record share packed rows, unless `packed` is false.
     """
-    # One pass with as few calls as possible: every event of the log passes here.
+    # One pass with as few calls as possible, because it runs for every event of the log.
     topic, id = write.key
     rows, segment_size = write.rows, write.head.segment_size
     row_bytes = len(id) + _ROW_BYTES
@@ -177,7 +178,7 @@ def head_batches(
         size = len(data) + len(id) + _HEAD_ROW_BYTES
         group: Batch = []
         put = tags.get(write.key)
-        if put is not None and not is_long(progress := progress_of(put, segment, stamp)):
+        if put is not None and not exceeds_head_batch(progress := progress_of(put, segment, stamp)):
             group = progress
             size += len(progress) * (len(id) + _HEAD_ROW_BYTES)
         group.append(CqlStatement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp)))
@@ -187,7 +188,7 @@ def head_batches(
 
 
 def clear_graves(topic: str, graves: Iterable[tuple[str, Head]], segments: int) -> Iterator[Batch]:
-    """Yield tombstones for graves: above everything written of them, below the next record of their partition."""
+    """Yield tombstones for graves, stamped above every write of the grave and below the partition's next record."""
     for id, grave in graves:
         stamp = write_stamp(grave.position, rev=REV_MAX)
         yield [CqlStatement(cql.CLEAR_HEAD, [stamp, topic, head_segment(id, segments), id])]
@@ -207,8 +208,8 @@ def _progress_values(row: TagRow, stamp: int | None) -> list[Any]:
     return [row.tag_seq_nr, row.seq_nr, row.epoch, row.offset, stamp or write_stamp(row.position)]
 
 
-def is_long(progress: Batch) -> bool:
-    """Return whether it is too long for a batch with the head: then it is written before, with the tag rows."""
+def exceeds_head_batch(progress: Batch) -> bool:
+    """Return whether tag progress is too long for the head's batch, and is written before it, with the tag rows."""
     return len(progress) > PROGRESS_WITH_HEAD_MAX
 
 
@@ -273,7 +274,7 @@ def clear_events(write: ClearEvents, listed: Iterable[int] = ()) -> Iterator[Bat
 def _rewrite_remaining(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
     """Rewrite the events that shared a packed row with deleted ones, above the stamp of that row.
 
-    So they win even if a slow replicator writes the whole row again.
+    They win even if a slow replicator writes the whole packed row again.
     """
     yield from event_batches(PutEvents(write.key, write.head, tuple(rows)), stamp=write_stamp(write.head.position))
 
@@ -338,12 +339,12 @@ def bounded(sized: Iterable[tuple[int, Batch]], rows_max: int = BATCH_ROWS_MAX) 
 
 
 #: By default a node warns about a multi-partition batch over 5 KiB and rejects one over 50 KiB.
-BYTES_TOGETHER_MAX: Final = 5_000
-#: A batch with more rows is sent by itself.
-ROWS_MAX: Final = 10
+COALESCED_BYTES_MAX: Final = 5_000
+#: A batch with more rows is not combined with others.
+COALESCED_BATCH_ROWS_MAX: Final = 10
 HEADS_PER_QUERY_MAX: Final = 100
-#: The ids of a query over several segments: each segment is searched for all of them.
-HEADS_TOGETHER_MAX: Final = 15
+#: The most ids of a query over several segments, because each segment is searched for all of them.
+SEGMENTS_QUERY_IDS_MAX: Final = 15
 #: The assumed size of a value without a length.
 _VALUE_BYTES: Final = 8
 #: A cell's overhead as a node counts it; a head has seven cells.
@@ -358,12 +359,12 @@ def coalesce_batches(batches: Iterable[Batch], partitions_max: int, *, rows_max:
     group: Batch = []
     partitions = group_bytes = 0
     for batch in batches:
-        if len(batch) > ROWS_MAX or partitions_max == 1:
+        if len(batch) > COALESCED_BATCH_ROWS_MAX or partitions_max == 1:
             yield batch
             continue
         size = sum(_size_bytes(statement.values) for statement in batch)
         full = partitions == partitions_max or (rows_max is not None and len(group) + len(batch) > rows_max)
-        if group and (full or group_bytes + size > BYTES_TOGETHER_MAX):
+        if group and (full or group_bytes + size > COALESCED_BYTES_MAX):
             yield group
             group, partitions, group_bytes = [], 0, 0
         group = group + batch
@@ -378,7 +379,7 @@ def _size_bytes(values: list[object]) -> int:
     return value_bytes + _CELL_BYTES * len(values)
 
 
-def head_queries(topic: str, ids: Sequence[str], segments: int, *, together_max: int) -> Iterator[CqlStatement]:
+def head_queries(topic: str, ids: Sequence[str], segments: int, *, partitions_max: int) -> Iterator[CqlStatement]:
     """Yield the queries for many heads: one per segment, or one over several segments that have few ids each."""
     by_segment: dict[int, list[str]] = {}
     for id in ids:
@@ -386,11 +387,11 @@ def head_queries(topic: str, ids: Sequence[str], segments: int, *, together_max:
     few_ids: dict[int, list[str]] = {}
     count = 0
     for segment, wanted in by_segment.items():
-        if together_max == 1 or len(wanted) > HEADS_TOGETHER_MAX // 2:
+        if partitions_max == 1 or len(wanted) > SEGMENTS_QUERY_IDS_MAX // 2:
             for i in range(0, len(wanted), HEADS_PER_QUERY_MAX):
                 yield CqlStatement(cql.HEADS, [topic, segment, wanted[i : i + HEADS_PER_QUERY_MAX]])
             continue
-        if len(few_ids) == together_max or count + len(wanted) > HEADS_TOGETHER_MAX:
+        if len(few_ids) == partitions_max or count + len(wanted) > SEGMENTS_QUERY_IDS_MAX:
             yield _query_few(topic, few_ids)
             few_ids, count = {}, 0
         few_ids[segment] = wanted

@@ -78,7 +78,7 @@ def _around(damaged: Iterable[int], after: int, to: int) -> Iterator[tuple[int, 
 async def rows_after_delete(
     pages: EventPages, writes: SliceWrites, *, at_once: int
 ) -> Mapping[Key, Sequence[EventRow]]:
-    """Return by journal what deletes leave of the packed rows that they cut."""
+    """Return, by journal, the remaining events of packed rows that a delete covers only in part."""
     found: dict[Key, Sequence[EventRow]] = {}
     deletes = [
         (write, [put for put in of_key if isinstance(put, PutEvents)])
@@ -91,10 +91,10 @@ async def rows_after_delete(
         write, puts = delete
         head, to = write.head, write.head.delete_to
         segment = event_segment(to, head.segment_size)
-        # The row is in the store or part of this slice; what another replicator wrote of it is the same.
+        # The row is in the store or part of this slice. Another replicator would have written the same events.
         cells = await pages.cells(write.key, segment, after=to, to=to, limit=1)
-        for rows in (decode_rows(cells), _of_slice(puts, to)):
-            if rows and _is_cut(rows[0], to) and head.incarnation <= rows[0].position <= head.position:
+        for rows in (decode_rows(cells), _slice_rows(puts, to)):
+            if rows and _is_partly_deleted(rows[0], to) and head.incarnation <= rows[0].position <= head.position:
                 left = [row for row in rows if row.seq_nr > to]
                 if event_segment(left[0].seq_nr, head.segment_size) == segment:
                     found[write.key] = left
@@ -103,7 +103,7 @@ async def rows_after_delete(
     return found
 
 
-def _of_slice(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
+def _slice_rows(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
     """Return the rows of a slice after a delete that may share a packed row with what it deletes."""
     rows = [row for put in puts[-1:] for row in put.rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
     return [row for row in rows if row.position == rows[0].position and _row_index(row) == _row_index(rows[0])]
@@ -113,7 +113,7 @@ def _row_index(row: EventRow) -> int:
     return row.index // EVENTS_PER_ROW_MAX
 
 
-def _is_cut(first: EventRow, to: int) -> bool:
+def _is_partly_deleted(first: EventRow, to: int) -> bool:
     """Return whether a packed row begins with deleted events, or did before an earlier delete.
 
     A replicator that has folded less may still write the whole row, late.
@@ -132,8 +132,8 @@ def repair_rounds(repair: Repair, segments: int, buckets: Buckets, split_rows: S
     yield segment_batches(repair_segments(repair, rows), stamp=stamp)
     yield clear_batches(repair.extra_tags, repair.pointer.position, buckets, rev=repair.rev)
     for is_last in (False, True):
-        some = tuple(row for row in rows if (row.seq_nr in split_rows.row_numbers) is is_last)
-        yield event_batches(PutEvents(repair.key, repair.head, some), stamp=stamp, packed=False)
+        in_pass = tuple(row for row in rows if (row.seq_nr in split_rows.row_numbers) is is_last)
+        yield event_batches(PutEvents(repair.key, repair.head, in_pass), stamp=stamp, packed=False)
     written = {row.seq_nr for row in rows}
     yield _extra_events(repair, sorted({*repair.extra_rows, *split_rows.row_numbers} - written))
     tags = PutTags(repair.key, repair.head, repair.tags)

@@ -95,7 +95,7 @@ class EventPages:
 
     def __init__(self, session: CassandraSession) -> None:
         self._session = session
-        #: A journal's own events predict the size best; before they were read, those of its topic.
+        #: A journal's own events predict the size best; until some were read, those of its topic are used.
         self._journals = PageSizes()
         self._topics = PageSizes()
 

@@ -26,19 +26,19 @@ T = TypeVar("T")
 _random = random.Random()
 
 
-async def run_bounded(act: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_once: int) -> None:
-    """Await `act` for every item, in any order. The first failure cancels the rest and is raised."""
+async def run_bounded(run: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_once: int) -> None:
+    """Await `run` for every item, at most `at_once` at a time; the first failure cancels the rest and is raised."""
     waiting = iter(items)
     first = list(islice(waiting, at_once))
     if len(first) <= 1:
         for item in chain(first, waiting):  # sequentially, if only one may be in flight
-            await act(item)
+            await run(item)
         return
     # Each task starts with one item and then takes from the shared iterator, so items are only created when needed.
 
     async def work(item: T) -> None:
         for next_item in chain((item,), waiting):
-            await act(next_item)
+            await run(next_item)
 
     tasks = [asyncio.ensure_future(work(item)) for item in first]
     try:
@@ -64,7 +64,7 @@ SCHEMA_OVERDUE_S: Final = 15.0
 SERIAL_ATTEMPTS: Final = 5
 #: The errors of a serial read that contends. One that has to complete another's compare-and-set fails like a write.
 CONTENDED: Final = (errors.CassErrorServerReadTimeout, errors.CassErrorServerWriteTimeout)
-#: Single statements allowed in flight for each batch allowed: 128 batches, or 256 single rows, use one node fully.
+#: The limit of single statements in flight, as a multiple of that of batches: 128 batches or 256 rows saturate a node.
 SINGLES_PER_BATCH: Final = 2
 
 _VERIFY: Final = {
@@ -115,7 +115,7 @@ class CassandraSession:
         self._generation = generation()
 
     def _refuse_fork(self) -> None:
-        """Raise InvalidInput in a forked child: the driver's threads do not exist there, and nothing would answer."""
+        """Raise InvalidInput in a forked child, where the driver's threads do not exist."""
         refuse_fork(self._generation, "the store")
 
     async def read(
@@ -150,7 +150,7 @@ class CassandraSession:
             except Unavailable as error:
                 if not isinstance(error.__cause__, CONTENDED) or attempt + 1 == SERIAL_ATTEMPTS:
                     raise
-            # At a random time, because readers that contend would otherwise do so again.
+            # Wait a random time, because readers that contend would otherwise contend again.
             await asyncio.sleep(_random.uniform(0.5, 1.0) * backoff.next_s())
 
     async def pages(self, cql: str, values: Sequence[Any], *, page_size: int) -> AsyncIterator[Any]:
@@ -189,16 +189,16 @@ class CassandraSession:
                     worst = error if worst is None or not isinstance(error, NOT_SENT) else worst
                     pause_s = backoff.next_s()
                     if loop.time() + pause_s > deadline_s:
-                        raise translate(worst, "a write", wrote="repeatedly") from worst
+                        raise translate(worst, "a write", attempts="repeatedly") from worst
                     self._metrics.count("cassandra_write_retries", reason=type(error).__name__)
                 except errors.CassException as error:
-                    raise translate(error, "a write", wrote="repeatedly") from error
+                    raise translate(error, "a write", attempts="repeatedly") from error
                 await asyncio.sleep(pause_s)
 
     async def write_once(self, statement: CqlStatement) -> None:
         """Execute one statement with a single attempt, so that the caller gets a failure at once."""
         self._refuse_fork()
-        with translated("a write", wrote="repeatedly"):
+        with translated("a write", attempts="repeatedly"):
             async with self._singles:
                 await self._attempt([statement])
 
@@ -224,7 +224,7 @@ class CassandraSession:
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """Execute a conditional statement once; return `[applied]` and, if that is False, the values found."""
         self._refuse_fork()
-        with translated("a compare-and-set", wrote="once"):
+        with translated("a compare-and-set", attempts="once"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
                 values, consistency=self._writing, serial_consistency=self._serial,
@@ -244,7 +244,7 @@ class CassandraSession:
         If `address` is given that node executes it, or any other one if that node is unreachable.
         """
         self._refuse_fork()
-        with translated("a change of the schema", wrote="once"):
+        with translated("a change of the schema", attempts="once"):
             if address is not None:
                 statement = acsylla.create_statement(ddl, timeout=SCHEMA_TIMEOUT_S)
                 statement.set_host(address, self._settings.port)
@@ -267,7 +267,7 @@ class CassandraSession:
     async def use(self, keyspace: str) -> None:
         """Select the keyspace."""
         self._refuse_fork()
-        with translated("choosing the keyspace"):
+        with translated("selecting the keyspace"):
             await _answer(self._session.use_keyspace(keyspace), self._settings.read_timeout_s)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of the Cassandra store: how to reach the cluster, and the consistency to ask for."""
+"""The settings of the Cassandra store: addresses, authentication, consistency levels, timeouts and limits."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     #: The checks of a node's certificate: only its signature, or also its address or its name.
     verify: Literal["certificate", "address", "name"] = "address"
     local_dc: str | None = None
-    #: Create the keyspace if it is missing, with this many replicas (for several data centres a table of data centre →
-    #: replicas).
+    #: Create the keyspace if it is missing.
     create_keyspace: bool = True
+    #: The replicas of a keyspace that is created: a number, or a table of data centre → replicas.
     replication: int | dict[str, int] | None = None
     consistency: str = "LOCAL_QUORUM"
     read_consistency: str | None = None
@@ -145,7 +145,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         cls, url: str, options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
     ) -> CassandraSettings:
         """Return settings from a URL and the options of the section; the password may come from the environment."""
-        given = {**_of_url(url), **(options or {})}
+        given = {**_url_options(url), **(options or {})}
         given = with_password(given, PASSWORD_VARIABLE, os.environ if environment is None else environment)
         try:
             return msgspec.convert(given, cls, dec_hook=read_secret)
@@ -154,10 +154,10 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         if not self.hosts or not all(self.hosts):
-            raise InvalidInput("a Cassandra URL names at least one host: cassandra://host:9042/keyspace")
+            raise InvalidInput("a Cassandra URL needs at least one host: cassandra://host:9042/keyspace")
         if not _KEYSPACE.fullmatch(self.keyspace):
             # The keyspace is not shown: it may be a part of a password.
-            raise InvalidInput(f"a keyspace is 1 to 48 of a-z, 0-9 and _, beginning with a letter{QUOTE}")
+            raise InvalidInput(f"a keyspace name has up to 48 characters a-z, 0-9, _ and begins with a letter{QUOTE}")
         for name, level, levels in (
             ("consistency", self.consistency, READ_LEVELS),
             ("read_consistency", self.reading, READ_LEVELS),
@@ -165,13 +165,13 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             ("serial_consistency", self.serial_consistency, SERIAL_LEVELS),
         ):
             if level not in levels:
-                raise InvalidInput(f"{name} {level!r} is none of {', '.join(levels)}")
+                raise InvalidInput(f"{name} must be one of {', '.join(levels)}, not {level!r}")
         if self.max_message_batch_size < 1:
-            raise InvalidInput(f"max_message_batch_size is at least 1, not {self.max_message_batch_size}")
+            raise InvalidInput(f"max_message_batch_size must be at least 1, not {self.max_message_batch_size}")
         if self.partitions_together_max < 1:
-            raise InvalidInput(f"partitions_together_max is at least 1, not {self.partitions_together_max}")
+            raise InvalidInput(f"partitions_together_max must be at least 1, not {self.partitions_together_max}")
         if isinstance(self.replication, dict) and not all(_DC.fullmatch(dc) for dc in self.replication):
-            raise InvalidInput("replication names a data centre that cannot be one")
+            raise InvalidInput("replication contains an invalid name of a data centre")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
             raise InvalidInput("certificates are given but tls is off: set tls = true")
         check_identity(self.password, self.password_file, self.cert_file, self.key_file)
@@ -188,37 +188,37 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Return the password, from the settings or from the password file."""
         if self.password is not None or self.password_file is None:
             return None if self.password is None else self.password.reveal()
-        return _text(self.password_file, "password_file").rstrip("\r\n")
+        return _read_file(self.password_file, "password_file").rstrip("\r\n")
 
     def certificate(self, name: Literal["ca_file", "cert_file", "key_file"]) -> str | None:
         """Return the text of a PEM file."""
         file = getattr(self, name)
-        return None if file is None else _text(file, name)
+        return None if file is None else _read_file(file, name)
 
     def __repr__(self) -> str:
         address = f"hosts={self.hosts!r}, port={self.port!r}, keyspace={self.keyspace!r}"
         return f"CassandraSettings({address}, user={self.user!r}, tls={self.tls!r})"
 
 
-def _of_url(url: str) -> dict[str, Any]:
+def _url_options(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme != "cassandra":
-        raise InvalidInput("a Cassandra store has a URL such as cassandra://host:9042/keyspace")
+        raise InvalidInput("the URL of a Cassandra store has the form cassandra://host:9042/keyspace")
     if parts.query or parts.fragment:
-        raise InvalidInput(f"a Cassandra URL takes no query: write options in [store]{QUOTE}")
+        raise InvalidInput(f"a Cassandra URL has no query part: set the options in [store]{QUOTE}")
     user_info, _, address = parts.netloc.rpartition("@")
     hosts, _, port = address.partition(":")
     given: dict[str, Any] = {"hosts": tuple(host.strip() for host in hosts.split(","))}
     given["keyspace"] = parts.path.strip("/")
     if port:
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InvalidInput(f"one port serves all hosts: cassandra://one,two:9042/keyspace{QUOTE}")
+            raise InvalidInput(f"one port is given for all hosts: cassandra://one,two:9042/keyspace{QUOTE}")
         given["port"] = int(port)
     return given | read_user(user_info)
 
 
-def _text(file: str, what: str) -> str:
+def _read_file(file: str, option: str) -> str:
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{what} {file} cannot be read: {type(error).__name__}") from error
+        raise InvalidInput(f"{option} {file} cannot be read: {type(error).__name__}") from error

@@ -34,11 +34,11 @@ from tidebook.store.cassandra.migrations import is_created, migrate, use_keyspac
 from tidebook.store.cassandra.mutations import (
     Batch,
     CqlStatement,
+    batch_rounds,
     clear_graves,
     coalesce_batches,
     head_queries,
     parked_row,
-    rounds_of,
     segment_batches,
     unpark,
 )
@@ -98,7 +98,7 @@ async def find_store(session: CassandraSession, settings: CassandraSettings, met
 
 
 class CassandraStore:
-    """A `StoreWriter` for one event loop. Late and repeated slices lose by their stamps, at any time."""
+    """A `StoreWriter` for one event loop. The writes of late and repeated slices are overruled by their stamps."""
 
     #: A row's stamp is made of epoch and offset: the rows of a recreated topic would be below the old tombstones.
     deletes_topics = False
@@ -127,14 +127,14 @@ class CassandraStore:
         return Pointer(Position(epoch, offset), time_ms)
 
     async def head(self, key: Key) -> Head | None:
-        segments = await self._segments_of(key.topic)
+        segments = await self._head_segments(key.topic)
         if segments is None:
             return None
         row = (await self._session.read(cql.HEAD, [key.topic, head_segment(key.id, segments), key.id])).first()
         return None if row is None else decode_head(row.as_tuple()[0])
 
     async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
-        segments = await self._segments_of(topic)
+        segments = await self._head_segments(topic)
         if segments is None or not ids:
             return {}
         found: dict[str, Head] = {}
@@ -144,7 +144,7 @@ class CassandraStore:
                 id, data = row.as_tuple()
                 found[id] = decode_head(data)
 
-        queries = head_queries(topic, ids, segments, together_max=self._settings.partitions_together_max)
+        queries = head_queries(topic, ids, segments, partitions_max=self._settings.partitions_together_max)
         await run_bounded(read_heads, queries, at_once=self._settings.in_flight_max)
         return found
 
@@ -152,7 +152,7 @@ class CassandraStore:
         return await self._pages.read(key, head, after=after, to=to, limit=limit)
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
-        segments = await self._segments_of(topic)
+        segments = await self._head_segments(topic)
         async for page in scan_segments(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
             for id, live in page:
                 if live:
@@ -248,38 +248,38 @@ class CassandraStore:
     # Writing
 
     async def apply(self, writes: SliceWrites) -> None:
-        segments = await self._segments_of(writes.topic)
+        segments = await self._head_segments(writes.topic)
         if segments is None:
             raise NotFound(f"topic {writes.topic} has no configuration in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
-        together_max = self._settings.partitions_together_max
+        partitions_max = self._settings.partitions_together_max
         rows_max = self._settings.max_message_batch_size
         # Segment lists come first: they are needed to find the rows that the slice clears, including tag rows.
         segment_lists = (write for of_key in writes.keys for write in of_key if isinstance(write, PutSegments))
         await run_bounded(self.write, chain.from_iterable(map(segment_batches, segment_lists)), at_once=at_once)
-        async for batches in self._tags.clears_of(writes, segments):
-            await run_bounded(self.write, coalesce_batches(batches, together_max, rows_max=rows_max), at_once=at_once)
-        tags = coalesce_batches(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
-        cut = await rows_after_delete(self._pages, writes, at_once=self._settings.in_flight_max)
+        async for batches in self._tags.clear_rounds(writes, segments):
+            await run_bounded(self.write, coalesce_batches(batches, partitions_max, rows_max=rows_max), at_once=at_once)
+        tags = coalesce_batches(await self._tags.put_batches(writes, segments), partitions_max, rows_max=rows_max)
+        remaining = await rows_after_delete(self._pages, writes, at_once=self._settings.in_flight_max)
         listed = await listed_segments(self._pages, writes, at_once=self._settings.in_flight_max)
-        for batches in rounds_of(writes, segments, cut, listed):
+        for batches in batch_rounds(writes, segments, remaining, listed):
             # Tag rows are written with the first round: it has no head that counts them, because a key's tags come
             # before its head.
-            await run_bounded(self.write, chain(tags, coalesce_batches(batches, together_max)), at_once=at_once)
+            await run_bounded(self.write, chain(tags, coalesce_batches(batches, partitions_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def repair(self, repair: Repair) -> None:
-        segments = await self._segments_of(repair.key.topic)
+        segments = await self._head_segments(repair.key.topic)
         if segments is None:
             raise NotFound(f"topic {repair.key.topic} has no configuration in the store: open it as a journal first")
-        cut = await self._buckets.fixed_at(repair.pointer.time_ms)
-        for batches in repair_rounds(repair, segments, cut, await split_packed_rows(self._pages, repair)):
+        buckets = await self._buckets.fixed_at(repair.pointer.time_ms)
+        for batches in repair_rounds(repair, segments, buckets, await split_packed_rows(self._pages, repair)):
             await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         if slots < 1:
-            raise InvalidInput(f"a journal has at least one slot for snapshots, not {slots}")
+            raise InvalidInput(f"the number of snapshot slots must be at least 1, not {slots}")
         if len(snapshot.payload) > SNAPSHOT_BYTES_MAX:
             raise TooLarge("the snapshot", size_bytes=len(snapshot.payload), limit_bytes=SNAPSHOT_BYTES_MAX)
         incarnation_key = [key.topic, key.id, incarnation.epoch, incarnation.offset]
@@ -333,7 +333,7 @@ class CassandraStore:
         return await self._swap(SETTINGS, name, value, expected)
 
     async def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
-        segments = await self._segments_of(topic)
+        segments = await self._head_segments(topic)
         async for page in scan_segments(self._session, cql.EXPIRIES, topic, segments or 0, page_size=IDS_PAGE):
             expired_ids = [id for id, expires_at_ms in page if 0 < expires_at_ms <= now_ms]
             heads = await self.heads(topic, expired_ids)
@@ -343,7 +343,7 @@ class CassandraStore:
                     yield id, head
 
     async def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
-        segments = await self._segments_of(topic)
+        segments = await self._head_segments(topic)
         async for page in scan_segments(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
             heads = await self.heads(topic, [id for id, live in page if not live])
             for id, head in heads.items():
@@ -351,7 +351,7 @@ class CassandraStore:
                     yield id, head
 
     async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
-        segments = await self._segments_of(topic)
+        segments = await self._head_segments(topic)
         if segments is not None:
             batches = coalesce_batches(clear_graves(topic, graves, segments), self._settings.partitions_together_max)
             await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
@@ -377,7 +377,7 @@ class CassandraStore:
         config = await self.topic_config(topic)
         return [(cql.PARKED, [topic, partition]) for partition in range(config.partitions if config else 0)]
 
-    async def _segments_of(self, topic: str) -> int | None:
+    async def _head_segments(self, topic: str) -> int | None:
         """Return the number of head segments, which never changes, so it is read once."""
         segments = self._segments.get(topic)
         if segments is None:

@@ -38,7 +38,7 @@ class BucketSettings(Protocol):
 
 
 class TagBuckets:
-    """The history of bucket sizes, as far as this process knows it.
+    """The history of bucket sizes, as last read by this process.
 
     Before `fixed_ms` the history never changes, so a cached copy is valid however old it is. No row is written at or
     after `fixed_ms`: a writer with such a row first moves it forward, by the compare-and-set that changes the size.
@@ -54,7 +54,7 @@ class TagBuckets:
     async def fixed_at(self, time_ms: int) -> Buckets:
         """Return the history for rows up to and including `time_ms`, fixing it first if necessary."""
         if time_ms >= self._known.fixed_ms:
-            async with self._fixing:  # concurrent callers in this process find it done
+            async with self._fixing:  # a concurrent caller in this process may have fixed it meanwhile
                 if time_ms >= self._known.fixed_ms:
                     self._known = await self._fix(time_ms)
         return self._known
@@ -243,11 +243,11 @@ class TagViews:
 
     # Writing
 
-    async def clears_of(self, writes: SliceWrites, segments: int) -> AsyncIterator[Iterator[Batch]]:
+    async def clear_rounds(self, writes: SliceWrites, segments: int) -> AsyncIterator[Iterator[Batch]]:
         """Yield the rounds that clear the slice's tag rows, before all its other writes; each round is acknowledged.
 
         Tag rows are found through event rows, so they must be cleared before the events' tombstones are written.
-        Clearing them before the head is written is safe: readers only miss a row that is about to go.
+        Clearing them before the head is written is safe: readers only miss a row that is about to be deleted.
         """
         clears = [
             write
@@ -270,7 +270,7 @@ class TagViews:
                 if running:
                     yield chain.from_iterable(page for page in pages if page is not None)
 
-    async def puts_of(self, writes: SliceWrites, segments: int) -> Iterator[Batch]:
+    async def put_batches(self, writes: SliceWrites, segments: int) -> Iterator[Batch]:
         """Return the slice's tag rows as batches, to be acknowledged before any head that counts them."""
         puts = [write for of_key in writes.keys for write in of_key if isinstance(write, PutTags)]
         if not puts:

@@ -24,7 +24,7 @@ from tidebook.store.cassandra.mutations import (
     Batch,
     CqlStatement,
     bounded,
-    is_long,
+    exceeds_head_batch,
     progress_of,
 )
 
@@ -71,7 +71,7 @@ def tag_batches(
             rows.append(row)
         if len(write.rows) > PROGRESS_WITH_HEAD_MAX:
             progress = progress_of(write, head_segment(write.key.id, segments), stamp)
-            if is_long(progress):
+            if exceeds_head_batch(progress):
                 yield from bounded(((_ROW_BYTES, [each]) for each in progress), rows_max)
     for (tag, bucket), rows in by_bucket.items():
         # Sorted as in the bucket: adjacent rows cost a node two thirds as much as scattered ones.

@@ -42,7 +42,7 @@ SCAN_PAGE_MAX: Final = 5_000
 PAGE_BYTES_MAX: Final = 8_000_000
 #: How many rows are fetched before their size is checked.
 STEP_ROWS: Final = 50
-#: A string after every id: the last character of Unicode, more often than an id has room for.
+#: A string that sorts after every id: the last character of Unicode, repeated to more than the length of an id.
 _AFTER_ALL_IDS: Final = "\U0010ffff" * (ID_BYTES_MAX // 4 + 1)
 
 _EVENT = 'seq_nr, encoded, time_ms, epoch, "offset", "index", log_ms FROM journal'
@@ -77,7 +77,7 @@ class SqliteStore(SqliteAdapter):
     def __init__(self, folder: str | Path, *, metrics: Metrics | None = None) -> None:
         super().__init__(folder, FILE, SCHEMA, metrics)
 
-    # Reads of applications
+    # Reads of journals
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         return self._read(operations.read_pointer, topic, partition)
@@ -117,7 +117,7 @@ class SqliteStore(SqliteAdapter):
 
         return await self._wait(operations.channel_of(topic, partition), reached, timeout_s)
 
-    # Reads of queries by tag
+    # Reads of streams by tag or topic
 
     async def tag_rows(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
@@ -153,7 +153,7 @@ class SqliteStore(SqliteAdapter):
         return time_ms or 0
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        self._database.refuse()
+        self._database.check_usable()
         wakeups = self._file.wakeups
         await wakeups.wait(operations.ANY_POINTER, since=since, timeout_s=timeout_s)
         return wakeups.count(operations.ANY_POINTER)
@@ -178,7 +178,7 @@ class SqliteStore(SqliteAdapter):
             low = rows[-1][:2]
             await asyncio.sleep(0)
 
-    # Scans of a repair
+    # Scans for verify and repair
 
     async def inspect(
         self, topic: str, split: ScanSplit
@@ -277,7 +277,8 @@ def _fetch_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]
     page: list[Any] = []
     size_bytes = 0
     rows: Any = connection.execute(sql, bindings)
-    # Fetch in steps, at half the cost of single rows. Steps are short, since their size is not known before.
+    # Fetching in steps costs half as much as fetching single rows. Steps are short, since their size is not known
+    # before.
     while size_bytes <= PAGE_BYTES_MAX and (step := list(islice(rows, STEP_ROWS))):
         page += step
         with suppress(TypeError):  # a damaged column may hold a number, which the reader of the page reports

@@ -11,7 +11,7 @@ import pytest
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TooLarge
 from tidebook.core.event import Event
 from tidebook.core.seq_nr import LAST
-from tidebook.testing.conformance.journal_base import JournalDesk, JournalSuite, events, numbers
+from tidebook.testing.conformance.journal_base import JournalSuite, JournalTester, events, numbers
 
 ID = b"0123456789abcdef"
 
@@ -20,7 +20,7 @@ class BadInputCases(JournalSuite):
     """Test cases of refused input. One facade is enough, because input is checked before the log or store is used."""
 
     @pytest.mark.parametrize(
-        ("how", "why"),
+        ("options", "reason"),
         [
             ({"expected": -1}, "expected"),
             ({"expected": LAST + 1}, "expected"),
@@ -41,10 +41,10 @@ class BadInputCases(JournalSuite):
         ids=repr,
     )
     async def test_a_bad_option_is_refused_and_changes_nothing(
-        self, plain: JournalDesk, how: dict[str, Any], why: str
+        self, plain: JournalTester, options: dict[str, Any], reason: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=why):
-            await plain.append("a", events("x"), **how)
+        with pytest.raises(InvalidInput, match=reason):
+            await plain.append("a", events("x"), **options)
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ class BadInputCases(JournalSuite):
         [[], (), None, "text", b"bytes", Event(1), {"a": 1}, 5, ["x"], [None], iter([Event(1)])],
         ids=lambda bad: "iterator" if isinstance(bad, Iterator) else repr(bad),
     )
-    async def test_what_is_no_list_of_events_is_refused(self, plain: JournalDesk, bad: Any) -> None:
+    async def test_anything_but_a_list_of_events_is_refused(self, plain: JournalTester, bad: Any) -> None:
         with pytest.raises(InvalidInput):
             await plain.append("a", bad)
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize("bad", ["", "x" * 1001, "\ud800", "a\x00", None, 5, b"a"], ids=repr)
-    async def test_a_bad_id_is_refused_everywhere(self, plain: JournalDesk, bad: Any) -> None:
+    async def test_a_bad_id_is_refused_everywhere(self, plain: JournalTester, bad: Any) -> None:
         for attempt in (
             lambda: plain.append(bad, events("x")),
             lambda: plain.read(bad),
@@ -71,7 +71,7 @@ class BadInputCases(JournalSuite):
             with pytest.raises(InvalidInput, match="id"):
                 await attempt()
 
-    async def test_a_record_over_the_limit_is_refused_with_size_and_limit(self, plain: JournalDesk) -> None:
+    async def test_a_record_over_the_limit_is_refused_with_size_and_limit(self, plain: JournalTester) -> None:
         limit = (await plain.journal.create()).limit_bytes
         with pytest.raises(TooLarge) as caught:
             await plain.append("a", events(b"x" * limit))
@@ -80,35 +80,35 @@ class BadInputCases(JournalSuite):
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize(
-        "how",
+        "options",
         [{"start": 0}, {"start": -1}, {"end": 0}, {"start": LAST + 1}, {"start": "1"}, {"end": None}, {"barrier": "x"}],
         ids=repr,
     )
-    async def test_a_bad_range_is_refused(self, plain: JournalDesk, how: dict[str, Any]) -> None:
+    async def test_a_bad_range_is_refused(self, plain: JournalTester, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput):
-            await plain.read("a", **how)
+            await plain.read("a", **options)
 
     @pytest.mark.parametrize("to", [0, -1, LAST + 1, "1", None, 1.5, True], ids=repr)
-    async def test_a_delete_up_to_what_is_no_number_is_refused(self, plain: JournalDesk, to: Any) -> None:
+    async def test_a_delete_to_an_invalid_number_is_refused(self, plain: JournalTester, to: Any) -> None:
         await plain.append("a", events(1))
         with pytest.raises(InvalidInput, match="to"):
             await plain.delete("a", to=to)
         assert numbers(await plain.read("a")) == [1]
 
     @pytest.mark.parametrize("bad", [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=1)], ids=repr)
-    async def test_an_expiry_below_a_millisecond_is_refused(self, plain: JournalDesk, bad: timedelta) -> None:
+    async def test_an_expiry_below_a_millisecond_is_refused(self, plain: JournalTester, bad: timedelta) -> None:
         with pytest.raises(InvalidInput, match="expire_after"):
             await plain.append("a", events(1), expire_after=bad)
 
     @pytest.mark.parametrize("to", [0, -1, "1", LAST + 1], ids=repr)
-    async def test_a_bad_bound_of_snapshots_is_refused(self, plain: JournalDesk, to: Any) -> None:
+    async def test_a_bad_bound_of_snapshots_is_refused(self, plain: JournalTester, to: Any) -> None:
         await plain.append("a", events(1))
         with pytest.raises(InvalidInput, match="to"):
             await plain.load_snapshot("a", to=to)
         with pytest.raises(InvalidInput, match="to"):
             await plain.delete_snapshots("a", to=to)
 
-    async def test_a_snapshot_over_the_limit_is_refused(self, plain: JournalDesk) -> None:
+    async def test_a_snapshot_over_the_limit_is_refused(self, plain: JournalTester) -> None:
         await plain.append("a", events(1))
         limit = (await plain.journal.create()).limit_bytes
         with pytest.raises(TooLarge):

@@ -25,10 +25,10 @@ Facade = Literal["async", "sync"]
 #: The writes of a case that are replicated: none, all before the last one, or all.
 Lag = Literal["nothing", "some", "everything"]
 
-#: These are so small that the cases cross pages, segments and partitions.
+#: Small values, so that the test cases cross pages, segments and partitions.
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
-#: A case that takes this long, far more than any needs, has failed.
-PATIENCE_S = 60.0
+#: A test case that takes this long has failed; none needs nearly as much.
+CASE_TIMEOUT_S = 60.0
 
 
 def events(*payloads: Any) -> list[Event]:
@@ -44,7 +44,7 @@ def numbers(read: Sequence[ReadEvent]) -> list[int]:
     return [event.seq_nr for event in read]
 
 
-class JournalDesk:
+class JournalTester:
     """Gives test cases one interface to a topic's journals through either facade, and controls replication."""
 
     def __init__(self, book: Book, topic: str, facade: Facade, lag: Lag) -> None:
@@ -74,7 +74,7 @@ class JournalDesk:
     def _sync(self) -> SyncJournal:
         """Return the sync facade, on a portal into the event loop in which the book was opened."""
         if self._portal is None:
-            self._portal = _PortalHere(asyncio.get_running_loop())
+            self._portal = _RunningLoopPortal(asyncio.get_running_loop())
         return SyncJournal(self._portal, self.journal)
 
     async def _written(self, answer: Any) -> Any:
@@ -90,12 +90,12 @@ class JournalDesk:
             self.book.log, self.book.store, self.topic, batch_records=batch_records, batches_max=batches_max
         )
 
-    async def append(self, id: str, new: Sequence[Event], **how: Any) -> Appended:
-        done: Appended = await self._written(await self._do("append", id, new, **how))
+    async def append(self, id: str, new: Sequence[Event], **options: Any) -> Appended:
+        done: Appended = await self._written(await self._do("append", id, new, **options))
         return done
 
-    async def append_many(self, items: Sequence[tuple[str, Sequence[Event]]], **how: Any) -> list[Any]:
-        done: list[Any] = await self._written(await self._do("append_many", items, **how))
+    async def append_many(self, items: Sequence[tuple[str, Sequence[Event]]], **options: Any) -> list[Any]:
+        done: list[Any] = await self._written(await self._do("append_many", items, **options))
         return done
 
     async def delete(self, id: str, *, to: int) -> None:
@@ -104,17 +104,17 @@ class JournalDesk:
     async def purge(self, id: str) -> None:
         await self._written(await self._do("purge", id))
 
-    async def read(self, id: str, **how: Any) -> list[ReadEvent]:
-        return [event async for event in self._each("read", id, **how)]
+    async def read(self, id: str, **options: Any) -> list[ReadEvent]:
+        return [event async for event in self._each("read", id, **options)]
 
-    def reading(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
-        return self._each("read", id, **how)
+    def reading(self, id: str, **options: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("read", id, **options)
 
-    def tail(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
-        return self._each("tail", id, **how)
+    def tail(self, id: str, **options: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("tail", id, **options)
 
-    async def pointer(self, id: str, **how: Any) -> int | None:
-        last: int | None = await self._do("pointer", id, **how)
+    async def pointer(self, id: str, **options: Any) -> int | None:
+        last: int | None = await self._do("pointer", id, **options)
         return last
 
     async def ids(self) -> list[str]:
@@ -123,15 +123,15 @@ class JournalDesk:
     async def save_snapshot(self, id: str, *, seq_nr: int, payload: Any) -> None:
         await self._do("save_snapshot", id, seq_nr=seq_nr, payload=payload)
 
-    async def load_snapshot(self, id: str, **how: Any) -> Snapshot | None:
-        found: Snapshot | None = await self._do("load_snapshot", id, **how)
+    async def load_snapshot(self, id: str, **options: Any) -> Snapshot | None:
+        found: Snapshot | None = await self._do("load_snapshot", id, **options)
         return found
 
-    async def delete_snapshots(self, id: str, **how: Any) -> None:
-        await self._do("delete_snapshots", id, **how)
+    async def delete_snapshots(self, id: str, **options: Any) -> None:
+        await self._do("delete_snapshots", id, **options)
 
 
-class _PortalHere(BlockingPortal):
+class _RunningLoopPortal(BlockingPortal):
     """A portal into a loop that is already running."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,35 +153,35 @@ class JournalSuite:
         params=[("async", "nothing"), ("async", "everything"), ("sync", "some")],
         ids=lambda param: "-".join(param),
     )
-    def way(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
+    def facade_and_lag(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
         """Return the facade to use, and how much of the log is replicated."""
-        way: tuple[Facade, Lag] = request.param
-        return way
+        facade_and_lag: tuple[Facade, Lag] = request.param
+        return facade_and_lag
 
     @pytest_asyncio.fixture
-    async def desk(
-        self, open_desk: Callable[..., AbstractAsyncContextManager[JournalDesk]]
-    ) -> AsyncIterator[JournalDesk]:
-        async with open_desk() as desk:
-            yield desk
+    async def tester(
+        self, open_tester: Callable[..., AbstractAsyncContextManager[JournalTester]]
+    ) -> AsyncIterator[JournalTester]:
+        async with open_tester() as tester:
+            yield tester
 
     @pytest_asyncio.fixture
-    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[JournalDesk]:
-        """Yield a desk for test cases that do not depend on the facade or the lag."""
+    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[JournalTester]:
+        """Yield a tester for test cases that do not depend on the facade or the lag."""
         async with book_factory(**OPTIONS) as book:
-            yield JournalDesk(book, topic, "async", "nothing")
+            yield JournalTester(book, topic, "async", "nothing")
 
     @pytest_asyncio.fixture
-    async def open_desk(
-        self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
-    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalDesk]]]:
-        """Yield a function that opens a desk of the same topic in another book."""
+    async def open_tester(
+        self, book_factory: BookFactory, topic: str, facade_and_lag: tuple[Facade, Lag]
+    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalTester]]]:
+        """Yield a function that opens a tester of the same topic in another book."""
         async with AsyncExitStack() as stack:
 
             @asynccontextmanager
-            async def open_desk(**options: Any) -> AsyncIterator[JournalDesk]:
+            async def open_tester(**options: Any) -> AsyncIterator[JournalTester]:
                 book = await stack.enter_async_context(book_factory(**{**OPTIONS, **options}))
-                facade, lag = way
-                yield JournalDesk(book, topic, facade, lag)
+                facade, lag = facade_and_lag
+                yield JournalTester(book, topic, facade, lag)
 
-            yield open_desk
+            yield open_tester

@@ -64,14 +64,14 @@ def records_of(steps: Iterable[Step], *, start: int = 0, limit_bytes: int = 10_0
     return records
 
 
-class Truth(msgspec.Struct):
+class ExpectedJournal(msgspec.Struct):
     """The expected state of a journal: its head or grave, and its events."""
 
     head: Head | None
     rows: tuple[EventRow, ...]
 
 
-def truth_of(steps: Sequence[Step], config: TopicConfig, *, start: int = 0) -> dict[str, Truth]:
+def expected_journals(steps: Sequence[Step], config: TopicConfig, *, start: int = 0) -> dict[str, ExpectedJournal]:
     """Fold a history, one record at a time, and return the expected state by journal id."""
     heads: dict[str, Head | None] = {}
     rows: dict[str, dict[int, EventRow]] = {}
@@ -90,7 +90,7 @@ def truth_of(steps: Sequence[Step], config: TopicConfig, *, start: int = 0) -> d
                     kept[first + i] = EventRow(first + i, event, record.timestamp_ms, at, i, record.timestamp_ms)
             case _:
                 pass
-    return {id: Truth(head, _visible(head, rows[id])) for id, head in heads.items()}
+    return {id: ExpectedJournal(head, _visible(head, rows[id])) for id, head in heads.items()}
 
 
 def _visible(head: Head | None, rows: dict[int, EventRow]) -> tuple[EventRow, ...]:

@@ -20,8 +20,8 @@ from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
 
 PARTITIONS = 3
-#: A case that takes this long, far more than any needs, has failed.
-PATIENCE_S = 60.0
+#: A test case that takes this long has failed; none needs nearly as much.
+CASE_TIMEOUT_S = 60.0
 
 
 class LogBase:
@@ -86,7 +86,7 @@ class Sending:
         self._changed.set()
 
     async def results(self) -> list[Acknowledged | TidebookError]:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CASE_TIMEOUT_S):
             while len(self.done) < self._count:
                 self._changed.clear()
                 await self._changed.wait()
@@ -109,7 +109,7 @@ async def fill(log: Log, topic: str, count: int, *, size_bytes: int = 10) -> lis
     ]
 
 
-async def all_of(log: Log, topic: str, *, partition: int = 0) -> Sequence[Record]:
+async def all_records(log: Log, topic: str, *, partition: int = 0) -> Sequence[Record]:
     """Return all records of a partition."""
     start, stop = await log.start(topic, partition), await log.end(topic, partition)
     return list(await read_all(log, topic, partition, start=start, stop=stop))
@@ -118,6 +118,6 @@ async def all_of(log: Log, topic: str, *, partition: int = 0) -> Sequence[Record
 async def begin_wait(log: Log, topic: str) -> asyncio.Task[bool]:
     """Start a wait for new records of partition 0."""
     end = await log.end(topic, 0)
-    task = asyncio.create_task(log.wait(topic, 0, offset=end, timeout_s=PATIENCE_S))
+    task = asyncio.create_task(log.wait(topic, 0, offset=end, timeout_s=CASE_TIMEOUT_S))
     await asyncio.sleep(0)
     return task

@@ -9,12 +9,12 @@ import pytest
 from tidebook.core.errors import LogLost
 from tidebook.log.port import Log, RecordPage, read_all
 from tidebook.testing.conformance.log_base import (
+    CASE_TIMEOUT_S,
     PARTITIONS,
-    PATIENCE_S,
     LogBase,
     OpenLog,
     Sending,
-    all_of,
+    all_records,
     begin_wait,
     fill,
     outgoing,
@@ -70,32 +70,32 @@ class LogReadingCases(LogBase):
                 assert [r.value for r in batch.records] == [b"%d" % i]
                 start = batch.next_offset
 
-    async def test_reading_backwards_and_again_gives_the_same(self, log: Log, topic: str) -> None:
+    async def test_reads_in_any_order_return_the_same_records(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 9)
         stop = await log.end(topic, 0)
         for start in (*reversed(offsets), offsets[0], offsets[0]):
             records = await read_all(log, topic, 0, start=start, stop=stop)
             assert [r.offset for r in records] == [o for o in offsets if o >= start]
 
-    async def test_reads_of_many_places_at_once_do_not_mix(self, log: Log, topic: str) -> None:
+    async def test_concurrent_reads_of_many_ranges_do_not_mix(self, log: Log, topic: str) -> None:
         sending = Sending(log)
         for i in range(900):
             sending.send(outgoing(topic, b"%d" % i, partition=i % PARTITIONS))
         await sending.results()
-        reads = await asyncio.gather(*(all_of(log, topic, partition=i % PARTITIONS) for i in range(12)))
+        reads = await asyncio.gather(*(all_records(log, topic, partition=i % PARTITIONS) for i in range(12)))
         for i, records in enumerate(reads):
             assert [int(r.value or b"") for r in records] == list(range(i % PARTITIONS, 900, PARTITIONS))
 
-    async def test_a_cancelled_read_harms_no_other(self, log: Log, topic: str) -> None:
+    async def test_a_cancelled_read_does_not_affect_others(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 50)
         for _ in range(5):
-            reading = asyncio.create_task(all_of(log, topic))
+            reading = asyncio.create_task(all_records(log, topic))
             await asyncio.sleep(0)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        assert [r.offset for r in await all_of(log, topic)] == offsets
+        assert [r.offset for r in await all_records(log, topic)] == offsets
 
-    async def test_reading_by_key_gives_that_key_s_records_alone(self, log: Log, topic: str) -> None:
+    async def test_a_read_by_key_returns_only_the_records_of_that_key(self, log: Log, topic: str) -> None:
         sending = Sending(log)
         for i in range(2500):
             sending.send(outgoing(topic, b"%d" % i, key=b"rare" if i % 500 == 7 else b"key %d" % (i % 7)))
@@ -127,13 +127,13 @@ class LogReadingCases(LogBase):
         batch = await log.read(topic, 0, start=0, stop=stop, key=b"last", limit=10, limit_bytes=1000)
         assert ([r.value for r in batch.records], batch.next_offset) == ([b"found"], stop)
 
-    async def test_truncate_moves_the_start_and_leaves_the_rest(self, log: Log, topic: str) -> None:
+    async def test_truncate_moves_the_start_and_keeps_later_records(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 10)
         end = await log.end(topic, 0)
         await log.truncate(topic, 0, before=offsets[4])
         assert offsets[3] < await log.start(topic, 0) <= offsets[4]
         assert await log.end(topic, 0) == end
-        assert [r.offset for r in await all_of(log, topic)] == offsets[4:]
+        assert [r.offset for r in await all_records(log, topic)] == offsets[4:]
 
     async def test_truncating_below_the_start_changes_nothing(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 10)
@@ -181,7 +181,7 @@ class LogReadingCases(LogBase):
 
     async def test_waiting_for_an_existing_record_returns_immediately(self, log: Log, topic: str) -> None:
         sent = await log.append(outgoing(topic, b"x"))
-        assert await log.wait(topic, 0, offset=sent.offset, timeout_s=PATIENCE_S)
+        assert await log.wait(topic, 0, offset=sent.offset, timeout_s=CASE_TIMEOUT_S)
         assert await log.wait(topic, 0, offset=sent.offset)
 
     async def test_a_wait_ends_at_its_timeout(self, log: Log, topic: str) -> None:
@@ -210,12 +210,12 @@ class LogReadingCases(LogBase):
 
     async def test_many_wait_at_once_for_different_offsets(self, log: Log, topic: str) -> None:
         first = await log.end(topic, 0)
-        waits = [asyncio.create_task(log.wait(topic, 0, offset=first + i, timeout_s=PATIENCE_S)) for i in range(20)]
+        waits = [asyncio.create_task(log.wait(topic, 0, offset=first + i, timeout_s=CASE_TIMEOUT_S)) for i in range(20)]
         while not all(task.done() for task in waits):
             await log.append(outgoing(topic, b"news"))
         assert all(await asyncio.gather(*waits))
 
-    async def test_a_cancelled_wait_harms_no_other(self, log: Log, topic: str) -> None:
+    async def test_a_cancelled_wait_does_not_affect_others(self, log: Log, topic: str) -> None:
         cancelled, kept = await begin_wait(log, topic), await begin_wait(log, topic)
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)

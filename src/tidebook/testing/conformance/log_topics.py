@@ -9,12 +9,12 @@ import pytest
 from tidebook.core.errors import NotFound
 from tidebook.log.port import Log
 from tidebook.testing.conformance.log_base import (
+    CASE_TIMEOUT_S,
     PARTITIONS,
-    PATIENCE_S,
     LogBase,
     OpenLog,
     Sending,
-    all_of,
+    all_records,
     new_topic,
     outgoing,
 )
@@ -32,15 +32,15 @@ class TopicCases(LogBase):
     async def test_an_unknown_topic_is_none(self, log: Log) -> None:
         assert await log.topic(new_topic()) is None
 
-    async def test_topics_lists_what_was_created(self, log: Log, topic: str) -> None:
+    async def test_topics_lists_the_created_topics(self, log: Log, topic: str) -> None:
         assert topic in await log.topics()
 
-    async def test_creating_a_topic_again_returns_it_as_it_is(self, log: Log, topic: str) -> None:
+    async def test_creating_a_topic_again_returns_it_unchanged(self, log: Log, topic: str) -> None:
         await log.append(outgoing(topic, b"kept"))
         before = await log.topic(topic)
         assert await log.create_topic(topic, PARTITIONS) == before
         assert await log.create_topic(topic, PARTITIONS + 2) == before
-        assert [r.value for r in await all_of(log, topic)] == [b"kept"]
+        assert [r.value for r in await all_records(log, topic)] == [b"kept"]
 
     async def test_two_instances_that_create_a_topic_at_once_get_the_same_one(
         self, log: Log, open_log: OpenLog
@@ -67,9 +67,9 @@ class TopicCases(LogBase):
         after = await log.create_topic(topic, PARTITIONS)
         assert before is not None
         assert after.topic_id != before.topic_id
-        assert await all_of(log, topic) == []
+        assert await all_records(log, topic) == []
         await log.append(outgoing(topic, b"second incarnation"))
-        assert [r.value for r in await all_of(log, topic)] == [b"second incarnation"]
+        assert [r.value for r in await all_records(log, topic)] == [b"second incarnation"]
 
     async def test_another_instance_sees_a_recreated_topic(self, log: Log, open_log: OpenLog, topic: str) -> None:
         async with open_log() as other:
@@ -78,9 +78,9 @@ class TopicCases(LogBase):
             state = await log.create_topic(topic, PARTITIONS)
             assert await other.topic(topic) == state
             await other.append(outgoing(topic, b"second incarnation"))
-            assert [r.value for r in await all_of(other, topic)] == [b"second incarnation"]
+            assert [r.value for r in await all_records(other, topic)] == [b"second incarnation"]
 
-    async def test_everything_about_an_unknown_topic_is_not_found(self, log: Log) -> None:
+    async def test_every_call_on_an_unknown_topic_raises_not_found(self, log: Log) -> None:
         unknown = new_topic()
         with pytest.raises(NotFound):
             await log.append(outgoing(unknown, b"x"))
@@ -93,7 +93,7 @@ class TopicCases(LogBase):
         with pytest.raises(NotFound):
             await log.truncate(unknown, 0, before=0)
         with pytest.raises(NotFound):
-            await log.wait(unknown, 0, offset=0, timeout_s=PATIENCE_S)
+            await log.wait(unknown, 0, offset=0, timeout_s=CASE_TIMEOUT_S)
 
     async def test_an_unknown_partition_is_not_found(self, log: Log, topic: str) -> None:
         with pytest.raises(NotFound):

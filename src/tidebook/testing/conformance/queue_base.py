@@ -36,7 +36,7 @@ START_MS = 1_700_000_000_000
 _numbers = itertools.count(1)
 
 
-class Desk:
+class QueueTester:
     """Gives test cases a short interface to one queue."""
 
     def __init__(self, store: QueueStore, ref: QueueRef) -> None:
@@ -127,8 +127,8 @@ class QueueBase:
             yield store
 
     @pytest_asyncio.fixture
-    async def desk(self, store: QueueStore) -> Desk:
-        return Desk(store, await new_queue(store))
+    async def tester(self, store: QueueStore) -> QueueTester:
+        return QueueTester(store, await new_queue(store))
 
 
 async def new_queue(store: QueueStore, **settings: object) -> QueueRef:

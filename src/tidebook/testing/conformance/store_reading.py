@@ -12,7 +12,7 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoredSnapshot, StoreWriter
-from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, purge, records_of, truth_of
+from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, expected_journals, purge, records_of
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, read_pages
 
 
@@ -49,7 +49,7 @@ class StoreReadingCases(StoreSuite):
 
     # Snapshots
 
-    async def test_the_newest_snapshots_stay(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
+    async def test_the_newest_snapshots_are_kept(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
         key, incarnation = Key(topic, "a"), Position(FIRST_EPOCH, 0)
         for seq_nr in (3, 9, 5, 7):
             await store.save_snapshot(key, incarnation, snapshot(seq_nr), slots=3)
@@ -68,7 +68,9 @@ class StoreReadingCases(StoreSuite):
         assert await store.snapshots(key, one) == [snapshot(9)]
         assert await store.snapshots(key, two) == [snapshot(1)]
 
-    async def test_snapshots_are_deleted_up_to_a_number_and_may_come_back(self, store: StoreWriter, topic: str) -> None:
+    async def test_snapshots_are_deleted_up_to_a_number_and_can_be_saved_again(
+        self, store: StoreWriter, topic: str
+    ) -> None:
         key, incarnation = Key(topic, "a"), Position(FIRST_EPOCH, 0)
         for seq_nr in (1, 2, 3):
             await store.save_snapshot(key, incarnation, snapshot(seq_nr), slots=5)
@@ -102,7 +104,7 @@ class StoreReadingCases(StoreSuite):
             ("purged", purge()),
         ]
         await replicate_slice(store, topic, 0, records_of(steps), config)
-        truth = truth_of(steps, config)
+        truth = expected_journals(steps, config)
         assert [each async for each in store.expired(topic, now_ms=FIRST_MS + 999)] == []
         found = [each async for each in store.expired(topic, now_ms=FIRST_MS + 30_000)]
         assert found == [("over", truth["over"].head)]
@@ -116,13 +118,13 @@ class StoreReadingCases(StoreSuite):
         steps: list[Step] = [*((id, append(3)) for id in ids), *((id, purge()) for id in ids[:4])]
         await replicate_slice(store, topic, 0, records_of(steps), config)
         graves = [each async for each in store.graves(topic)]
-        truth = truth_of(steps, config)
+        truth = expected_journals(steps, config)
         assert dict(graves) == {id: truth[id].head for id in ids[:4]}
         more: list[Step] = [*steps, ("j-1", append(1))]
         await replicate_slice(store, topic, 0, records_of(more)[len(steps) :], config)
         await store.remove_graves(topic, [each for each in graves if each[0] != "j-3"])
         assert await store.heads(topic, ids) == {
-            id: each.head for id, each in truth_of(more, config).items() if id not in ("j-0", "j-2")
+            id: each.head for id, each in expected_journals(more, config).items() if id not in ("j-0", "j-2")
         }
         assert [id async for id, _ in store.graves(topic)] == ["j-3"]
         # A zombie writes its purged head a second time.
@@ -132,7 +134,7 @@ class StoreReadingCases(StoreSuite):
             )))  # fmt: skip
         assert await store.head(Key(topic, "j-0")) is None
 
-    async def test_a_damaged_record_is_parked_and_forgotten(
+    async def test_a_damaged_record_is_parked_and_removed(
         self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps = [("a", append()), ("a", append()), ("a", append())]

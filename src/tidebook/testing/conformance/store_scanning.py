@@ -13,8 +13,8 @@ from tidebook.core.replication_plan import EventRow, Pointer, PutEvents, SliceWr
 from tidebook.core.topic_config import TopicConfig
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
-from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
-from tidebook.testing.conformance.store_suite import StoreSuite, assert_shows, read_pages
+from tidebook.testing.conformance.journal_records import Step, append, delete, expected_journals, purge, records_of
+from tidebook.testing.conformance.store_suite import StoreSuite, assert_equals_fold, read_pages
 
 STEPS: list[Step] = [
     *((f"j-{i}", append(1 + i % 7)) for i in range(40)),
@@ -28,7 +28,7 @@ class ScanningCases(StoreSuite):
     """Test cases of the calls that the data source, `verify` and `rebuild` use."""
 
     @pytest.mark.parametrize("count", [1, 3, 16])
-    async def test_the_parts_together_cover_all_rows(
+    async def test_the_splits_cover_all_rows(
         self, store: StoreWriter, topic: str, config: TopicConfig, count: int
     ) -> None:
         await replicate_slice(store, topic, 0, records_of(STEPS), config)
@@ -45,7 +45,7 @@ class ScanningCases(StoreSuite):
         assert [each for each in inspected if isinstance(each[1], Head)] == heads
         assert [each for each in inspected if isinstance(each[1], EventRow)] == events
         assert len(inspected) == len(heads) + len(events)
-        truth = truth_of(STEPS, config)
+        truth = expected_journals(STEPS, config)
         assert len(heads) == len(dict(heads))
         assert dict(heads) == {id: each.head for id, each in truth.items()}
         rows_of = sorted((id, row.seq_nr) for id, row in events)
@@ -54,7 +54,7 @@ class ScanningCases(StoreSuite):
             (id, row.seq_nr): row for id, each in truth.items() for row in each.rows
         }
 
-    async def test_an_empty_topic_has_parts_without_rows(
+    async def test_the_splits_of_an_empty_topic_have_no_rows(
         self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         for split in await store.splits(topic, count=4):
@@ -66,7 +66,7 @@ class ScanningCases(StoreSuite):
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", append(2))]
         await replicate_slice(store, topic, 0, records_of(steps), config)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, config).values()
+        pointer, [truth] = await store.pointer(topic, 0), expected_journals(steps, config).values()
         assert pointer is not None
         assert truth.head is not None
         await self._damage(store, topic, truth.head, pointer)
@@ -76,7 +76,7 @@ class ScanningCases(StoreSuite):
         )  # fmt: skip
         await store.repair(repair)
         await store.repair(repair)
-        await assert_shows(store, topic, config, steps)
+        await assert_equals_fold(store, topic, config, steps)
         beyond = await self._all(store, topic)
         assert sorted(row.seq_nr for _, row in beyond) == [1, 2, 3, 4, 5, 6]
 
@@ -85,7 +85,7 @@ class ScanningCases(StoreSuite):
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", append(4)), ("a", append(3))]
         await replicate_slice(store, topic, 0, records_of(steps), config)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, config).values()
+        pointer, [truth] = await store.pointer(topic, 0), expected_journals(steps, config).values()
         assert pointer is not None
         assert truth.head is not None
         spoil = Repair(
@@ -96,11 +96,11 @@ class ScanningCases(StoreSuite):
         assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [1, 2, 3, 5, 7, 8, 10]
         rows = tuple(row for row in truth.rows if row.seq_nr in {2, 4, 6, 9, 11})
         await store.repair(Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
-        await assert_shows(store, topic, config, steps)
+        await assert_equals_fold(store, topic, config, steps)
         # Deleted events are removed, regardless of how their rows are packed.
         more: list[Step] = [*steps, ("a", delete(6))]
         await replicate_slice(store, topic, 0, records_of(more)[3:], config)
-        await assert_shows(store, topic, config, more)
+        await assert_equals_fold(store, topic, config, more)
         assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [7, 8, 9, 10, 11]
 
     async def test_later_records_of_the_log_win_over_a_repair(
@@ -108,21 +108,21 @@ class ScanningCases(StoreSuite):
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", purge()), ("a", append(1))]
         await replicate_slice(store, topic, 0, records_of(steps[:1]), config)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps[:1], config).values()
+        pointer, [truth] = await store.pointer(topic, 0), expected_journals(steps[:1], config).values()
         assert pointer is not None
         assert truth.head is not None
         await store.repair(
             Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=7, head=truth.head, rows=truth.rows)
         )
         await replicate_slice(store, topic, 0, records_of(steps)[1:], config)
-        await assert_shows(store, topic, config, steps)
+        await assert_equals_fold(store, topic, config, steps)
 
     async def test_a_repair_of_a_changed_journal_changes_nothing_newer(
         self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps: list[Step] = [("a", append(2)), ("a", append(1))]
         await replicate_slice(store, topic, 0, records_of(steps[:1]), config)
-        pointer, [old] = await store.pointer(topic, 0), truth_of(steps[:1], config).values()
+        pointer, [old] = await store.pointer(topic, 0), expected_journals(steps[:1], config).values()
         await replicate_slice(store, topic, 0, records_of(steps)[1:], config)
         assert pointer is not None
         assert old.head is not None
@@ -132,7 +132,7 @@ class ScanningCases(StoreSuite):
         else:
             with pytest.raises(Fenced):
                 await store.repair(repair)
-        await assert_shows(store, topic, config, steps)
+        await assert_equals_fold(store, topic, config, steps)
 
     async def _damage(self, store: StoreWriter, topic: str, head: Head, pointer: Pointer) -> None:
         """Write two rows with wrong bytes, and two rows of events that are not in the log."""

@@ -15,7 +15,7 @@ from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.store.port import StoreWriter
-from tidebook.testing.conformance.journal_records import FIRST_MS, Step, topic_config, truth_of
+from tidebook.testing.conformance.journal_records import FIRST_MS, Step, expected_journals, topic_config
 
 OpenStore = Callable[[], Awaitable[StoreWriter]]
 
@@ -52,9 +52,9 @@ async def read_pages(store: StoreWriter, key: Key, head: Head, *, after: int = 0
     return rows
 
 
-async def assert_shows(store: StoreWriter, topic: str, config: TopicConfig, steps: Sequence[Step]) -> None:
+async def assert_equals_fold(store: StoreWriter, topic: str, config: TopicConfig, steps: Sequence[Step]) -> None:
     """Assert that the store has exactly the content of the fold of the history."""
-    truth = truth_of(steps, config)
+    truth = expected_journals(steps, config)
     pointer = await store.pointer(topic, 0)
     assert pointer is not None
     assert pointer == Pointer(Position(config.epoch, len(steps) - 1), FIRST_MS + (len(steps) - 1) * 1000)

@@ -51,7 +51,7 @@ class TagsContract(TagsLate, TagsSizes):
         assert events[0].topic == topic
         assert events[0].tags == {tag}
 
-    async def test_a_stream_is_resumed_after_every_one_of_its_offsets(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_stream_can_be_resumed_after_each_of_its_offsets(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         await journal.append("a", [Event(n, tags={tag}) for n in range(4)])
         await journal.append("b", [Event(n, tags={tag}) for n in range(4)])
@@ -61,7 +61,7 @@ class TagsContract(TagsLate, TagsSizes):
         for n, event in enumerate(events):
             assert await self.read(book, tag, topic, after=event.tag_offset) == events[n + 1 :]
 
-    async def test_a_stream_begins_at_a_moment(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_stream_can_begin_at_a_time(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         await journal.append("a", [Event(1, tags={tag})])
         await self.settle(book, topic)
@@ -112,7 +112,7 @@ class TagsContract(TagsLate, TagsSizes):
         assert {event.payload: event.tag_seq_nr for event in events}["again"] == 1
         assert {event.payload: event.tag_seq_nr for event in events}["cut-2"] == 3
 
-    async def test_numbers_do_not_depend_on_how_the_log_was_cut(self, book: Book, topic: str, tag: str) -> None:
+    async def test_numbers_do_not_depend_on_how_the_log_was_sliced(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         for n in range(7):
             await journal.append("a", [Event(n, tags={tag})] * 2)
@@ -193,7 +193,9 @@ class TagsContract(TagsLate, TagsSizes):
         async with book.tags.subscribe(tag, "mail", topics=[topic], follow=False) as second:
             assert [event async for event in second] == []
 
-    async def test_deleted_events_stay_in_the_stream_where_that_is_set(self, book: Book, topic: str, tag: str) -> None:
+    async def test_deleted_events_stay_in_the_stream_if_the_settings_keep_them(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
         journal = book.journal(topic)
         await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
         await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
@@ -230,7 +232,7 @@ class TagsContract(TagsLate, TagsSizes):
             await self.settle(book, topic)
             assert await self.read(book, tag, topic) == []
 
-    async def test_a_spoiled_tag_is_rebuilt_from_the_journals(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_damaged_tag_is_rebuilt_from_the_journals(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         for n in range(12):
             await journal.append(f"j-{n % 3}", [Event(n, tags={tag, f"{tag}-2"}), Event("not it")])
@@ -240,7 +242,7 @@ class TagsContract(TagsLate, TagsSizes):
         await self.settle(book, topic)
         events = await self.read(book, tag, topic)
         others = await self.read(book, f"{tag}-2", topic)
-        await self.spoil(book, [event.row for event in events])
+        await self.damage_rows(book, [event.row for event in events])
         assert await self.read(book, tag, topic) != events
         done = await book.tags.rebuild(tag, topics=[topic])
         assert (done.journals, done.written) == (3, len(events))
@@ -255,7 +257,7 @@ class TagsContract(TagsLate, TagsSizes):
         after = [event.payload for event in await self.read(book, tag, topic)]
         assert after == [event.payload for event in events if event.id != "j-2"] + ["later"]
 
-    async def spoil(self, book: Book, rows: list[TagRow]) -> None:
+    async def damage_rows(self, book: Book, rows: list[TagRow]) -> None:
         """Remove every second row, number others wrongly, and add rows that were never appended."""
         replace = msgspec.structs.replace
         for number, row in enumerate(rows):
@@ -272,13 +274,13 @@ class TagsContract(TagsLate, TagsSizes):
             )  # fmt: skip
             await book.store.repair(repair)
 
-    async def test_a_tag_is_rebuilt_while_the_replication_goes_on(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_tag_can_be_rebuilt_during_replication(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         for n in range(40):
             await journal.append(f"j-{n % 4}", [Event(n, tags={tag})])
         await self.settle(book, topic)
 
-        async def go_on() -> None:
+        async def keep_replicating() -> None:
             for n in range(40, 60):
                 await journal.append(f"j-{n % 4}", [Event(n, tags={tag})])
                 if n % 5 == 0:
@@ -291,7 +293,7 @@ class TagsContract(TagsLate, TagsSizes):
             for _ in range(3):
                 await book.tags.rebuild(tag, topics=[topic])
 
-        await asyncio.gather(go_on(), rebuild())
+        await asyncio.gather(keep_replicating(), rebuild())
         await self.settle(book, topic)
         events = await self.read(book, tag, topic)
         for id in (f"j-{n}" for n in range(4)):
@@ -300,7 +302,9 @@ class TagsContract(TagsLate, TagsSizes):
             numbers = [event.tag_seq_nr for event in events if event.id == id]
             assert numbers == [seq_nr for seq_nr, _ in expected], "every event has the tag, so both numbers are equal"
 
-    async def test_a_rebuild_leaves_deleted_events_where_they_are_kept(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_rebuild_keeps_deleted_events_if_the_settings_keep_them(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
         journal = book.journal(topic)
         await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
         await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])

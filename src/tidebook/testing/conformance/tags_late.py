@@ -43,7 +43,7 @@ class TagsLate(TagsBase):
     async def change_rows(
         self, book: Book, like: TagRow, *, put: tuple[TagRow, ...] = (), cut: tuple[TagRow, ...] = ()
     ) -> None:
-        """Remove the rows `cut` from the tag view as lost, or write the rows `put` as late."""
+        """Remove the rows `cut` from the tag view, as if they were lost, and add `put`, as if they were late."""
         key = Key(like.topic, like.id)
         pointer, head = await book.store.pointer(like.topic, like.partition), await book.store.head(key)
         assert pointer is not None
@@ -55,7 +55,7 @@ class TagsLate(TagsBase):
         )
         await book.store.repair(repair)
 
-    async def test_events_of_a_clock_that_is_a_minute_slow_come_in_order_before_and_after_a_restart(
+    async def test_events_of_a_clock_that_is_a_minute_slow_are_in_order_before_and_after_a_restart(
         self, book: Book, topic: str, tag: str
     ) -> None:
         ahead, behind = id_in(0), id_in(1)
@@ -78,7 +78,7 @@ class TagsLate(TagsBase):
         assert places == sorted(places), "the order does not depend on the clocks"
         assert await self.read(book, tag, topic) == seen
 
-    async def test_a_new_topic_holds_the_horizon_and_brings_nothing_from_before_what_was_delivered(
+    async def test_a_new_topic_holds_the_horizon_and_its_events_follow_those_already_delivered(
         self, book: Book, topic: str, tag: str
     ) -> None:
         new = f"{topic}-new"

@@ -13,12 +13,12 @@ from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.conformance.tags_base import HOUR_MS, OPTIONS, TagsBase
 from tidebook.wiring.book import Book
 
-#: Times around a change and later; two of them are in the same hour, and none in the same minute.
+#: Times relative to a change of the bucket size.
 AHEAD_MS = (-1, 0, 1, 90_000, 150_000, 3 * HOUR_MS)
 
 
 class PausedBeforeChanging:
-    """A store that pauses its caller between the decision on a change and the write, while the log grows."""
+    """A store that runs `meanwhile` after its caller has decided on a change and before the change is written."""
 
     def __init__(self, store: StoreWriter, meanwhile: Callable[[int], Awaitable[None]]) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class TagsSizes(TagsBase):
     ) -> None:
         count = 0
 
-        async def go_on(from_ms: int) -> None:
+        async def append_around(from_ms: int) -> None:
             nonlocal count
             for ahead_ms in AHEAD_MS:
                 await self.append_at(book, topic, tag, from_ms + ahead_ms, count)
@@ -68,7 +68,7 @@ class TagsSizes(TagsBase):
 
         await book.journal(topic).append("b", [Event("no tag")])
         for size in SIZES_MS:
-            tags = Tags(store=PausedBeforeChanging(book.store, go_on), clock=book.clock)
+            tags = Tags(store=PausedBeforeChanging(book.store, append_around), clock=book.clock)
             assert (await tags.set_bucket_size(size)).changes[-1].size == size
         async with book_factory(**OPTIONS) as another:  # a new process, whose only state is the store
             await self.check(another, topic, tag, count)

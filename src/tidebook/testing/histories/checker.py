@@ -20,20 +20,20 @@ def check_history(history: RecordedHistory, *, configurations_max: int = CONFIGU
     folded = fold_log(history)
     events = None if folded is None else all_events(folded.values())
     return [
-        journals.linearizable(history, evidence, configurations_max=configurations_max),
-        journals.kept(history, evidence),
-        journals.once(history, evidence),
-        journals.removed(history, evidence),
-        journals.snapshots(history),
-        stores.store_is_fold(history, folded),
-        streams.tag_streams(history, events),
-        streams.consumers(history, events),
-        commands.commands(history, folded, configurations_max=configurations_max),
-        commands.caused(history, folded),
-        outboxes.outbox(history),
-        queues.one_holder(history),
-        queues.finished(history),
-        wals.wal(history),
+        journals.check_linearizability(history, evidence, configurations_max=configurations_max),
+        journals.check_appends(history, evidence),
+        journals.check_events(history, evidence),
+        journals.check_removals(history, evidence),
+        journals.check_snapshots(history),
+        stores.check_store(history, folded),
+        streams.check_tag_streams(history, events),
+        streams.check_consumers(history, events),
+        commands.check_commands(history, folded, configurations_max=configurations_max),
+        commands.check_effects(history, folded),
+        outboxes.check_outbox(history),
+        queues.check_holders(history),
+        queues.check_puts(history),
+        wals.check_wal(history),
     ]
 
 

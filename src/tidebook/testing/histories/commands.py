@@ -66,7 +66,7 @@ def _result(call: RecordedCall) -> tuple[int, int]:
     return call.result["seq_nr"], call.result["state"]
 
 
-def commands(
+def check_commands(
     history: RecordedHistory,
     folded: Mapping[str, LoggedJournal] | None,
     *,
@@ -96,7 +96,7 @@ def commands(
             case NotLinearizable(_, call, states):
                 run.violated(key, f"no order explains {call}: before it the entity was {first_few(states, 3)}")
             case undecided:
-                message = f"gave up after {undecided.configurations} of its states"
+                message = f"undecided after {undecided.configurations:,} configurations"
                 run.violated(key, message, undecided=True)
     return run.verdict()
 
@@ -119,7 +119,7 @@ def _check_log(run: RuleRun, calls: list[RecordedCall], numbers: Mapping[str, in
             run.violated(call.args["key"], f"failed, but in the log: {call}")
 
 
-def caused(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
+def check_effects(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
     """Check that each event of a process manager's topic has had its effect exactly once, in its journal's order."""
     run = RuleRun("process managers cause each effect exactly once")
     for dump in history.of("dump_caused"):

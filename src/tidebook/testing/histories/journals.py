@@ -50,8 +50,8 @@ class JournalModel:
                 return self._append(state, call)
             case "read":
                 first, last = call.args.get("start", 1), call.args.get("end")
-                due = [[n, v] for n, v in state.events if n >= first and (last is None or n <= last)]
-                return state if call.result["events"] == due else None
+                expected = [[n, v] for n, v in state.events if n >= first and (last is None or n <= last)]
+                return state if call.result["events"] == expected else None
             case "pointer":
                 return state if call.result == (state.last if state.live else None) else None
             case "delete":
@@ -62,7 +62,7 @@ class JournalModel:
                     return None if call.outcome == "unknown" else state
                 return state._replace(live=False, last=0, events=())
             case _:
-                raise ValueError(f"{call.op} is no operation of a journal")
+                raise ValueError(f"{call.op} is not an operation of a journal")
 
     def kind(self, call: RecordedCall) -> tuple[object, ...] | None:
         """Return a key that interchangeable unknown calls share: no result depends on which of them took effect."""
@@ -110,7 +110,7 @@ def _deleted(state: ModelJournal, to: int) -> ModelJournal:
     return state._replace(events=tuple(each for each in state.events if each[0] > to))
 
 
-def linearizable(
+def check_linearizability(
     history: RecordedHistory, evidence: Evidence, *, configurations_max: int = CONFIGURATIONS_MAX
 ) -> RuleVerdict:
     """Check that every journal is linearizable: some order of its calls explains every result."""
@@ -155,7 +155,7 @@ def _matters(call: RecordedCall, evidence: Evidence) -> bool:
     return True
 
 
-def kept(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
+def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     """Check that every acknowledged append is in the log, and that no failed one is seen anywhere."""
     run = RuleRun("acknowledged appends are kept")
     succeeded = {call.args["append_id"] for call in history.of("append") if call.outcome != "fail"}
@@ -173,7 +173,7 @@ def kept(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     return run.verdict()
 
 
-def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
+def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     """Check that no event is in two places, that none is invented, and that reads are in order and have no gaps."""
     run = RuleRun("events are once and in order")
     appended: dict[str, RecordedCall] = {}
@@ -187,7 +187,7 @@ def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
             run.violated(sightings[0].key, f"{value} is in several places: {first_few(sorted(places))}")
         origin = appended.get(value)
         if origin is None:
-            run.violated(sightings[0].key, f"{value} was appended by nobody, and seen by {sightings[0].call}")
+            run.violated(sightings[0].key, f"{value} was never appended, but was seen by {sightings[0].call}")
         elif sightings[0].key != origin.args["key"]:
             run.violated(sightings[0].key, f"{value} was appended to {origin.args['key']}")
         elif any(each.call.precedes(origin) for each in sightings):
@@ -201,7 +201,7 @@ def once(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     return run.verdict()
 
 
-def removed(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
+def check_removals(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     """Check that deleted and purged events never return.
 
     A removal that has ended covers the events that existed before it began; no read that begins later may return them.
@@ -244,9 +244,9 @@ def _existed_ns(history: RecordedHistory, evidence: Evidence) -> dict[str, int]:
     return found
 
 
-def snapshots(history: RecordedHistory) -> RuleVerdict:
+def check_snapshots(history: RecordedHistory) -> RuleVerdict:
     """Check that a loaded snapshot was saved, at or below the requested number, and in no purged incarnation."""
-    run = RuleRun("snapshots are of the present incarnation")
+    run = RuleRun("snapshots are of the current incarnation")
     saves: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("save_snapshot"):
         if call.outcome != "fail":
@@ -261,14 +261,14 @@ def snapshots(history: RecordedHistory) -> RuleVerdict:
         run.check()
         key, seq_nr, payload = load.args["key"], load.result["seq_nr"], load.result["payload"]
         if "to" in load.args and seq_nr > load.args["to"]:
-            run.violated(key, f"{load} is above the number asked for")
+            run.violated(key, f"{load} is above the requested number")
         same = [
             save
             for save in saves[key]
             if (save.args["seq_nr"], save.args["payload"]) == (seq_nr, payload) and not load.precedes(save)
         ]
         if not same:
-            run.violated(key, f"{load} was saved by nobody")
+            run.violated(key, f"{load} was never saved")
         elif all(any(save.precedes(purge) and purge.precedes(load) for purge in purges[key]) for save in same):
             run.violated(key, f"{load} was saved in an incarnation that was purged before")
     return run.verdict()

@@ -8,7 +8,7 @@ from tidebook.testing.histories.call import RecordedCall, RecordedHistory
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
-def outbox(history: RecordedHistory) -> RuleVerdict:
+def check_outbox(history: RecordedHistory) -> RuleVerdict:
     """Check the messages that arrived in each topic against the transactions that published to it."""
     run = RuleRun("outbox messages arrive once, if committed, in key order")
     places = _arrived(history, run)
@@ -32,14 +32,14 @@ def outbox(history: RecordedHistory) -> RuleVerdict:
     published = {value for call in history.of("transaction") for _, _, value in call.args["messages"]}
     for value in places:
         if value not in published:
-            run.violated(value, "arrived, and was published by nobody")
+            run.violated(value, "arrived, but was never published")
     for (topic, key), calls in by_key.items():
         _check_order(run, f"{topic}/{key}", [(call, _places_of(call, topic, key, places)) for call in calls])
     return run.verdict()
 
 
 def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, tuple[int, int]] | None:
-    """Return the partition and place of each message; None if the history has no dump of the messages."""
+    """Return the partition and offset of each message; None if the history has no dump of the messages."""
     dumps = [call for call in history.of("dump_messages") if call.outcome == "ok"]
     if not dumps:
         return None

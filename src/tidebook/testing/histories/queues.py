@@ -54,7 +54,7 @@ def _holds(history: RecordedHistory) -> list[Hold]:
     return list(found.values())
 
 
-def one_holder(history: RecordedHistory) -> RuleVerdict:
+def check_holders(history: RecordedHistory) -> RuleVerdict:
     """Check that no entry and no key has two holders with a valid lease, and that finished entries stay finished."""
     run = RuleRun("a queue entry has one valid holder")
     by_subject: dict[str, list[Hold]] = defaultdict(list)
@@ -80,7 +80,7 @@ def one_holder(history: RecordedHistory) -> RuleVerdict:
     return run.verdict()
 
 
-def finished(history: RecordedHistory) -> RuleVerdict:
+def check_puts(history: RecordedHistory) -> RuleVerdict:
     """Check that every acknowledged put is finished: itself or, merged, with a later one of its key.
 
     The history must have a quiet end: its `dump_queue` must contain no entry.
@@ -97,7 +97,7 @@ def finished(history: RecordedHistory) -> RuleVerdict:
     for hold in _holds(history):
         held.add(hold.value)
         if hold.value not in puts_by_value:
-            run.violated(hold.subject, f"{hold.value} was put by nobody")
+            run.violated(hold.subject, f"{hold.value} was never put")
         elif hold.released_by == "finish" and hold.outcome != "fail":
             done[hold.key or hold.value].append(puts_by_value[hold.value])
     lost_claim_ns = max((call.start_ns for call in history.of("claim") if call.outcome == "unknown"), default=0)

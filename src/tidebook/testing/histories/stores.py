@@ -1,4 +1,4 @@
-"""The rule of the store: it is the fold of the log."""
+"""Check a recorded history for the rule that the store is the fold of the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidebook.testing.histories.log_fold import LoggedJournal
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
-def store_is_fold(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
+def check_store(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
     """Check that the store has exactly the journals, numbers and events that follow from its log."""
     run = RuleRun("the store is the fold of the log")
     stored: dict[str, dict[str, object]] = {}
@@ -20,26 +20,26 @@ def store_is_fold(history: RecordedHistory, folded: Mapping[str, LoggedJournal] 
             stored |= dump.result
     if folded is None or not topics:
         return run.verdict()
-    due = {key: each for key, each in folded.items() if each.live and key.split("/", 1)[0] in topics}
-    for key in sorted(due.keys() | stored.keys()):
+    expected = {key: each for key, each in folded.items() if each.live and key.split("/", 1)[0] in topics}
+    for key in sorted(expected.keys() | stored.keys()):
         run.check()
         if key not in stored:
-            run.violated(key, f"the log has this journal with last number {due[key].last}, the store has none")
-        elif key not in due:
+            run.violated(key, f"the log has this journal with last number {expected[key].last}, the store has none")
+        elif key not in expected:
             run.violated(key, f"the store has this journal, and the log does not: {stored[key]}")
         else:
-            _compare(run, due[key], stored[key])
+            _compare(run, expected[key], stored[key])
     return run.verdict()
 
 
-def _compare(run: RuleRun, due: LoggedJournal, stored: Mapping[str, object]) -> None:
-    expected = {
-        "last": due.last,
-        "deleted": due.deleted,
-        "incarnation": due.incarnation,
-        "events": [[event.seq_nr, event.value] for event in due.events if not event.removed],
+def _compare(run: RuleRun, expected: LoggedJournal, stored: Mapping[str, object]) -> None:
+    values = {
+        "last": expected.last,
+        "deleted": expected.deleted,
+        "incarnation": expected.incarnation,
+        "events": [[event.seq_nr, event.value] for event in expected.events if not event.removed],
     }
-    wrong = [name for name, value in expected.items() if stored[name] != value]
+    wrong = [name for name, value in values.items() if stored[name] != value]
     if wrong:
-        details = (f"{name}: {stored[name]} in the store, {expected[name]} in the log" for name in wrong)
-        run.violated(due.key, first_few(details))
+        details = (f"{name}: {stored[name]} in the store, {values[name]} in the log" for name in wrong)
+        run.violated(expected.key, first_few(details))

@@ -12,7 +12,7 @@ from tidebook.testing.histories.log_fold import FoldedEvent
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few, repeated
 
 
-def tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None) -> RuleVerdict:
+def check_tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None) -> RuleVerdict:
     """Check that each stream of a tag delivers the tag's events, each once, in the order of their positions."""
     run = RuleRun("streams by tag have each event once, in order")
     streams: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
@@ -49,7 +49,7 @@ def _check_rest(
     tag, found = dump.args["tag"], dump.result
     run.check(len(found))
     left = {value for value, event in events.items() if tag in event.tags and not event.removed}
-    subject = f"tag {tag} in the end"
+    subject = f"tag {tag} at the end"
     if missing := [value for value in left if value not in set(found)]:
         run.violated(subject, f"lacks {first_few(missing)}")
     if removed := [value for value in found if value not in left]:
@@ -62,21 +62,21 @@ def _check_rest(
 
 
 def _compare(
-    run: RuleRun, subject: str, delivered: Sequence[Mapping[str, Any]], due: Mapping[str, FoldedEvent]
+    run: RuleRun, subject: str, delivered: Sequence[Mapping[str, Any]], expected: Mapping[str, FoldedEvent]
 ) -> None:
     for each in delivered:
-        event = due.get(each["value"])
+        event = expected.get(each["value"])
         if event is None:
             run.violated(subject, f"{each} is not an event of this stream")
         elif (each["key"], each["seq_nr"], tuple(each["position"][2:5])) != (event.key, event.seq_nr, event.place):
             run.violated(subject, f"{each} is event {event.seq_nr} of {event.key} at {event.place}")
     present = {each["value"] for each in delivered}
-    missing = [value for value, event in due.items() if not event.removed and value not in present]
+    missing = [value for value, event in expected.items() if not event.removed and value not in present]
     if missing:
         run.violated(subject, f"never delivered: {first_few(missing)}")
 
 
-def consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None) -> RuleVerdict:
+def check_consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None) -> RuleVerdict:
     """Check that groups and projections have applied each event exactly once, those of a journal in its order."""
     run = RuleRun("groups and projections apply each event exactly once")
     for dump in history.of("dump_effects"):
@@ -88,10 +88,10 @@ def consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None
             run.violated(subject, f"applied twice: {first_few(twice)}")
         if events is None:
             continue
-        due = {value: event for value, event in events.items() if _is_of(dump, event)}
+        expected = {value: event for value, event in events.items() if _is_of(dump, event)}
         last: dict[str, FoldedEvent] = {}
         for row in rows:
-            event = due.get(row["value"])
+            event = expected.get(row["value"])
             if event is None:
                 run.violated(subject, f"{row} is not an event of this consumer")
                 continue
@@ -100,7 +100,7 @@ def consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] | None
                 run.violated(subject, f"{event.key}: {event.value} was applied after {before.value}")
             last[event.key] = event
         present = {row["value"] for row in rows}
-        missing = [value for value, event in due.items() if not event.removed and value not in present]
+        missing = [value for value, event in expected.items() if not event.removed and value not in present]
         if missing:
             run.violated(subject, f"never applied: {first_few(missing)}")
     return run.verdict()

@@ -16,7 +16,7 @@ class Violation(msgspec.Struct, frozen=True):
     #: The journal, tag, topic, entry or table that broke the rule.
     subject: str
     message: str
-    #: Whether the search was given up before it could decide.
+    #: Whether the search was abandoned before it could decide.
     undecided: bool = False
 
 

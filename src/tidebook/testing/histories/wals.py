@@ -10,7 +10,7 @@ from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 Table = tuple[str, int]
 
 
-def wal(history: RecordedHistory) -> RuleVerdict:
+def check_wal(history: RecordedHistory) -> RuleVerdict:
     """Check every replay against the writes and marks of its region."""
     run = RuleRun("acknowledged WAL writes are replayed, fenced ones are not")
     writes: dict[str, list[RecordedCall]] = defaultdict(list)
@@ -33,8 +33,8 @@ def wal(history: RecordedHistory) -> RuleVerdict:
         present = {value for _, _, value in replay.result}
         for write in writes[region]:
             if write.outcome == "ok" and write.precedes(replay):
-                due = enumerate(write.args["values"], write.result["first"])
-                lost = [v for seq, v in due if seq >= marked[write.args["table"]] and v not in present]
+                expected = enumerate(write.args["values"], write.result["first"])
+                lost = [v for seq, v in expected if seq >= marked[write.args["table"]] and v not in present]
                 if lost:
                     run.violated(region, f"acknowledged, but not replayed by {replay.name}: {first_few(lost)}")
     return run.verdict()
@@ -55,7 +55,7 @@ def _check_entries(
             run.violated(subject, f"number {seq} is {value} in {replay.name}, and was {known} before")
         write = by_value.get(value)
         if write is None:
-            run.violated(subject, f"{value} was written by nobody")
+            run.violated(subject, f"{value} was never written")
         elif write.outcome == "fail":
             run.violated(subject, f"{value} failed with {write.error}, and is replayed by {replay.name}")
         elif write.outcome == "ok" and seq != write.result["first"] + write.args["values"].index(value):

@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "start":
             group.start(names)
         elif options.command == "stop":
-            _report(f"stopped {', '.join(group.stop(names, remove=options.remove)) or 'nothing: none ran'}")
+            _report(
+                f"stopped {', '.join(group.stop(names, remove=options.remove)) or 'nothing: no server was running'}"
+            )
     except ServerError as error:
         print(f"servers: {error}", file=sys.stderr)
         return UNAVAILABLE
@@ -48,7 +50,7 @@ def _show(group: ServerGroup, names: list[str], command: str, *, as_json: bool) 
     elif command != "stop":
         for name in names:
             server = status["servers"].get(name)
-            print(f"{name:10} {server['url']}  process {server['pid']}" if server else f"{name:10} does not run")
+            print(f"{name:10} {server['url']}  process {server['pid']}" if server else f"{name:10} is not running")
         if status["servers"]:
             print(f"{'book':10} {status['book']}")
     missing = command == "status" and any(name not in status["servers"] for name in names)

@@ -102,7 +102,7 @@ def _installed_mariadb() -> Path:
 
 
 class _staged:
-    """Gives a temporary folder that is moved to its final path when it is complete."""
+    """A context with a temporary folder, which is moved to its final path if the block succeeds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -221,14 +221,14 @@ class Cassandra(JavaServer):
         if self.profile == "bench":
             settings |= BENCH
         if self.security is not None:
-            made = self.security.certificates
+            certificates = self.security.certificates
             settings |= {
                 "authenticator": "PasswordAuthenticator",
                 "authorizer": "CassandraAuthorizer",
                 "role_manager": "CassandraRoleManager",
                 "client_encryption_options": (
                     f"{{enabled: true, optional: false, ssl_context_factory: {{class_name: {PEM}}}, "
-                    f"keystore: {made.server_bundle}, truststore: {made.authority}, "
+                    f"keystore: {certificates.server_bundle}, truststore: {certificates.authority}, "
                     f"require_client_auth: {str(self.security.client_certificates).lower()}}}"
                 ),
             }
@@ -243,20 +243,20 @@ class _Session:
 
     def log_in(self, credentials: Credentials | None) -> None:
         options = struct.pack(">H", 1) + _string("CQL_VERSION") + _string("3.0.0")
-        kind, body = self._ask(STARTUP, options)
+        kind, body = self._request(STARTUP, options)
         if kind == AUTHENTICATE and credentials is not None:
             token = f"\0{credentials.user}\0{credentials.password}".encode()
-            kind, body = self._ask(AUTH_RESPONSE, struct.pack(">i", len(token)) + token)
+            kind, body = self._request(AUTH_RESPONSE, struct.pack(">i", len(token)) + token)
         if kind not in {READY, AUTH_SUCCESS}:
             raise NotReady(f"the node refuses the login: {body!r}")
 
     def query(self, statement: str) -> None:
         text = statement.encode()
-        kind, body = self._ask(QUERY, struct.pack(">i", len(text)) + text + struct.pack(">HB", QUORUM, 0))
+        kind, body = self._request(QUERY, struct.pack(">i", len(text)) + text + struct.pack(">HB", QUORUM, 0))
         if kind != RESULT:
             raise ServerError(f"cassandra refused {statement!r}: {body!r}")
 
-    def _ask(self, kind: int, body: bytes) -> tuple[int, bytes]:
+    def _request(self, kind: int, body: bytes) -> tuple[int, bytes]:
         self._connection.sendall(struct.pack(">BBhBi", VERSION, 0, 0, kind, len(body)) + body)
         _, _, _, answer, size = struct.unpack(">BBhBi", exactly(self._connection, 9))
         return answer, exactly(self._connection, size)

@@ -83,11 +83,11 @@ class ServerCluster(ABC):
         self._each(lambda node: node.remove())
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _each(self, act: Callable[[Server], None]) -> None:
+    def _each(self, call: Callable[[Server], None]) -> None:
         for node in self.nodes:
             node.adopt()
         with ThreadPoolExecutor(len(self.nodes)) as pool:
-            list(pool.map(act, self.nodes))
+            list(pool.map(call, self.nodes))
 
 
 class KafkaCluster(ServerCluster):

@@ -70,7 +70,7 @@ class ServerGroup:
 
         If one fails, raise its error and keep the others running; an interrupt kills those being started.
         """
-        with self._alone():
+        with self._locked():
             running = self.running()
             wanted = {
                 name: self._kinds[name](self.home / name, profile=self._profile)
@@ -84,7 +84,7 @@ class ServerGroup:
 
     def stop(self, names: Iterable[str] = NAMES, *, remove: bool = False) -> list[str]:
         """Stop the running servers, delete their data if `remove`, and return their names."""
-        with self._alone():
+        with self._locked():
             running = self.running()
             known = {
                 name: running.get(name) or self._kinds[name](self.home / name)
@@ -96,7 +96,7 @@ class ServerGroup:
             self._write({name: server for name, server in running.items() if name not in known})
         return [name for name in known if name in running]
 
-    def _alone(self) -> Any:
+    def _locked(self) -> Any:
         return locked(self.home / "lock")
 
     def _write(self, running: Mapping[str, Server | ServerCluster]) -> None:
@@ -111,12 +111,12 @@ class ServerGroup:
 
 def _start_all(servers: Iterable[Server | ServerCluster], report: Callable[[str], None]) -> list[str]:
     """Start servers in parallel and return the errors."""
-    given_up = Event()
+    cancelled = Event()
 
     def start(server: Server | ServerCluster) -> None:
         began = time.monotonic()
         server.start()
-        if given_up.is_set():
+        if cancelled.is_set():
             server.kill9()
         else:
             report(f"{server.name} at {server.address} after {time.monotonic() - began:.1f} s")
@@ -131,7 +131,7 @@ def _start_all(servers: Iterable[Server | ServerCluster], report: Callable[[str]
                 except ServerError as error:
                     failures.append(f"{server.name}: {error}")
         except BaseException:
-            given_up.set()
+            cancelled.set()
             for server in starts:
                 server.kill9()
             raise

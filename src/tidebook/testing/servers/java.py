@@ -26,7 +26,7 @@ class JavaServer(Server):
     """
 
     version: ClassVar[str]
-    #: The Java options that allow to write and read the archive.
+    #: The Java options for writing and reading the archive.
     archive_options: ClassVar[tuple[str, ...]] = ()
     #: The file to which this run writes the archive when it ends; None in an ordinary run.
     _training_to: Path | None = None

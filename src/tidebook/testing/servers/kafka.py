@@ -143,13 +143,13 @@ class Kafka(JavaServer):
             "share.coordinator.state.topic.min.isr": "1",
         }
         if self.security is not None:
-            made = self.security.certificates
+            certificates = self.security.certificates
             listener = "listener.name.client"
             settings |= {
                 f"{listener}.ssl.keystore.type": "PEM",
-                f"{listener}.ssl.keystore.location": str(made.server_bundle),
+                f"{listener}.ssl.keystore.location": str(certificates.server_bundle),
                 f"{listener}.ssl.truststore.type": "PEM",
-                f"{listener}.ssl.truststore.location": str(made.authority),
+                f"{listener}.ssl.truststore.location": str(certificates.authority),
                 f"{listener}.ssl.client.auth": "required" if self.security.client_certificates else "none",
                 f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
                 f"{listener}.scram-sha-512.sasl.jaas.config": (

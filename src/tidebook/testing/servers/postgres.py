@@ -91,7 +91,7 @@ class Postgres(Server):
 
     def _home(self) -> Path:
         """Return the folder of the programs; for root, a cache that the unprivileged user can read."""
-        reachable = os.geteuid() != 0 or _others_reach(cache_folder())
+        reachable = os.geteuid() != 0 or _is_world_accessible(cache_folder())
         return postgres_home(None if reachable else ROOT_CACHE)
 
     def _data(self) -> Path:
@@ -99,7 +99,7 @@ class Postgres(Server):
         if location.exists():
             return Path(location.read_text())
         self.folder.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() != 0 or _others_reach(self.folder):
+        if os.geteuid() != 0 or _is_world_accessible(self.folder):
             data = self.folder / "data"
             data.mkdir(mode=0o700, exist_ok=True)
         else:
@@ -139,7 +139,7 @@ def _until_ready(connection: socket.socket) -> bytes | None:
                 pass
 
 
-def _others_reach(folder: Path) -> bool:
+def _is_world_accessible(folder: Path) -> bool:
     """Return True if every existing folder of the path is accessible to any user."""
-    ways = [way for way in (folder, *folder.parents) if way.exists()]
-    return all(way.stat().st_mode & stat.S_IXOTH for way in ways)
+    existing = [path for path in (folder, *folder.parents) if path.exists()]
+    return all(path.stat().st_mode & stat.S_IXOTH for path in existing)

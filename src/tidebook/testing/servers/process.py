@@ -40,7 +40,7 @@ class Process:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
-                pass  # the process has ended
+                pass  # it has ended
 
     def freeze(self, timeout_s: float) -> bool:
         """Stop the process and all its descendants; return False if a thread is still running after the timeout.

@@ -72,12 +72,12 @@ def make_security(
     certificates = Certificates(folder.resolve())
     if not certificates.server_bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _make(certificates)
+        _create(certificates)
     return Security(certificates, credentials or Credentials(), client_certificates)
 
 
-def _make(made: Certificates) -> None:
-    folder = made.folder
+def _create(certificates: Certificates) -> None:
+    folder = certificates.folder
     for name in ("authority", "stranger"):
         _openssl(
             *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS),
@@ -89,13 +89,15 @@ def _make(made: Certificates) -> None:
     )
     _openssl(
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"),
-        *("-keyout", str(made.server_key), "-out", f"{folder}/server.csr"),
+        *("-keyout", str(certificates.server_key), "-out", f"{folder}/server.csr"),
     )
     _openssl(
         *("x509", "-req", "-in", f"{folder}/server.csr", "-days", DAYS, "-extfile", f"{folder}/server.ext"),
-        *("-CA", str(made.authority), "-CAkey", f"{folder}/authority.key", "-CAcreateserial", "-out", str(made.server)),
+        *("-CA", str(certificates.authority), "-CAkey", f"{folder}/authority.key", "-CAcreateserial"),
+        *("-out", str(certificates.server)),
     )
-    made.server_bundle.write_text(made.server_key.read_text() + made.server.read_text() + made.authority.read_text())
+    parts = (certificates.server_key, certificates.server, certificates.authority)
+    certificates.server_bundle.write_text("".join(part.read_text() for part in parts))
 
 
 def _openssl(*arguments: str) -> None:

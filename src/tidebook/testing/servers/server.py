@@ -110,7 +110,7 @@ class Server(ABC):
     def start(self) -> Self:
         """Start the server, and return when it is ready."""
         if self.adopt():
-            raise ServerError(f"{self.name} runs already in {self.folder}, as process {self.pid}")
+            raise ServerError(f"{self.name} is already running in {self.folder}, as process {self.pid}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prepare()
         self.spawn()
@@ -139,7 +139,7 @@ class Server(ABC):
         process = self._process
         process.signal_all(signal.SIGKILL)
         if not process.wait(STOP_S_MAX):
-            raise ServerError(f"{self.name} outlived SIGKILL for {STOP_S_MAX} s, as process {process.pid}")
+            raise ServerError(f"{self.name} did not end within {STOP_S_MAX} s after SIGKILL, as process {process.pid}")
         self._process = None
 
     def restart(self) -> Self:
@@ -150,7 +150,7 @@ class Server(ABC):
     def pause(self) -> None:
         """Freeze the server, and return when all its threads are stopped; connections stay open, but get no answers."""
         if not self._running().freeze(STOP_S_MAX):
-            raise ServerError(f"{self.name} still ran {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
+            raise ServerError(f"{self.name} was still running {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
 
     def resume(self) -> None:
         """Resume a frozen server."""
@@ -162,7 +162,7 @@ class Server(ABC):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
-    def for_now(self) -> Iterator[Self]:
+    def temporarily(self) -> Iterator[Self]:
         """Run the server for a `with` block, and then remove it with its data."""
         try:
             yield self.start()
@@ -244,7 +244,7 @@ class Server(ABC):
 
     def _running(self) -> Process:
         if self._process is None:
-            raise ServerError(f"{self.name} does not run")
+            raise ServerError(f"{self.name} is not running")
         return self._process
 
 

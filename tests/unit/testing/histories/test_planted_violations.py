@@ -10,13 +10,13 @@ from tests.unit.testing.histories.world import World
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.evidence import Evidence
-from tidebook.testing.histories.journals import linearizable
+from tidebook.testing.histories.journals import check_linearizability
 
 LINEAR = "journals are linearizable"
 KEPT = "acknowledged appends are kept"
 ONCE = "events are once and in order"
 REMOVED = "deletes and purges never come back"
-SNAPSHOTS = "snapshots are of the present incarnation"
+SNAPSHOTS = "snapshots are of the current incarnation"
 STORE = "the store is the fold of the log"
 STREAMS = "streams by tag have each event once, in order"
 CONSUMERS = "groups and projections apply each event exactly once"
@@ -161,7 +161,7 @@ def test_a_search_that_is_abandoned_is_no_proof() -> None:
         made.lost_append(*(f"lost{number}.{index}" for index in range(number + 1)))
     made.append("a", first=79).append("b", first=1)
     history = RecordedHistory(made.calls)
-    [violation] = linearizable(history, Evidence(history), configurations_max=1_000).violations
+    [violation] = check_linearizability(history, Evidence(history), configurations_max=1_000).violations
     assert violation.undecided
 
 
@@ -491,7 +491,7 @@ def test_random_damage_to_reads_is_found() -> None:
             for spoiled in ([*intact, intact[-1]], [*intact[:-1], [intact[-1][0], "nobody's"]]):
                 read.result["events"] = spoiled
                 history = RecordedHistory(calls)
-                assert not linearizable(history, Evidence(history)).ok, (seed, spoiled)
+                assert not check_linearizability(history, Evidence(history)).ok, (seed, spoiled)
             read.result["events"] = intact
 
 
