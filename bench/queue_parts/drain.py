@@ -1,4 +1,4 @@
-"""Drain a queue by claim and finish: in hundreds over up to four connections, and one by one with twenty workers."""
+"""Drain a queue: claim and finish batches of 100 on up to four connections, and single entries with twenty workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bench.queue_sides.side import Side
 CONNECTIONS = (2, 4)
 WORKERS = 20
 ROUNDS = 3
-#: The numbers of jobs in a dequeue of pgqueuer; the best counts. A hundred was slower, two thousand no faster.
+#: How many jobs a dequeue of pgqueuer takes; the best result is reported. 100 was slower, 2,000 no faster.
 PGQUEUER_BATCHES = (500, 1_000)
 COUNT, SINGLES = 50_000, 4_000
-#: The time of a procrastinate job does not depend on their number, and fifty thousand would take minutes.
+#: A procrastinate job takes the same time whatever the number of jobs, and 50,000 would take minutes.
 PROCRASTINATE_COUNT = 2_000
 
 
 async def drain(run: Run) -> None:
-    """Measure all sides in turn; the best round of each counts. Tidebook runs as often as pgqueuer."""
+    """Measure all queues in turn and keep the best round of each. Tidebook runs as many times as pgqueuer."""
     count = run.few(COUNT)
     sides: list[Side] = [Bare(run.url), Pgmq(run.url)]
     for batch in PGQUEUER_BATCHES:
@@ -38,7 +38,7 @@ async def drain(run: Run) -> None:
 
 
 async def _analyze(url: str) -> None:
-    """Analyze tables, as autovacuum would within a minute; otherwise some sides plan for empty tables."""
+    """Analyze tables, as autovacuum would within a minute; otherwise some queries are planned for empty tables."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("ANALYZE")
 

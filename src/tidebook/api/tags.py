@@ -14,7 +14,7 @@ from tidebook.tags.event import TaggedEvent
 
 
 class TagReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which events of a tag to read: those after `after` (a `tag_offset`) or `since` (a time), of these topics."""
+    """Select events of a tag: those after `after` (a `tag_offset`) or since `since` (a time), in some topics or all."""
 
     after: str | None = None
     since: datetime | None = None

@@ -39,7 +39,7 @@ from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
-#: How often a wait reads slices that another process owns.
+#: The interval at which a wait reads the slices that another process owns.
 LOOK_FIRST_S: Final = 0.005
 LOOK_MAX_S: Final = 0.1
 START_TRIES: Final = 5
@@ -146,7 +146,7 @@ class Projection:
     # Handlers
 
     def __call__(self, handler: Handler) -> Projection:
-        """Set the handler of all events that have none of their own; return the projection."""
+        """Set the handler of all events without a specific handler; return the projection."""
         check_handler(handler)
         self._handler = handler
         return self
@@ -332,7 +332,7 @@ class Projection:
             raise Unavailable(f"projection {self.name!r} {late}: {running}") from error
 
     async def _place(self, key: Key, seq_nr: int, offset: int | None) -> At:
-        """Wait until an event is replicated; return its place in the stream."""
+        """Wait until an event is replicated; return its position in the stream."""
         while (config := await self._store.topic_config(key.topic)) is None:
             await self._store.wait_any(timeout_s=0.1)
         partition = partition_of(key.id, config.partitions)
@@ -349,7 +349,7 @@ class Projection:
             await self._store.wait_any(timeout_s=0.1)
 
     async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
-        """Raise EventParked if one of the events of the append at this place was skipped."""
+        """Raise EventParked if one of the events of the append at this position was skipped."""
         events = [f"{topic}/{id}/{number}" for number in numbers]
 
         def read(connection: Connection) -> list[tuple[str, str, str]]:
@@ -407,7 +407,7 @@ class Projection:
     async def _stored_slices(self) -> int:
         """Wait until the projection was started by some process; return its number of slices.
 
-        Raise InvalidInput if it was started with another source: its positions say nothing about this one.
+        Raise InvalidInput if it was started with another source: its positions have no meaning for this one.
         """
 
         def read(connection: Connection) -> tuple[BuildState, str | None] | None:
@@ -449,7 +449,7 @@ class Projection:
         return continued
 
     def _renew_soon(self) -> None:
-        """Let the runner of this process see a command now; those of others see it within seconds."""
+        """Make the runner of this process notice a command now; those of other processes do within seconds."""
         if self._active is not None:
             self._active.renew_soon()
 
@@ -458,8 +458,8 @@ class Projection:
     async def rebuild(self) -> int:
         """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
-        The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
-        `tables`. At the swap the live build waits until the new one has reached it.
+        The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must be declared
+        with its `tables`. At the swap the live build waits until the new one has reached it.
         """
         self._check_handlers()
         if not self._own_tables:
@@ -476,7 +476,7 @@ class Projection:
 
 
 def _time_ms(at: At) -> int | None:
-    """Return the time of a place; None before the first event, or if the horizon is before all time."""
+    """Return the time of a position; None before the first event, or if there is no horizon yet."""
     return at[0] if at and at[0] > 0 else None
 
 
@@ -488,7 +488,7 @@ class SyncProjection(BlockingFacade[Projection]):
     """The blocking form of `Projection`."""
 
     def __call__(self, handler: Handler) -> SyncProjection:
-        """Set the handler of all events that have none of their own; return the projection."""
+        """Set the handler of all events without a specific handler; return the projection."""
         self._target(handler)
         return self
 

@@ -79,7 +79,7 @@ def murmur2(data: bytes) -> int:
 
 
 def choose_partition(partition_key: bytes | None, partitions: int) -> int:
-    """Return the partition that Kafka's clients choose for a key; without one, the client chooses by the message's."""
+    """Return the partition that Kafka's clients choose for a key; without one, the client uses the message's key."""
     return ANY_PARTITION if partition_key is None else (murmur2(partition_key) & 0x7FFFFFFF) % partitions
 
 
@@ -180,7 +180,7 @@ class RelayProducer(Producer):
         return self._has_id
 
     def log_client_lines(self) -> None:
-        """Log the buffered lines, and record a fatal error and the producer id from them."""
+        """Log the buffered lines, and note whether they report a fatal error or a producer id."""
         lines = self.client_log.lines
         while lines:
             level, parts = lines.popleft()
@@ -191,7 +191,7 @@ class RelayProducer(Producer):
 
 
 def fatal_cause(error: BaseException, producer: RelayProducer) -> KafkaError:
-    """Return the Kafka error inside an exception: each callback may have wrapped a fatal one again, or lost it."""
+    """Return the Kafka error inside an exception; callbacks may have wrapped a fatal one repeatedly, or lost it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, KafkaException):
