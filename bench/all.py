@@ -195,10 +195,10 @@ _HEAD = """\
 # All figures of the last runs
 
 `./dev bench all` writes this page: it runs every benchmark, one after another, and draws each figure relative to its
-target. A bar that reaches the line has reached the target, whether that is a least or a most. `./dev bench all NAME`
-repeats one of them, and `./dev bench all --report` only draws again. A load of 1 or more before a run means that other
-programs used the machine, and its figures are rough; so are those of a command with `--quick`, which does a fraction of
-the work.
+target. A bar that reaches the line has reached the target, whether that is a minimum or a maximum. `./dev bench all
+NAME` repeats one of them, and `./dev bench all --report` only redraws the report. A load of 1 or more before a run
+means that other programs used the machine, and that its figures are rough; so are those of a command with `--quick`,
+which does a fraction of the work.
 """
 
 

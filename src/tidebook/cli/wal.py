@@ -132,9 +132,7 @@ async def mark(
     """Mark a table's older entries as deleted."""
     async with open_region(book, namespace, region) as opened:
         await opened.mark_deleted(table, seq)
-    output.emit(
-        {"table": table, "latest_marked_deleted": seq}, f"table {table}: marked as deleted before {seq}"
-    )
+    output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked as deleted before {seq}")
 
 
 @app.command()
