@@ -1,4 +1,4 @@
-"""Requests and answers of tags."""
+"""Requests and responses of tags."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class HorizonAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagRebuildBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topics whose rows of the tag are written again; by default all."""
+    """The topics whose rows of the tag are rewritten; by default all."""
 
     topics: tuple[str, ...] | None = None
 

@@ -30,7 +30,7 @@ class Paid(msgspec.Struct, frozen=True):
 
 @tidebook.event_type("shop.cancelled")
 class Cancelled(msgspec.Struct, frozen=True):
-    """The customer has changed their mind."""
+    """The customer cancelled the order."""
 
 
 class Refused(Exception):

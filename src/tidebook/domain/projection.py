@@ -60,7 +60,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     batches: int
     batch_max: int
-    #: The last error of the database while it lasts.
+    #: The current error of the database, if any.
     error: str | None
     #: The replication that the projection waits for; None while there is progress.
     waiting: HorizonStatus | None
@@ -119,9 +119,9 @@ class Projection:
         on_failure: OnFailure = "stop",
     ) -> None:
         if on_failure not in ("stop", "park"):
-            raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
+            raise InvalidInput(f'on_failure must be "stop" or "park", not {on_failure!r}')
         if type(slices) is not int or not 1 <= slices <= SLICES_MAX:
-            raise InvalidInput(f"slices is a number from 1 to {SLICES_MAX}, not {slices!r}")
+            raise InvalidInput(f"slices must be a number from 1 to {SLICES_MAX}, not {slices!r}")
         self.name = name
         self._source = source
         self._followed = describe_source(source)
@@ -186,7 +186,7 @@ class Projection:
         """
         self._check_handlers()
         if self._running:
-            raise InvalidInput(f"projection {self.name!r} is running in this process already")
+            raise InvalidInput(f"projection {self.name!r} is already running in this process")
         self._running = True
         try:
             member = self._ids.new().hex()
@@ -308,14 +308,14 @@ class Projection:
         return await self._engine.run(read)
 
     async def wait_for(self, done: Any, *, timeout_s: float = 30.0) -> None:
-        """Return once the events of a command are applied: to read one's own write.
+        """Return once the events of a command are applied, so that a caller can read its own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
         of them was skipped, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
-            raise InvalidInput("wait_for takes what Decider.execute returned")
+            raise InvalidInput("wait_for needs the result of Decider.execute")
         if self._source.topics is not None and topic not in self._source.topics:
             raise InvalidInput(f"projection {self.name!r} does not follow topic {topic}")
         if seq_nr == 0:
@@ -434,7 +434,7 @@ class Projection:
         return await self._continue(skip=False)
 
     async def skip(self) -> list[str]:
-        """Let stopped slices continue after the event that stopped them, which is parked; return these events."""
+        """Continue stopped slices after the events that stopped them, which are parked; return these events."""
         return await self._continue(skip=True)
 
     async def _continue(self, *, skip: bool) -> list[str]:
@@ -458,8 +458,8 @@ class Projection:
     async def rebuild(self) -> int:
         """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
-        The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must be declared
-        with its `tables`. At the swap the live build waits until the new one has reached it.
+        The live one continues during the rebuild. The handler must write to `tx.table(...)`, and the projection must be
+        declared with its `tables`. At the swap the live build waits until the new one has reached it.
         """
         self._check_handlers()
         if not self._own_tables:

@@ -61,7 +61,7 @@ class Sender(Protocol):
     """Sends messages to Kafka immediately."""
 
     def send(self, messages: Sequence[Message], *, wait: bool) -> None:
-        """Send the messages in order; with `wait`, return once all are acknowledged, else once all are queued."""
+        """Send the messages in order; with `wait`, return once all are acknowledged, otherwise once all are queued."""
 
 
 class KafkaBackend:
@@ -133,7 +133,7 @@ def _as_backend(choice: BackendName | Backend) -> Backend:
     if isinstance(choice, str):
         return backend(choice)
     if not callable(getattr(choice, "publish", None)):
-        raise InvalidInput(f"{choice!r} is not a backend: give a name, or a backend of a book")
+        raise InvalidInput(f"{choice!r} is not a backend: pass a name, or a backend of a book")
     return choice
 
 

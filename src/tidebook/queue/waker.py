@@ -21,7 +21,7 @@ from tidebook.runtime.metrics import Metrics
 FIRST_POLL_S: Final = 0.05
 SLOW_POLL_S: Final = 5.0
 _GROWTH: Final = 10.0
-#: How often the published sleep is refreshed.
+#: The interval at which the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
 #: The most queues that one poll reads.
 POLL_MAX: Final = 500

@@ -28,13 +28,13 @@ log = logging.getLogger("tidebook.queue")
 
 CONCURRENCY_MAX: Final = 1_000
 LEASE_S: Final = 60.0
-#: How often a lease is extended within its duration.
+#: How many times a lease is extended within its duration.
 HEARTBEATS_PER_LEASE: Final = 3
-#: How often a worker reports itself; see `WORKER_GONE_MS`.
+#: The interval at which a worker reports itself; see `WORKER_GONE_MS`.
 REPORT_S: Final = 10.0
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
-#: How often `settle` checks whether the queue is empty.
+#: The interval at which `settle` checks whether the queue is empty.
 _LOOK_S: Final = 0.01
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
@@ -85,7 +85,7 @@ class HandlerThreads:
         return result
 
     def close(self) -> None:
-        """Let each thread end once no call is left."""
+        """End each thread once no call is left."""
         for _ in range(self._started):
             self._calls.put(None)
 
@@ -113,9 +113,9 @@ class Worker:
         label: str | None = None,
     ) -> None:
         if label is not None and (type(label) is not str or not label.isprintable() or not 1 <= len(label) <= 200):
-            raise InvalidInput(f"a worker's label is printable text of 1 to 200 characters, not {label!r:.60}")
+            raise InvalidInput(f"a worker's label must be printable text of 1 to 200 characters, not {label!r:.60}")
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
+            raise InvalidInput(f"concurrency must be 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
         if not callable(handler):
             raise InvalidInput(f"a handler must be a function of a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 LOGGER = logging.getLogger("tidebook.outbox")
 LINES_MAX = 100
-#: Lets the client choose the partition by the key.
+#: Makes the client choose the partition by the key.
 ANY_PARTITION = -1
 BATCH_BYTES_MAX = 1_000_000
 #: The client's maximum for one message.
@@ -152,7 +152,7 @@ class RelayProducer(Producer):
     """A producer that records a fatal error from the client's log, and is closed in a separate thread.
 
     Closing a producer waits for the client's threads, and so for a broker that does not answer: the relay's thread
-    would send no heartbeats meanwhile.
+    would send no heartbeats during that time.
 
     The client raises a fatal error out of `poll` and `flush`, and runs callbacks while the exception is propagating.
     Every call that they make then fails, a lock that they take is never released, and the error itself is wrapped or

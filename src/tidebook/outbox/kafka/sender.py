@@ -156,7 +156,7 @@ class KafkaSender:
         if error.code() in TOO_LARGE:
             return InvalidInput(
                 f"topic {topic!r}: Kafka refused a message of {len(message):,} bytes, or the batch that it went in "
-                f"({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send less at a time"
+                f"({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send fewer at a time"
             )
         translated = not_acknowledged(error, topic, message.partition())
         if isinstance(translated, OutcomeUnknown):
