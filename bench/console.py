@@ -1,8 +1,8 @@
 """The console on a large embedded book: a journal and a queue of a million entries, and ten thousand topics.
 
-`tidebook serve` runs in a separate process; a page's time is that of its answer on a kept connection. Chromium then
-opens the pages, and reports when their script is ready. `./dev bench console --quick`, `--book FOLDER` keeps the book,
-`--servers` measures a smaller one on Kafka, Cassandra and PostgreSQL.
+`tidebook serve` runs in a separate process; the time of a page is that of its response on a persistent connection.
+Chromium then opens the pages, and reports when their script is ready. `./dev bench console --quick`, `--book FOLDER`
+keeps the book, `--servers` measures a smaller one on Kafka, Cassandra and PostgreSQL.
 """
 
 from __future__ import annotations

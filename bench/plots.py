@@ -8,12 +8,12 @@ from math import log10
 from typing import NamedTuple
 
 WIDTH_PX, LABEL_PX, ROW_PX, TOP_PX = 860, 300, 26, 44
-#: The axis is logarithmic between these shares of a target; longer bars are cut off.
+#: The axis is logarithmic between these shares of a target; longer bars are clipped.
 SHARE_MIN, SHARE_MAX = 0.1, 100.0
 
 
 class Bar(NamedTuple):
-    """A bar: the reached share of a target, and the text beside it."""
+    """A bar: a figure as a share of its target, and the text next to it."""
 
     name: str
     share: float

@@ -48,7 +48,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
     try:
         run.keep_best(f"{side.name}_put_per_s", await fill(side, count))
         await _analyze(run.url)
-        what = f"{side.name}: drain {count:,}, {connections} at one time"
+        what = f"{side.name}: drain {count:,} with {connections} connections"
         rate = await rate_of(what, count, partial(side.drain, connections=connections))
         run.keep_best(f"{side.name}_drain_{connections}_per_s", rate)
         run.keep_best(f"{side.name}_drain_per_s", rate)

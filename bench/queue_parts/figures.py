@@ -37,6 +37,6 @@ async def rate_of(what: str, count: int, work: Callable[[], Awaitable[int]]) -> 
 
 async def fill(side: Side, count: int, *, tasks: int = 4) -> float:
     """Put `count` entries; return the rate per second."""
-    with timed(f"{side.name}: put {count:,} in hundreds, {tasks} at one time") as watch:
+    with timed(f"{side.name}: put {count:,} in batches of 100, {tasks} tasks") as watch:
         await side.put(count, tasks=tasks)
     return watch.rate(count)
