@@ -17,7 +17,7 @@ from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
-#: Errors that count as answers, because the book was available.
+#: Errors that count as answered, because the book was available.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
 #: After one broker and one node have been down for this long, calls must succeed again.
 AVAILABLE_AFTER_S = 8.0

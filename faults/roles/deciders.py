@@ -31,7 +31,7 @@ class Withdrawn(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):
-    """The balance does not suffice."""
+    """The balance is too low."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"the balance is {found}")
@@ -63,7 +63,7 @@ class Account:
 
 
 def accounts_of(book: Any) -> Any:
-    """Return the decider of a book."""
+    """Return the decider of accounts of a book."""
     return book.decider(ACCOUNTS, Account, snapshot_every=10)
 
 
