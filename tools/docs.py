@@ -53,7 +53,7 @@ def build_site(root: Path, *, venv: Path = VENV) -> str | None:
 
 
 def write_config(root: Path) -> Path:
-    """Write `zensical.toml` with the navigation into a file beside it, and return its path."""
+    """Write a copy of `zensical.toml` that contains the navigation, and return its path."""
     config = root / f".{CONFIG}"
     text = (root / CONFIG).read_text()
     config.write_text(text.replace("nav = []", f"nav = {_toml(navigation(root / 'docs'))}"))

@@ -30,7 +30,7 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
-    """Print progress to standard error, because standard output has only the command's result."""
+    """Print progress to standard error, because standard output is reserved for the command's result."""
     print(f"dev: {text}", file=sys.stderr, flush=True)
 
 
@@ -47,7 +47,7 @@ def ensure(requirements: str) -> None:
                 _install("build", "what builds packages")
             _install(requirements, CONTENTS[requirements], beside="build" if requirements == "base" else None)
             _stamp(requirements, _requirements_digest(requirements))
-        # If .venv is a link, it is shared with other work trees: keep the Tidebook that is installed.
+        # If .venv is a link, it is shared with other work trees: keep the installed Tidebook.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
         if not shared and not _stamped("tidebook", _project_digest()):
             say("installing Tidebook itself, editable")
