@@ -163,7 +163,7 @@ class Bench:
         async def ours() -> None:
             assert len(await store.events(self.long, head, after=0, to=PAGE, limit=PAGE)) == PAGE
 
-        await ours_all()  # warm up the node, and let the store learn the size of events
+        await ours_all()  # warms up the node, and the store learns the size of events
         await own_all()
         took = await alternately({"driver": lambda: own(0), "store": ours}, self.rounds)
         for name, times in took.items():

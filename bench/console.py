@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 FULL, QUICK = Sizes(1_000_000, 1_000_000, 10_000), Sizes(100_000, 100_000, 1_000)
-#: The size on servers, whose times are only printed, because they depend more on the servers than on the size.
+#: The size on servers. Times there are only printed: they depend more on the servers than on the size.
 ON_SERVERS = Sizes(20_000, 20_000, 50)
 BATCH = 1_000
 TOPICS_AT_ONCE = 100

@@ -160,7 +160,7 @@ class Bench:
             self.portal.run(rest(self.cassandra))
 
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
-        """Run the sides in turn, in reverse order every other round, because one side may still slow down the next."""
+        """Run the sides alternately, in reverse order every other round, because one may still slow down the next."""
         began = time.monotonic()
         for number in range(rounds):
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
@@ -295,7 +295,7 @@ class Bench:
             with timed("until the first records are replicated"):
                 while not self.portal.run(self.book.store.pointers(topic)):
                     time.sleep(0.1)
-            with timed("1,000 appends a second"):
+            with timed("1,000 appends per second"):
                 work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=self.warm_up_s)
                 measuring = self.portal.submit(work)
                 time.sleep(self.warm_up_s)

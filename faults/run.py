@@ -100,7 +100,7 @@ class RunResult(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        """Whether no rule is violated, everything recovered and caught up, and nothing ended by itself."""
+        """Whether no rule is violated, everything recovered and caught up, and nothing ended unexpectedly."""
         recovered = self.recovered_s is not None and self.caught_up_s is not None
         return recovered and not self.ended_badly and all(verdict.ok for verdict in self.verdicts)
 
@@ -115,7 +115,7 @@ async def run_faults(
     say: Callable[[str], None],
     servers: RunServers | None = None,
 ) -> RunResult:
-    """Run the workload for some time under faults, then let it settle; `check_run` checks its history."""
+    """Run the workload for some time under faults, then wait until it has settled; `check_run` checks its history."""
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"

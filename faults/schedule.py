@@ -146,7 +146,7 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
 
 
 def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
-    """Return the targets that are blocked for other faults meanwhile, and how long the target takes to restart.
+    """Return the targets that no other fault may use at the same time, and how long the target takes to restart.
 
     Only one server of a kind is faulty at a time; more would be an outage, which no promise covers.
     """

@@ -39,7 +39,7 @@ BENCH_SERVERS = {
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
 SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
-#: Plugins that take half a second of each process to load, and that only tests with a server use.
+#: Plugins that each process would need half a second to load, and that only tests with a server use.
 UNUSED_PLUGINS = ("-p", "no:schemathesis")
 #: pytest's exit code for failed tests, but not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
@@ -94,7 +94,7 @@ def _captured(step: list[str]) -> tuple[int, str]:
 
 
 def test(arguments: list[str]) -> int:
-    """Run all tests against real servers, and stop the servers in any case."""
+    """Run all tests against real servers, and always stop the servers afterwards."""
     without, rest = _take_without(arguments)
     if unknown := set(without) - set(SERVER_NAMES):
         return _refuse(f"--without accepts {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
@@ -197,7 +197,7 @@ def bench(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
         if home == HOME and bench_servers(arguments):
-            say("figures count only if these were started with --profile bench")
+            say("figures are only valid if these were started with --profile bench")
         server_variables = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
         return _python("-m", "bench", *arguments, variables=environment.variables() | server_variables)
 

@@ -40,7 +40,7 @@ def docs(arguments: list[str]) -> int:
 
 def ensure_zensical(venv: Path = VENV) -> Path:
     """Install Zensical, unless it is installed, and return the environment."""
-    return ensure_tools("docs", "what builds the site (about 20 MB)", venv=venv)
+    return ensure_tools("docs", "the site builder (about 20 MB)", venv=venv)
 
 
 def build_site(root: Path, *, venv: Path = VENV) -> str | None:

@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 #: The purpose of the packages of each requirement file, and the approximate size of the download.
 CONTENTS = {
-    "base": "what an embedded book and its server need (about 16 MB)",
+    "base": "packages for an embedded book and its server (about 16 MB)",
     "all": "all extras, with Spark (hundreds of MB)",
     "dev": "all extras, with Spark, and the development tools (hundreds of MB, minutes)",
 }
@@ -44,7 +44,7 @@ def ensure(requirements: str) -> None:
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
             # The packages of base are wheels. Others are built, so the build tools must be installed first.
             if requirements != "base":
-                _install("build", "what builds packages")
+                _install("build", "the build tools")
             _install(requirements, CONTENTS[requirements], beside="build" if requirements == "base" else None)
             _stamp(requirements, _requirements_digest(requirements))
         # If .venv is a link, it is shared with other work trees: keep the installed Tidebook.

@@ -31,7 +31,7 @@ def sbom(arguments: list[str]) -> int:
         print("dev: sbom takes no argument", file=sys.stderr)
         return 2
     environment.ensure("all")  # the licences come from the installed packages
-    venv = ensure_tools("sbom", "what writes bills of materials (about 20 MB)")
+    venv = ensure_tools("sbom", "the generator of bills of materials (about 20 MB)")
     folder = ROOT / "dist"
     folder.mkdir(exist_ok=True)
     for name in SBOM_SETS:
@@ -90,7 +90,7 @@ def audit(arguments: list[str]) -> int:
     if service not in {"pypi", "osv"} or set(sets) - set(SETS):
         print(f"dev: usage: audit [--service pypi|osv] [SET...]; the sets are {', '.join(SETS)}", file=sys.stderr)
         return 2
-    venv = ensure_tools("audit", "what looks up vulnerabilities (about 15 MB)")
+    venv = ensure_tools("audit", "the auditor (about 15 MB)")
     codes = {name: audit_set(venv, name, service) for name in sets or SETS}
     if undetermined := [name for name, code in codes.items() if code == UNDETERMINED]:
         say(

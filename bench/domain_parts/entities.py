@@ -33,7 +33,7 @@ class PeerAccount(Aggregate):
 
     @event("Deposited")
     def deposit(self, amount: int) -> None:
-        """Pay money in."""
+        """Deposit an amount."""
         self.balance += amount
 
 

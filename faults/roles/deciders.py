@@ -17,14 +17,14 @@ PAUSE_S = 0.6
 
 
 class Deposited(msgspec.Struct, frozen=True):
-    """Money came in. The value names the event in histories."""
+    """A deposit. Its value identifies the event in histories."""
 
     value: str
     amount: int
 
 
 class Withdrawn(msgspec.Struct, frozen=True):
-    """Money went out."""
+    """A withdrawal."""
 
     value: str
     amount: int

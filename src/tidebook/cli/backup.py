@@ -50,7 +50,7 @@ def restore_backup(
 
 def _refuse_address(book: str | None) -> None:
     if is_address(book):
-        raise InvalidInput("--book: a server's book is backed up and restored where its folder is")
+        raise InvalidInput("--book: back up and restore the book of a server on the machine that has its folder")
 
 
 def _embedded_files(settings: Settings) -> list[str]:

@@ -323,7 +323,7 @@ class Decider(Generic[S]):
     async def execute(self, id: str, command: Any, *arguments: Any, command_id: str | None = None) -> Done[S]:
         """Run a command on the entity's state and append its events; return the new state and the events.
 
-        `decide` is called again if another process wrote meanwhile, so it must not have side effects. Errors
+        `decide` is called again if another process was first, so it must not have side effects. Errors
         of `decide` or `evolve` are raised here, and nothing is appended. `OutcomeUnknown` means that the events may
         have been appended, `Unavailable` that they were not.
 

@@ -399,7 +399,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def settle(self) -> None:
-        """Return once everything below the current horizon is applied, whichever processes own the slices."""
+        """Return once everything below the current horizon is applied, in all slices, of this process and others."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))

@@ -1,4 +1,4 @@
-"""Wake a queue's listeners when an entry becomes due, whichever process put it: by polls, timers and notifications."""
+"""Wake a queue's listeners when an entry of any process becomes due, using polls, timers and notifications."""
 
 from __future__ import annotations
 
@@ -374,7 +374,7 @@ class Waker:
             if watch.published_sleep is not None:
                 try:
                     await self._store.awake(self._sleeper, [watch.ref.id])
-                except TidebookError:  # the published sleep expires by itself
+                except TidebookError:  # the published sleep expires anyway
                     pass
 
 

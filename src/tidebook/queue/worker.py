@@ -180,7 +180,7 @@ class Worker:
         """Return once no entry of the queue is due or being processed, by any worker."""
         while (status := await self._queue.status()).due or status.processing:
             if status.due:
-                self._wakeup.set()  # a manual clock that was advanced wakes nobody
+                self._wakeup.set()  # advancing a manual clock wakes nothing
             await asyncio.sleep(_LOOK_S)
 
     async def _claim_free_slots(self, *, raise_errors: bool) -> int:
@@ -288,7 +288,7 @@ class Worker:
     async def _remove(self) -> None:
         try:
             await self._queue.remove_worker(self._id)
-        except TidebookError:  # it counts as gone soon
+        except TidebookError:  # it is soon treated as gone
             pass
 
     async def _drain(self) -> None:
