@@ -186,7 +186,7 @@ PARTITION_UTILIZATION_MAX = 0.5
 def size_for(
     costs: Costs, events_per_s: float, *, replicas: int = 3, node_cores: int = 16, broker_cores: int = 16
 ) -> Size:
-    """Return the size for a load of single-event appends that is replicated as it comes.
+    """Return the size for a load of single-event appends that are replicated as they arrive.
 
     The requests of a slice cost the same for any number of events; at thirty slices per second and partition, they cost
     little compared with the events once a partition has a thousand events per second.

@@ -37,7 +37,7 @@ def say(text: str) -> None:
 def ensure(requirements: str) -> None:
     """Install a requirement file ("base", "all" or "dev") and Tidebook itself, editable, into .venv."""
     with _one_at_a_time():
-        if not _made_here():
+        if not _was_made_here():
             _make()
         # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
@@ -82,7 +82,7 @@ def _one_at_a_time() -> Iterator[None]:
         os.close(handle)
 
 
-def _made_here() -> bool:
+def _was_made_here() -> bool:
     """Return True if .venv works and was created at this path, which its scripts contain."""
     return PYTHON.exists() and _stamped("folder", str(VENV.resolve()))
 

@@ -40,8 +40,8 @@ SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
 #: The interval at which a wait reads the slices that another process owns.
-LOOK_FIRST_S: Final = 0.005
-LOOK_MAX_S: Final = 0.1
+POLL_FIRST_S: Final = 0.005
+POLL_MAX_S: Final = 0.1
 START_TRIES: Final = 5
 
 #: Returns the types of a topic's events, None if they are not declared.
@@ -363,7 +363,7 @@ class Projection:
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
-        backoff = Backoff(first_s=LOOK_FIRST_S, max_s=LOOK_MAX_S)
+        backoff = Backoff(first_s=POLL_FIRST_S, max_s=POLL_MAX_S)
         while True:
             progress, news = self._progress, self._news
             left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
@@ -419,7 +419,7 @@ class Projection:
                 self._check_source(found[1])
                 self._take_slices(*found)
             else:
-                await asyncio.sleep(LOOK_MAX_S)
+                await asyncio.sleep(POLL_MAX_S)
         return self._settings.slices
 
     # Commands

@@ -21,7 +21,7 @@ from tidebook.runtime.clock import Ids
 #: How long a swap may hold the live build back.
 SWAP_S: Final = 60.0
 
-#: Makes the runner of a build for a member; the last argument checks the transaction of each call of a handler.
+#: Makes the runner of a build for a member; the last argument checks the transaction after each call of a handler.
 MakeRunner = Callable[[Build, str, Callable[[ProjectionTx], None]], SliceRunner]
 
 

@@ -16,7 +16,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
-from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, publish_through, use
+from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, block_backend, publish_through, use
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import BackendName, OutboxSettings
 from tidebook.outbox.store import OutboxDatabase, OutboxStore
@@ -120,7 +120,7 @@ class Outbox:
         self.refuse_fork()
         if name is not None:
             return self._new_backend(name)
-        if (chosen := of_block()) is not None:
+        if (chosen := block_backend()) is not None:
             return chosen
         if self._chosen is None:
             self._chosen = self._new_backend(self.settings.backend)

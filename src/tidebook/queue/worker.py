@@ -35,7 +35,7 @@ REPORT_S: Final = 10.0
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
 #: The interval at which `settle` checks whether the queue is empty.
-_LOOK_S: Final = 0.01
+_SETTLE_POLL_S: Final = 0.01
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
 Handler = Callable[[Job], Any]
@@ -181,7 +181,7 @@ class Worker:
         while (status := await self._queue.status()).due or status.processing:
             if status.due:
                 self._wakeup.set()  # advancing a manual clock wakes nothing
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_SETTLE_POLL_S)
 
     async def _claim_free_slots(self, *, raise_errors: bool) -> int:
         free = self._concurrency - len(self._running)

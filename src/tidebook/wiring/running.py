@@ -21,7 +21,7 @@ from tidebook.runtime.supervisor import RunStatus, Supervisor, on_stop_signal
 from tidebook.store.port import StoreWriter
 
 #: The interval at which a part without wake-ups is checked for having settled.
-LOOK_S: Final = 0.01
+SETTLE_POLL_S: Final = 0.01
 
 
 class OutboxRelay:
@@ -40,7 +40,7 @@ class OutboxRelay:
     async def settle(self) -> None:
         """Return once no message waits; parked messages and those that wait for a retry do not count."""
         while any(each.waiting for each in await self._outbox.status()):  # noqa: ASYNC110  it has no wake-up
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SETTLE_POLL_S)
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
