@@ -26,7 +26,7 @@ PROCRASTINATE_COUNT = 2_000
 
 async def drain(run: Run) -> None:
     """Measure all queues in turn and keep the best round of each. Tidebook runs as many times as pgqueuer."""
-    count = run.few(COUNT)
+    count = run.scaled(COUNT)
     sides: list[Side] = [Bare(run.url), Pgmq(run.url)]
     for batch in PGQUEUER_BATCHES:
         sides += [Ours(run.url), PgQueuer(run.url, batch=batch)]
@@ -34,7 +34,7 @@ async def drain(run: Run) -> None:
         for side in sides:
             for connections in CONNECTIONS:
                 await _drain_once(run, side, count, connections)
-        await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
+        await _drain_once(run, Procrastinate(run.url), run.scaled(PROCRASTINATE_COUNT), 4)
 
 
 async def _analyze(url: str) -> None:
@@ -58,7 +58,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
 
 async def singles(run: Run) -> None:
     """Measure twenty workers that claim and finish one entry each; for pgqueuer, the better of loops and manager."""
-    count = run.few(SINGLES)
+    count = run.scaled(SINGLES)
     sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
     for _ in range(1 if run.quick else ROUNDS):
         for side in sides:

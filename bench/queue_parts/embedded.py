@@ -34,7 +34,7 @@ async def embedded(run: Run) -> None:
 
 
 async def _huey(run: Run, side: Huey, threads: int) -> None:
-    count = run.few(HUEY_COUNT)
+    count = run.scaled(HUEY_COUNT)
     rate = await rate_of(f"huey: put {count:,}", count, partial(asyncio.to_thread, side.put, count))
     run.keep_best("huey_put_per_s", rate)
     what = f"huey: {count:,} one at a time, {threads} threads"
@@ -45,7 +45,7 @@ async def _huey(run: Run, side: Huey, threads: int) -> None:
 
 async def _singles(run: Run, side: Ours, workers: int) -> None:
     """Measure claim and finish of one entry at a time; huey deletes a task when it is taken."""
-    count = run.few(SINGLES)
+    count = run.scaled(SINGLES)
     await fill(side, count)
     what = f"embedded: {count:,} one at a time, {workers} workers"
     rate = await rate_of(what, count, partial(side.singles, workers=workers))
@@ -54,7 +54,7 @@ async def _singles(run: Run, side: Ours, workers: int) -> None:
 
 
 async def _hundreds(run: Run, side: Ours) -> None:
-    count = run.few(BATCHED)
+    count = run.scaled(BATCHED)
     run.keep_best("embedded_put_per_s", await fill(side, count))
     what = f"embedded: drain {count:,} in batches of 100"
     run.keep_best("embedded_drain_per_s", await rate_of(what, count, partial(side.drain, connections=2)))

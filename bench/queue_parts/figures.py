@@ -1,4 +1,4 @@
-"""The run, and the functions that its parts share."""
+"""The state of a run, and functions that the parts of the benchmark share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.timing import timed
 
 
 class Run(msgspec.Struct):
-    """A run: the database, the amount of work, and the figures so far."""
+    """A run of the benchmark: the database, whether it is quick, and the figures so far."""
 
     url: str
     quick: bool
     figures: dict[str, float]
 
-    def few(self, count: int) -> int:
+    def scaled(self, count: int) -> int:
         """Return the count, or a fifth of it in a quick run."""
         return count // 5 if self.quick else count
 

@@ -26,7 +26,7 @@ TIMERS_S = 20.0
 
 async def idle(run: Run) -> None:
     """Measure the latency of one entry without other load, alternately on each queue."""
-    count = run.few(IDLE) // IDLE_ROUNDS
+    count = run.scaled(IDLE) // IDLE_ROUNDS
     ours, theirs = Ours(run.url), PgQueuer(run.url)
     our_ms: list[float] = []
     their_ms: list[float] = []

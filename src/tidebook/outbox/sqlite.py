@@ -2,7 +2,7 @@
 
 It uses the standard library's SQLite, as most applications do: a second copy of SQLite in the process (apsw brings one)
 would drop the locks of the first on a file that both have open, so that combination is refused. The file's journal mode
-is left as it is: the standard library's copy may have a write-ahead log bug that loses pages.
+is not changed: the standard library's copy may have a write-ahead log bug that loses pages.
 """
 
 from __future__ import annotations
