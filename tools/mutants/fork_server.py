@@ -35,7 +35,7 @@ SOURCE = ROOT / "src"
 
 Functions = Mapping[tuple[str, str, int], Sequence[types.FunctionType]]
 #: Caches of functions, with results from when the tests were loaded.
-Memories = Sequence["functools._lru_cache_wrapper[Any]"]
+FunctionCaches = Sequence["functools._lru_cache_wrapper[Any]"]
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class ForkingLoop:
         self._unloadable = False
         self._failed = False
         self._seconds = 0.0
-        self._memories: Memories = ()
+        self._memories: FunctionCaches = ()
 
     def pytest_collectreport(self, report: Any) -> None:
         self._unloadable = self._unloadable or report.failed
