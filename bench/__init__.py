@@ -1,1 +1,1 @@
-"""Benchmarks: seeded workloads, each beside a reference, with results as JSON."""
+"""Benchmarks: seeded workloads, each compared with a reference, with results as JSON."""

@@ -1,7 +1,7 @@
-"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report on all of them.
+"""`python -m bench all`: run benchmarks one after another, keep their results, and write one report of all.
 
 The last result of each benchmark is a JSON file in `docs/benchmarks/results`. The report is made from these files: as
-`docs/benchmarks/all.md` with its plots, which the documentation shows, and as one HTML file and one JSON file in
+the page `docs/benchmarks/all.md` of the documentation with its plots, and as one HTML file and one JSON file in
 `build/bench`.
 """
 
@@ -37,7 +37,7 @@ LIMIT_S = 1200.0
 LIMITS_S = {"pipeline": 2400.0}
 #: After SIGINT, a benchmark may take this long to clean up.
 STOP_S = 30.0
-#: Ratios of which smaller values are better; of all others, greater values are.
+#: Ratios for which smaller values are better; for all others, greater values are.
 AT_MOST = frozenset(
     (
         "append_confirmed_p50_vs_produce", "append_unconfirmed_p50_vs_produce", "batch_with_many_rows_vs_10k",
@@ -73,7 +73,7 @@ class Ratio(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """The reached share of the target, 1 or more if it is reached; None without a target."""
+        """The figure as a share of the target, at least 1 if the target is reached; None without a target."""
         if not self.target or self.value <= 0:
             return None
         return self.target / self.value if self.at_most else self.value / self.target
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     """Run the named benchmarks, or all; then write the report. Return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="bench all", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHES)}; default: all")
-    parser.add_argument("--report", action="store_true", help="run nothing: write the report of the last results")
+    parser.add_argument("--report", action="store_true", help="only write the report of the last results")
     parser.add_argument("--quick", action="store_true", help="a fraction of the work; the figures are rough")
     options = parser.parse_args(argv)
     if unknown := {*options.names} - {*BENCHES}:
@@ -195,10 +195,10 @@ _HEAD = """\
 # All figures of the last runs
 
 `./dev bench all` writes this page: it runs every benchmark, one after another, and draws each figure relative to its
-target. A bar that reaches the line has reached the target, whether that is a least or a most. `./dev bench all NAME`
-repeats one of them, and `./dev bench all --report` only draws again. A load of 1 or more before a run means that other
-programs used the machine, and its figures are rough; so are those of a command with `--quick`, which does a fraction of
-the work.
+target. A bar that reaches the line has reached the target, whether that is a minimum or a maximum. `./dev bench all
+NAME` repeats one of them, and `./dev bench all --report` only redraws the report. A load of 1 or more before a run
+means that other programs used the machine, and that its figures are rough; so are those of a command with `--quick`,
+which does a fraction of the work.
 """
 
 

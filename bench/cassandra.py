@@ -1,6 +1,6 @@
-"""The Cassandra store beside its driver, and that driver beside cassandra-driver: 200-byte events, one node.
+"""The Cassandra store compared with its driver, and that driver with cassandra-driver: 200-byte events, one node.
 
-`./dev bench` starts the node, unless one runs or `--address host:port` names one.
+`./dev bench` starts the node, unless one is running or `--address host:port` names one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Bench:
             await store.close()
 
     async def writes(self, store: StoreWriter, driver: Any) -> None:
-        """Measure a journal that is filled slice by slice, then as many rows written by the bare driver."""
+        """Measure a journal that is filled slice by slice, then the same number of rows written by the bare driver."""
         slices = [self.slice_of(first) for first in range(1, self.count + 1, SLICE_EVENTS)]
         with timed(f"{self.count:,} events into one journal") as watch:
             for writes in slices:
@@ -163,7 +163,7 @@ class Bench:
         async def ours() -> None:
             assert len(await store.events(self.long, head, after=0, to=PAGE, limit=PAGE)) == PAGE
 
-        await ours_all()  # warm up the node, and let the store learn the size of events
+        await ours_all()  # warms up the node, and the store learns the size of events
         await own_all()
         took = await alternately({"driver": lambda: own(0), "store": ours}, self.rounds)
         for name, times in took.items():
@@ -235,7 +235,7 @@ class Bench:
 
 
 async def alternately(acts: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, list[float]]:
-    """Return the times of each act, measured in turns, so that other load of the machine affects all equally."""
+    """Return the times of each function, called alternately, so that other load affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(rounds):
         for name, act in acts.items():

@@ -1,4 +1,4 @@
-"""The embedded log and store alone, beside a bare SQLite loop with the same durability."""
+"""The embedded log and store alone, compared with a bare SQLite loop of the same durability."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Journals on the embedded default, beside eventsourcing on SQLite and a bare SQLite loop.
+"""Embedded journals, compared with eventsourcing on SQLite and a bare SQLite loop.
 
-Every side makes its writes durable with an fsync before it answers; events carry 200 bytes.
+All make their writes durable with an fsync before they return; events have 200 bytes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bench:
         asyncio.run(self.tidebook())
 
     def keep_best(self, name: str, rate: float) -> None:
-        """Keep the best of several rounds, in which the sides take turns: a disk is slow for seconds at a time."""
+        """Keep the best of several rounds, in which the sides alternate, because a disk may be slow for seconds."""
         self.figures[name] = max(rate, self.figures.get(name, 0.0))
 
     def ratios(self) -> dict[str, float]:

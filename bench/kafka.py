@@ -1,8 +1,8 @@
-"""Journals on Kafka and Cassandra beside the servers' own clients: 200-byte events, one broker, one node.
+"""Journals on Kafka and Cassandra compared with the servers' clients: 200-byte events, one broker, one node.
 
-The sides of a ratio take turns in many short rounds in one process, in a different order each round. A ratio is the
-median of those of the rounds; `quartiles` has the first and the third. `./dev bench` starts the servers, unless they
-run or `--book tidebook.toml` names them.
+The two sides of a ratio alternate in many short rounds in one process, in a different order each round. A ratio is the
+median of the rounds' ratios; `quartiles` has the first and the third quartile. `./dev bench` starts the servers, unless
+they are running or `--book tidebook.toml` names them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BYTES = b"x" * 200
 WRITERS = 256
 APPENDS_PER_WRITER = 20
 PAGE = 1000
-#: No round counts in the first seconds, in which a broker that has just started compiles its code.
+#: Rounds in the first seconds are ignored, because a broker that has just started still compiles its code.
 WARM_S = 8.0
 #: The settings of every client of a comparison; Tidebook's defaults have the same values.
 BATCH_BYTES = 1_000_000
@@ -50,8 +50,8 @@ began = time.time()
 while time.time() - began < {OTHERS_S_MAX}:
     pass
 """
-#: A script that appends 10,000 events a second until its standard input ends; it prints the time of its start, then the
-#: number of events and the time of its end.
+#: A script that appends 10,000 events per second until its standard input ends; it prints the time of its start, then
+#: the number of events and the time of its end.
 OTHERS = f"""
 import asyncio, sys, threading, time
 import tidebook
@@ -124,7 +124,7 @@ class Side(NamedTuple):
 async def take_turns(
     sides: Mapping[str, Side], rounds: int, *, warm_rounds: int = 1, warm_s: float = 0.0
 ) -> dict[str, list[Round]]:
-    """Measure the sides in turn, in a different order each round, after rounds that do not count."""
+    """Measure the sides alternately, in a different order each round, after warm-up rounds."""
     began, number, names = time.monotonic(), 0, list(sides)
     measures: dict[str, list[Round]] = {}
     while number < rounds:
@@ -239,7 +239,7 @@ class Bench:
             with timed(f"{WRITERS} concurrent writers"):
                 alone = await take_turns(sides, 60 // self.scale, warm_s=WARM_S / self.scale)
             self._compare_with_clients("appends_256", alone)
-            with timed(f"{WRITERS} concurrent writers beside other load"):
+            with timed(f"{WRITERS} concurrent writers under other load"):
                 async with other_processes(BURN, count=os.cpu_count() or 1):
                     loaded = await take_turns(sides, 30 // self.scale)
             self._compare_with_clients("appends_256_beside_load", loaded)
@@ -335,7 +335,7 @@ class Bench:
         await self._latency_among_others(journal, rounds // 4)
 
     async def _latency_among_others(self, journal: Journal, rounds: int) -> None:
-        """Measure appends while another process appends 10,000 a second to the same partitions; there is no target."""
+        """Measure appends while another process appends 10,000 per second to the same partitions; without a target."""
         async with other_processes(OTHERS, self.where, journal.topic) as [others]:
             assert others.stdout is not None
             began = float(await asyncio.wait_for(others.stdout.readline(), OTHERS_S_MAX))
@@ -449,7 +449,7 @@ class Driver:
 
 
 async def write_concurrently(send: Callable[[str], Awaitable[None]]) -> None:
-    """Let each of 256 tasks send one record after another."""
+    """Run 256 tasks that each send one record after another."""
 
     async def writer(id: str) -> None:
         for _ in range(APPENDS_PER_WRITER):
@@ -480,7 +480,7 @@ async def other_processes(
 
 async def _count(journal: Journal, id: str) -> int:
     count = 0
-    async for _ in journal.read(id):  # like the driver's side, keep only one page in memory
+    async for _ in journal.read(id):  # keep only one page in memory, as the driver does
         count += 1
     return count
 

@@ -1,6 +1,6 @@
-"""The outbox on PostgreSQL and Kafka beside bare loops: 200-byte messages, one topic, one relay thread.
+"""The outbox on PostgreSQL and Kafka compared with bare loops: 200-byte messages, one topic, one relay thread.
 
-`./dev bench` starts the servers, unless they run.
+`./dev bench` starts the servers unless they are running.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Bench:
     # ---- publishing
 
     def publish(self) -> None:
-        """Measure both sides in turn, with a hundred messages and a commit per call."""
+        """Measure both sides alternately, with a hundred messages and a commit per call."""
         messages = [Message("publish", PAYLOAD, key=str(n).encode()) for n in range(CALL)]
         marks = ", ".join(["(%s, %s, %s)"] * CALL)
         values = [value for m in messages for value in (m.topic, m.key, m.payload)]
@@ -116,7 +116,7 @@ class Bench:
     # ---- relaying
 
     def relay(self, count: int) -> None:
-        """Let the relay and loops without guarantees send the same rows in turn; the best round of each counts."""
+        """Measure the relay and loops without guarantees alternately on the same rows; keep the best round of each."""
         ours: list[float] = []
         theirs: list[float] = []
         topic = self.topic()
@@ -188,7 +188,7 @@ class Bench:
     # ---- latency
 
     def latency(self) -> None:
-        """Measure the time from a commit, over a relay in another process, to a consumer here, without other load."""
+        """Measure the time from a commit, by a relay in another process, to a consumer here, without other load."""
         topic = self.topic(partitions=1)
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "bench", "fetch.wait.max.ms": 5000})
         consumer.assign([TopicPartition(topic, 0, 0)])

@@ -1,6 +1,6 @@
-"""The pipeline on local Spark: replication beside a bare job, latency at a steady rate, the data source beside Kafka's.
+"""The pipeline on local Spark: replication and a bare job, latency at a steady rate, the data source and Kafka's.
 
-`./dev bench` starts Kafka and Cassandra, unless they run.
+`./dev bench` starts Kafka and Cassandra unless they are running.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
 
 PARTITIONS = 8
-#: The events of the warm-up by either job: first appends of one event, then of ten, until the node's code is compiled.
-#: A row costs a node that has just started up to four times as much.
+#: The events that each job replicates as a warm-up, first in appends of one event, then of ten: writing a row costs a
+#: Cassandra node that has just started up to four times as much, until its code is compiled.
 WARM_UP = 50_000
 WARM_UP_TENS = 100_000
-#: The number of rounds of each side of a ratio; the sides take turns, and the median counts.
+#: How many times both sides of a ratio are measured, alternately; the medians are reported.
 ROUNDS = 3
-#: After the first round, no round begins that would end after this time.
+#: A further round is skipped if it would end after this time.
 ROUNDS_S_MAX = 300.0
 #: The time that the JVMs need to compile the code of leases and slices.
 STEADY_WARM_UP_S = 60
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--appends", type=int, help="appends of each part that counts them, instead of 500,000")
+    parser.add_argument("--appends", type=int, help="the number of appends in each part (default: 500,000)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of replicate, ten, journals and embedded")
     parser.add_argument(
         "--only",
@@ -156,11 +156,11 @@ class Bench:
         self.figures["bench_s"] = time.monotonic() - began
 
     def _rest(self) -> None:
-        with timed("until the node is at rest"):
+        with timed("waiting until the node is idle"):
             self.portal.run(rest(self.cassandra))
 
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
-        """Run the sides in turn, in reverse order every other round, because one side may still slow down the next."""
+        """Run the sides alternately, in reverse order every other round, because one may still slow down the next."""
         began = time.monotonic()
         for number in range(rounds):
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
@@ -186,7 +186,7 @@ class Bench:
                 found[name] = f[above] / f[below]
         found |= {name: f[name] for name in (*STEADY, *GAP, *IDLE) if name in f}
         if "first_batch_s" in f:
-            # The time beyond a streaming job that only counts, and beyond the bare session.
+            # The additional time compared with a streaming job that only counts, and with the session alone.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
             found["start_beyond_session_s"] = f["start_query_s"]
         return found
@@ -284,7 +284,7 @@ class Bench:
             self.figures |= idle(self.folder / "idle")
 
     def steady(self) -> None:
-        """Measure 1,000 appends a second while the job runs; the cores are measured after the warm-up."""
+        """Measure 1,000 appends per second while the job runs, and after the warm-up also the processor time."""
         from bench.pipeline_parts.steady import steady
 
         topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
@@ -295,7 +295,7 @@ class Bench:
             with timed("until the first records are replicated"):
                 while not self.portal.run(self.book.store.pointers(topic)):
                     time.sleep(0.1)
-            with timed("1,000 appends a second"):
+            with timed("1,000 appends per second"):
                 work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=self.warm_up_s)
                 measuring = self.portal.submit(work)
                 time.sleep(self.warm_up_s)
@@ -331,9 +331,9 @@ class Bench:
         return {"spark": spark, "driver_and_appender": processor_s([os.getpid()]), **servers}
 
     def source(self) -> None:
-        """Measure the data source beside Kafka's connector, with its defaults and tuned, on the same events.
+        """Measure the data source and Kafka's connector, with its defaults and tuned, on the same events.
 
-        A tenth of the events is appended after the replication, and the last two readings read it from the log.
+        The last two measurements add a tenth of the events after the replication, which is then read from the log.
         """
         from bench.pipeline_parts.source_rows import check_rows
         from bench.pipeline_parts.workload import fill
@@ -387,7 +387,7 @@ class Bench:
         return reader.option("topic", topic).load()
 
     def start(self) -> None:
-        """Measure a new process up to its first batch, beside one whose streaming job only counts the same records."""
+        """Measure a new process up to its first batch, and one whose streaming job only counts the same records."""
         names = {"bare": ("spark", "spark_start_s"), "replicate": ("start", "first_batch_s")}
         rounds = Rounds()
         for number, kinds in enumerate((("bare", "replicate"), ("replicate", "bare"))):

@@ -1,7 +1,7 @@
-"""The queue on PostgreSQL beside its peers, and in a folder beside huey: draining, wake-ups, and the time of a claim.
+"""The queue on PostgreSQL compared with its peers, and in a folder with huey: draining, wake-ups, the time of a claim.
 
-All sides use the same server and durability (every commit is synced) in one run; the best round of each counts.
-`./dev bench` starts the server, unless one runs.
+All queues use the same server and durability (every commit is synced) in one run; the best round of each is reported.
+`./dev bench` starts the server unless one is running.
 """
 
 from __future__ import annotations

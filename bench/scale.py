@@ -39,11 +39,11 @@ class Costs:
     appender_event_s: float
 
     def catch_up_s(self) -> float:
-        """Return the cost of an event in a micro-batch: slices are large, so that only events count."""
+        """Return the cost of an event in a micro-batch, whose slices are so large that only events matter."""
         return self.node_event_s + self.worker_event_s + self.jvm_event_s
 
     def tail_event_s(self) -> float:
-        """Return the cost of an event in a lease, without the slice's own cost."""
+        """Return the cost of an event in a lease, without the cost of its slice."""
         return self.node_event_s + self.worker_event_s + self.broker_event_s + self.appender_event_s
 
 
@@ -72,10 +72,11 @@ class Machine:
     cores: int = 2
     partitions: int = 8
     appends_per_s: float = 1000.0
-    #: Appends come in groups, as those of a busy application do.
+    #: Appends arrive in groups, as from a busy application.
     append_every_s: float = 0.05
     slice_every_s: float = 0.03
-    #: The average time that a request waits, but not for processors: the commit log's sync, wake-ups, other processes.
+    #: The average time that a request waits for anything other than processors: the commit log's sync, wake-ups, other
+    #: processes.
     request_wait_s: float = 9 * MS
 
 
@@ -185,10 +186,10 @@ PARTITION_UTILIZATION_MAX = 0.5
 def size_for(
     costs: Costs, events_per_s: float, *, replicas: int = 3, node_cores: int = 16, broker_cores: int = 16
 ) -> Size:
-    """Return the size for a load of single-event appends that is replicated as it comes.
+    """Return the size for a load of single-event appends that are replicated as they arrive.
 
     The requests of a slice cost the same for any number of events; at thirty slices per second and partition, they cost
-    little beside the events once a partition has a thousand events per second.
+    little compared with the events once a partition has a thousand events per second.
     """
     per_partition = PARTITION_UTILIZATION_MAX / (costs.worker_event_s * 2)  # its worker waits for the store too
     partitions = ceil(events_per_s / per_partition)

@@ -1,8 +1,8 @@
-"""HTTP requests to the server, beside the same work in process: appends, batches, reads, followers and queues.
+"""HTTP requests to the server, compared with the same work in process: appends, batches, reads, followers, queues.
 
 The clients are a separate process with bare asyncio connections on uvloop, because on two cores a heavier client would
-be measured instead of the server. Besides rates, the benchmark prints the CPU time per request of the server's event
-loop and of its other threads, which other load of the machine affects less. `./dev bench server --only append`
+be measured instead of the server. The benchmark also prints the CPU time per request of the server's event loop and of
+its other threads, which other load affects less than it affects rates. `./dev bench server --only append`
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class Connection:
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def head(self) -> tuple[int, int]:
-        """Read the head of an answer; return its status and its length, -1 if it is chunked."""
+        """Read the head of a response; return its status and its length, -1 if it is chunked."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         _, found, rest = head.lower().partition(b"content-length:")
         status = int(head[9:12])
         return status, int(rest.split(b"\r", 1)[0]) if found else 0 if status == 204 else -1
 
     async def call(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Send a request and return the body of its answer."""
+        """Send a request and return the body of the response."""
         self.send(method, path, body)
         status, length = await self.head()
         answer = await self.reader.readexactly(length) if length > 0 else b"" if length == 0 else await self.chunks()
@@ -159,7 +159,7 @@ class Cpu:
 
 
 async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
-    """Let this many clients make `total` calls together; return the calls per second."""
+    """Make `total` calls with this many clients; return the calls per second."""
     connections = [await Connection.open(port) for _ in range(count)]
     numbers = iter(range(total))
 
@@ -193,7 +193,7 @@ async def empty_posts(
 
 
 def serve_function(port_of: Any) -> None:
-    """Serve an ASGI function with an empty answer, on the same uvicorn, httptools and uvloop."""
+    """Serve an ASGI function with an empty response, on the same uvicorn, httptools and uvloop."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -236,7 +236,7 @@ async def _serve(app: Any, port_of: Any, **options: Any) -> None:
 
 
 async def append(figures: dict[str, float], scale: int) -> None:
-    """Measure 64 clients with one event per request, and as many empty requests before and after."""
+    """Measure 64 clients with one event per request, and the same number of empty requests before and after."""
     total = 40_000 // scale
     body = msgspec.json.encode({"events": [EVENT]})
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
@@ -257,7 +257,7 @@ async def append(figures: dict[str, float], scale: int) -> None:
 
 
 async def batch(figures: dict[str, float], scale: int) -> None:
-    """Measure appends of 100 by 8 clients, beside `append_many` of 100 in process by 8 tasks."""
+    """Measure appends of 100 by 8 clients, and `append_many` of 100 in process by 8 tasks."""
     total = 2_000 // scale
     appends = [{"id": f"j-{n}", "events": [EVENT]} for n in range(100)]
     body = msgspec.json.encode({"appends": appends})
@@ -284,7 +284,7 @@ async def batch(figures: dict[str, float], scale: int) -> None:
 
 
 async def read(figures: dict[str, float], scale: int) -> None:
-    """Measure a read of 10,000 events as NDJSON, decoded into events, beside the same read in process."""
+    """Measure a read of 10,000 events as NDJSON, decoded into events, and the same read in process."""
     count, rounds = 10_000, 20 // scale
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         async with open_book(Path(folder) / "book", create=True) as book:

@@ -14,7 +14,7 @@ JOURNALS, ROUNDS = 10_000, 3
 
 
 def tag_cost(settings: Settings, tag: str, count: int) -> dict[str, float]:
-    """Return events per second: the median of several rounds of both sides in turn, after a warm-up round."""
+    """Return events per second: medians of alternating rounds with and without a tag, after a warm-up round."""
     rounds = Rounds()
     portal = BlockingPortal()
     book = Book(settings)

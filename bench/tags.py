@@ -1,7 +1,7 @@
-"""Streams by tag: catching up beside the bare driver, the cost of tags for replication, and the latency of live events.
+"""Streams by tag: catching up compared with the bare driver, the cost of tags in replication, and live latency.
 
-The log is embedded. The store is too, unless `--store` says `cassandra` or `both`: then `./dev bench` starts a node,
-unless one runs or `--address host:port` names one.
+The log is embedded. The store is too, unless `--store` is `cassandra` or `both`: then `./dev bench` starts a node,
+unless one is running or `--address host:port` names one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench tags", description=__doc__)
     parser.add_argument("--store", choices=["embedded", "cassandra", "both"], default="embedded")
     parser.add_argument("--address", help="host:port of a running Cassandra")
-    parser.add_argument("--events", type=int, default=1_000_000, help="tagged events to catch up with")
+    parser.add_argument("--events", type=int, default=1_000_000, help="the number of tagged events to catch up with")
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the work")
     parser.add_argument("--only", help=f"parts, separated by commas: {', '.join(PARTS)}")
     options = parser.parse_args(argv)
@@ -199,7 +199,7 @@ class Bench:
         return found
 
     async def compacted(self, address: str) -> None:
-        """Return when the node has finished its compactions, which would slow down an arbitrary side."""
+        """Return when the node has finished its compactions, which would slow down either side."""
         cluster, session = await _driver(address)
         with timed("the node compacts"):
             async with asyncio.timeout(COMPACTED_S_MAX):
@@ -211,7 +211,7 @@ class Bench:
         cluster.destroy()
 
     async def cassandra_rows(self, address: str) -> int:
-        """Read the tag's buckets with the driver's own paging."""
+        """Read the tag's buckets with the driver's paging."""
         cluster, session = await _driver(address)
         found = 0
         buckets = await session.create_prepared("SELECT bucket FROM tag_buckets WHERE tag = ?")

@@ -35,7 +35,7 @@ def timed(what: str) -> Iterator[Stopwatch]:
 
 
 class Rounds:
-    """Rates of several rounds by name; the median of each side counts, so that outliers have no effect."""
+    """Rates of several rounds by name; the median of each is reported, so that outliers have no effect."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[float]] = {}
@@ -50,7 +50,7 @@ class Rounds:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of the values does not exceed."""
+    """Return the value that the given share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

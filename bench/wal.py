@@ -1,6 +1,6 @@
-"""Regions on a real Kafka beside Kafka's own producer performance tool and a bare consumer loop.
+"""Regions on a real Kafka, compared with Kafka's producer performance tool and a bare consumer loop.
 
-Needs a Kafka: `--address host:port`, or one that ./dev servers runs; without either, one is started for the run.
+It uses the Kafka at `--address host:port`, or one started by ./dev servers; without either, it starts one for the run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Bench:
     # Writing
 
     async def write(self) -> None:
-        """Measure payloads per second of 64 writers to 16 tables, 10 and 1 a write, of one writer, and of the tool."""
+        """Measure payloads per second of 64 writers to 16 tables, 10 and 1 per write, one writer, and the tool."""
         count = 400_000 // self.scale
         rates: dict[str, list[float]] = {"tool": [], "write_10": [], "write_1": [], "one_at_a_time": []}
         async with Opened(self.address) as opened:
@@ -133,7 +133,7 @@ class Bench:
                     async with Opened(self.address, namespace=opened.namespace) as again:
                         held = await again.wal.open_region(id, writable=False)
                         times[before].append(held.recovery_s)
-        # The minimum of each counts, because other load of the machine can only add time.
+        # The minimum of each is reported, because other load can only add time.
         few, many = (min(each) for each in times.values())
         self.figures |= {"recovery_100k_s": round(few, 4), "recovery_2m_s": round(many, 4)}
         self.ratios["recovery_2m_vs_100k"] = many / few
@@ -160,7 +160,7 @@ class Bench:
     # Replay
 
     async def replay(self) -> None:
-        """Measure entries per second through handlers, beside a bare consumer loop over as many plain records."""
+        """Measure entries per second through handlers, and a bare consumer loop over as many plain records."""
         count = 1_000_000 // self.scale
         async with Opened(self.address) as opened:
             region = await opened.region()
@@ -263,7 +263,7 @@ async def _write(
     await asyncio.gather(*map(one, range(writers)))
     seconds = time.perf_counter() - began
     if tell:
-        print(f"  {writers} writers, {each} a write: {count / seconds:,.0f} payloads/s", file=sys.stderr)
+        print(f"  {writers} writers, {each} per write: {count / seconds:,.0f} payloads/s", file=sys.stderr)
     return count / seconds
 
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         nargs="?",
         const="",
         metavar="TEXT",
-        help="run short tries on mutants of Tidebook instead, all or those whose name contains the text",
+        help="instead, run briefly on mutants of Tidebook: all, or those whose name contains the text",
     )
     given = parser.parse_args(arguments)
     if given.mutants is not None:

@@ -36,7 +36,7 @@ SERVER = "server"
 #: The command that replicates with Spark if the book uses servers; embedded books have replicators.
 PIPELINE = "pipeline"
 INSPECTOR = "inspector"
-#: Spark takes longer on busy cores.
+#: How long a process may take to stop: Spark takes long on busy cores.
 STOP_S_MAX = 60.0
 #: The exit code of a command if a server is unavailable; its supervisor then restarts it, as systemd does.
 UNAVAILABLE = 5
@@ -47,7 +47,7 @@ _context.set_forkserver_preload(["faults.roles.preload"])
 
 
 class BuildProcess:
-    """A process of another build: it cannot be forked from one that has imported this one."""
+    """A process that runs another build; it cannot be forked from a process that has imported the current one."""
 
     def __init__(self, build: Path, arguments: list[str]) -> None:
         path = os.pathsep.join([str(build), str(ROOT)])
@@ -142,7 +142,7 @@ class Crew:
         self._build = build
 
     def kill(self, name: str) -> None:
-        """End a process with SIGKILL. Spark's Java process and its Python workers live a little longer."""
+        """End a process with SIGKILL. Spark's Java process and its Python workers end a little later."""
         process = self._running[name]
         self._note_end(name)
         process.kill()
@@ -165,11 +165,11 @@ class Crew:
         self._signal(name, signal.SIGUSR2)
 
     def fail_disk(self, name: str) -> None:
-        """Let writes and syncs of a process's files fail."""
+        """Make writes and syncs of a process's files fail."""
         self._signal(name, FAIL_SIGNAL)
 
     def heal_disk(self, name: str) -> None:
-        """Let writes and syncs of a process's files succeed again."""
+        """Make writes and syncs of a process's files succeed again."""
         self._signal(name, HEAL_SIGNAL)
 
     def _signal(self, name: str, number: int) -> None:
@@ -198,7 +198,7 @@ class Crew:
             self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {code}")
 
     def revive(self) -> None:
-        """Restart the processes that have ended by themselves, and record that."""
+        """Record and restart the processes that have ended unexpectedly."""
         for name, process in self._running.items():
             if process.exitcode is not None:
                 self._note_end(name)

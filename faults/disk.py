@@ -1,4 +1,4 @@
-"""Failing disks for the files of an embedded book: a full file system, and writes and syncs that fail."""
+"""Make disks fail for the files of an embedded book: a full file system, and writes and syncs that fail."""
 
 from __future__ import annotations
 

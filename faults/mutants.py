@@ -1,4 +1,4 @@
-"""Mutants of Tidebook: one fence, one check or one ordering switched off, which a short run must notice."""
+"""Mutants of Tidebook: one fence, one check or one ordering is switched off, which a short run must detect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The duration of the faults of one try, and the time limit of the whole try.
+#: The duration of the faults of one run, and the time limit of the whole run.
 TRY_MINUTES = 0.35
 TRY_S_MAX = 240.0
 TRIES = 3
@@ -28,7 +28,8 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
-    #: A second change of the file, if two checks do the same work: its old text, which occurs once, and its new text.
+    #: A second change of the file, if two checks have the same effect: its old text, which occurs once, and the new
+    #: text.
     also: tuple[str, str] | None = None
     #: The only role to inject faults into, if faults of other roles would only take time.
     only: str | None = None
@@ -225,16 +226,16 @@ MUTANTS: Sequence[Mutant] = (
 
 
 class TryResult(NamedTuple):
-    """The result of the tries on a mutant."""
+    """The result of the runs on a mutant."""
 
     mutant: str
-    #: The violated rules, or how else the run failed; empty if no try noticed the mutant.
+    #: The violated rules, or how else the run failed; empty if no run detected the mutant.
     caught_by: list[str]
     tries: int
 
 
 def run_mutants(names: str | None, say: Callable[[str], None]) -> list[TryResult]:
-    """Run every mutant, or those whose name contains a text, until a run notices it or all tries are used."""
+    """Run every mutant, or those whose name contains a text, until a run detects it or the limit of runs is reached."""
     results = []
     for mutant in MUTANTS:
         if names is None or names in mutant.name:

@@ -1,4 +1,4 @@
-"""The plan of a run, which all its processes read, such as the place of the book and the start of the run."""
+"""The plan of a run, which all its processes read: where the book is, when the run started, and so on."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all faults are over, so that the workload is no longer slow on purpose."""
+        """Whether all faults are over, so that the workload no longer delays itself deliberately."""
         return self._quiet_file.exists()
 
     def be_quiet(self) -> None:
-        """Tell all processes that the faults are over."""
+        """Signal to all processes that the faults are over."""
         self._quiet_file.touch()
 
     @property

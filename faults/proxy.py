@@ -1,4 +1,4 @@
-"""A TCP proxy that delays, drops, resets, swallows or drips the data that passes through it."""
+"""A TCP proxy that delays, drops, resets, discards or slows down the data that passes through it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TcpProxy:
     def set_mode(self, mode: Mode) -> None:
         """Change the mode; `drop` ends the connections that are open, and leaving `half_open` or `one_way` does too.
 
-        Bytes that were swallowed are lost, so their connections cannot continue.
+        Discarded bytes are lost, so their connections cannot continue.
         """
         before, self.mode = self.mode, mode
         if mode == "drop" or before in ("half_open", "one_way"):
@@ -85,7 +85,7 @@ class TcpProxy:
         return None
 
     def mode_of(self, peer: str | None, *, answers: bool) -> Mode:
-        """Return the mode for bytes from a peer, or for the answers to it."""
+        """Return the mode for bytes from a peer, or for the responses to it."""
         return "half_open" if self.mode == "one_way" and answers else self.mode
 
     async def _forward(

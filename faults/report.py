@@ -17,7 +17,7 @@ from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
-#: Errors that count as answers, because the book was available.
+#: Errors that count as answered, because the book was available.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
 #: After one broker and one node have been down for this long, calls must succeed again.
 AVAILABLE_AFTER_S = 8.0
@@ -58,7 +58,7 @@ class _OperationCalls:
 
 
 class _Successes:
-    """The ends of successful calls, by process (without the number of its incarnation) and by operation."""
+    """The end times of successful calls, by process (without the number of its incarnation) and by operation."""
 
     def __init__(self, history: RecordedHistory) -> None:
         self._ends: dict[str, list[int]] = defaultdict(list)
@@ -207,7 +207,7 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
 
 
 def summarize(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that the command prints, of these facts."""
+    """Yield the lines of these facts that the command prints."""
     yield f"{found['calls']:,} calls, {len(found['faults'])} faults"
     for verdict in found["verdicts"]:
         yield f"  {'holds   ' if verdict['ok'] else 'VIOLATED'} {verdict['rule']} ({verdict['checked']:,} checked)"
@@ -222,11 +222,11 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
             share = 100 * answered / calls
             yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
     for name, count in found["restarts"].items():
-        yield f"{name} ended {count} times because a server was unavailable or did not answer, and was started again"
+        yield f"{name} ended {count} times because a server was unavailable or did not answer, and was restarted"
     for lacking in found["lacking"]:
         yield f"NOT CAUGHT UP: {lacking}"
     for ended in found["ended_badly"]:
-        yield f"ENDED BY ITSELF: {ended}"
+        yield f"ENDED UNEXPECTEDLY: {ended}"
     yield f"checked in {found['checker_s']:.1f} s; repeat: {found['command']}"
 
 

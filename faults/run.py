@@ -47,7 +47,7 @@ from tidebook.testing.histories.verdict import RuleVerdict
 from tidebook.testing.servers.errors import ServerError
 from tidebook.wiring.book import open as open_book
 
-#: Within this time after the last fault every process must have done something again.
+#: Within this time after the last fault, every process must have succeeded at something again.
 RECOVERY_S_MAX = 30.0
 #: The same bound with servers: Spark, Kafka and Cassandra take many seconds to start, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
@@ -85,7 +85,7 @@ class RunResult(msgspec.Struct):
     began_ns: int
     faults: list[DoneFault]
     quiet_ns: int
-    #: How long after the last fault every process had made progress again; None if not all did within the bound.
+    #: How long after the last fault every process had made progress again; None if not all did in time.
     recovered_s: float | None
     #: How long the consumers took to catch up after the last write.
     caught_up_s: float | None
@@ -100,7 +100,7 @@ class RunResult(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        """Whether no rule is violated, everything recovered and caught up, and nothing ended by itself."""
+        """Whether no rule is violated, everything recovered and caught up, and nothing ended unexpectedly."""
         recovered = self.recovered_s is not None and self.caught_up_s is not None
         return recovered and not self.ended_badly and all(verdict.ok for verdict in self.verdicts)
 
@@ -115,7 +115,7 @@ async def run_faults(
     say: Callable[[str], None],
     servers: RunServers | None = None,
 ) -> RunResult:
-    """Run the workload for some time under faults, then let it settle; `check_run` checks its history."""
+    """Run the workload for some time under faults, then wait until it has settled; `check_run` checks its history."""
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
@@ -236,7 +236,7 @@ class FaultInjector:
         self.done: list[DoneFault] = []
 
     async def disturb(self, schedule: Sequence[PlannedFault], seconds: float) -> list[DoneFault]:
-        """Inject every fault at its time; return when all have ended and the time is over."""
+        """Inject every fault at its time; return when all faults have ended and the duration of the run has passed."""
         async with asyncio.TaskGroup() as group:
             for fault in schedule:
                 group.create_task(self._do(fault))
@@ -257,7 +257,7 @@ class FaultInjector:
             OSError,
             ServerError,
             subprocess.SubprocessError,
-        ) as error:  # such as a server that does not start: the run continues, and has failed
+        ) as error:  # for example a server that does not start: the run continues, and is reported as failed
             down_ns = None
             self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
         self._busy -= held

@@ -28,7 +28,7 @@ DOWN_S, START_S = (1.0, 6.0), 12.0
 ONE_DOWN_S = (20.0, 25.0)
 #: How long a node is cut off from the others of its cluster: longer than a broker's session and a node's timeouts.
 PARTITION_S = (4.0, 15.0)
-#: Kinds whose target is one kind of server, or the topics of the book, and not one node.
+#: Kinds whose target is a kind of server, or the topics of the book, instead of one node.
 ROLLING, ONE_DOWN, FOREIGN, MORE_PARTITIONS = "rolling", "one_down", "foreign", "more_partitions"
 #: One node neither sends nor receives, only sends, or only receives; its clients still reach it.
 PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
@@ -68,7 +68,7 @@ class Targets(msgspec.Struct, frozen=True):
     #: The names of servers by their kind.
     servers: Mapping[str, Sequence[str]] = {}
     lease_s: float = LEASE_S
-    #: Commands have the clock of the machine.
+    #: Commands, which use the clock of the machine.
     clockless: Sequence[str] = ()
     #: The kinds of servers whose nodes can be cut off from each other.
     partitionable: Sequence[str] = ()
@@ -76,7 +76,7 @@ class Targets(msgspec.Struct, frozen=True):
     fillable: bool = False
 
     def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
-        """Return the choices of kind and target, in families that are chosen by weight, however large they are."""
+        """Return the choices of kind and target in families; a family is chosen by its weight, not its size."""
         nodes = [name for names in self.servers.values() for name in names]
         found = [(4, [(kind, target) for target in self.processes]) for kind in ("kill", "pause")]
         found.append((2, [("clock", target) for target in self.processes if target not in self.clockless]))
@@ -146,7 +146,7 @@ def _bounds(kind: str, target: str, targets: Targets) -> tuple[float, float]:
 
 
 def _held(kind: str, target: str, targets: Targets) -> tuple[list[str], float]:
-    """Return the targets that no other fault may have at the same time, and how long the target takes to restart.
+    """Return the targets that no other fault may use at the same time, and how long the target takes to restart.
 
     Only one server of a kind is faulty at a time; more would be an outage, which no promise covers.
     """

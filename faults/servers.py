@@ -18,7 +18,7 @@ from tidebook.testing.servers.server import Server
 
 #: Clients find a Cassandra node by its address and the common port, so each proxy has a separate address.
 PROXY_HOST = "127.0.1.{}"
-#: The nodes of a ring know each other by the address of a second proxy.
+#: The nodes of a ring use the address of a second proxy to connect to each other.
 LINK_HOST = "127.0.2.{}"
 STARTS_MAX = 3
 KAFKA_HEAP_MB = 256
@@ -55,7 +55,7 @@ class RunServers:
         self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
         self.nodes: dict[str, Server] = {}
         self.proxies: dict[str, TcpProxy] = {}
-        #: How often a server ended while it started.
+        #: How many times a server ended while it started.
         self.failed_starts: dict[str, int] = {}
         #: The proxies between the nodes of each kind that is a cluster.
         self._links: dict[str, list[LinkProxy]] = {}
@@ -111,7 +111,7 @@ class RunServers:
         self._groups = {"kafka": brokers, "cassandra": ring, "postgres": pair}
 
     async def _link_brokers(self, brokers: Sequence[Kafka]) -> None:
-        """Let brokers and controllers find each other through proxies."""
+        """Configure brokers and controllers to connect to each other through proxies."""
         links: dict[str, list[str]] = {"internal": [], "controller": []}
         for number, broker in enumerate(brokers, 1):
             for port, addresses in links.items():
@@ -126,7 +126,7 @@ class RunServers:
             }
 
     async def _link_ring(self, ring: Sequence[Cassandra]) -> None:
-        """Let the nodes of the ring find each other through proxies."""
+        """Configure the nodes of the ring to connect to each other through proxies."""
         for number, node in enumerate(ring, 1):
             host, port = LINK_HOST.format(number), node.ports["storage"]
             await self._link("cassandra", f"cassandra-{number}", (node.host, port), (host, port))
@@ -148,7 +148,7 @@ class RunServers:
         return {name: self.nodes[name].pid for name in self.kinds[kind] if self.nodes[name].alive()}
 
     def cut_off(self, name: str, *, sends: bool, receives: bool) -> None:
-        """Cut a node off from the others of its kind: it may still send to them, or receive from them."""
+        """Cut a node off from the others of its kind; optionally it can still send to them, or receive from them."""
         kind = name.rsplit("-", 1)[0]
         others = [each for each in self.kinds[kind] if each != name]
         lost = [] if sends else [(name, other) for other in others]
@@ -210,7 +210,7 @@ class RunServers:
             except ServerError:
                 if node.alive() or attempt == STARTS_MAX:
                     raise
-                # It has ended, as a broker does that gets no answer from the controllers: a supervisor starts it again.
+                # It has ended, as a broker does if the controllers do not respond: a supervisor restarts it.
                 self.failed_starts[name] = self.failed_starts.get(name, 0) + 1
 
     async def pause(self, name: str) -> None:

@@ -31,7 +31,7 @@ def send_foreign(brokers: str, chance: random.Random, key: str) -> int:
 
 
 def add_partition(brokers: str) -> None:
-    """Add a partition to the topic of the journals and to no other."""
+    """Add a partition to the topic of the journals, and to no other topic."""
     admin = AdminClient({"bootstrap.servers": brokers, "log_level": LOG_LEVEL})
     count = len(admin.list_topics(TOPIC, timeout=TIMEOUT_S).topics[TOPIC].partitions)
     for future in admin.create_partitions([NewPartitions(TOPIC, count + 1)], request_timeout=TIMEOUT_S).values():

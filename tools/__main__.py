@@ -19,11 +19,11 @@ usage: ./dev COMMAND
                            one benchmark, whose last line of output is one JSON object; or all of them one after
                            another, with a report of their last results (--report: the report alone)
   mutate [PACKAGE...] [--sample N]
-                           mutants of packages; prints the share that the tests notice
+                           mutants of packages; prints the share that the tests detect
   faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
                            many processes under seeded faults, then an independent checker and a report
   fuzz [TARGET] [--seconds N] [--input FILE]
-                           coverage-guided fuzzing of every parser of foreign bytes, or of one
+                           coverage-guided fuzzing of every parser of untrusted bytes, or of one
   sbom                     bills of materials of the pinned packages, CycloneDX, into dist
   audit [--service pypi|osv] [SET...]
                            known vulnerabilities of the pinned packages; exit code 5 if they could not be looked up
@@ -31,7 +31,7 @@ usage: ./dev COMMAND
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback; with --cluster three brokers,
                            three nodes, a synchronous standby and Spark with two workers
   build                    wheel and source archive into dist, reproducible and checked
-  docs [serve]             docs as a site into site, links checked; serve: on loopback, rebuilt at changes
+  docs [serve]             docs as a site into site, links checked; serve: on loopback, rebuilt on changes
 """
 
 

@@ -18,7 +18,7 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 
 DIST = ROOT / "dist"
 SOURCES = ROOT / "src"
-#: The files besides src that a source archive needs to build the wheel, or that readers need.
+#: The files outside src that a source archive needs to build the wheel, or that readers need.
 SDIST_FILES = (
     "pyproject.toml",
     "README.md",
@@ -58,7 +58,7 @@ def build(arguments: list[str]) -> int:
 def build_archives(folder: Path, *, root: Path = ROOT, python: Path = PYTHON) -> tuple[Path, Path]:
     """Build into a folder and return the wheel and the source archive.
 
-    hatchling sorts the files and gives all of them one time and mode, so equal sources give equal bytes.
+    hatchling sorts the files and sets the same time and mode for all, so equal sources give equal bytes.
     """
     command = [str(python), "-m", "hatchling", "build", "--directory", str(folder.resolve())]
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

@@ -38,12 +38,12 @@ BENCH_SERVERS = {
 }
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
-SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
-#: Plugins that take half a second of each process to load, and that only tests with a server use.
+IN_PARALLEL = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+#: Plugins that each process would need half a second to load, and that only tests with a server use.
 UNUSED_PLUGINS = ("-p", "no:schemathesis")
-#: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
+#: pytest's exit code for failed tests, but not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
-#: Up to this many failures of a full run may come from a busy machine: they are reported, and run again alone.
+#: Up to this many failures of a full run may come from a busy machine: they are reported and repeated alone.
 RETRIED_TESTS_MAX = 5
 
 
@@ -62,7 +62,7 @@ def setup(arguments: list[str]) -> int:
 
 
 def check(arguments: list[str]) -> int:
-    """Run every check that needs no server, unit tests beside the static checks, and report all failures."""
+    """Run every check that needs no server, with unit tests and static checks in parallel, and report all failures."""
     environment.ensure("dev")
     static = {
         "format": ["-m", "ruff", "format", "--check", "."],
@@ -94,10 +94,10 @@ def _captured(step: list[str]) -> tuple[int, str]:
 
 
 def test(arguments: list[str]) -> int:
-    """Run all tests against real servers, and stop the servers in any case."""
+    """Run all tests against real servers, and always stop the servers afterwards."""
     without, rest = _take_without(arguments)
     if unknown := set(without) - set(SERVER_NAMES):
-        return _refuse(f"--without takes {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
+        return _refuse(f"--without accepts {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
     _install_with_java()
     if chromium.is_needed(rest):
         chromium.ensure()
@@ -109,11 +109,11 @@ def test(arguments: list[str]) -> int:
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
         temporary = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
         variables = environment.variables() | server_variables | temporary
-        code = _python("-m", "pytest", *SIDE_BY_SIDE, *(rest or ["--cache-clear"]), variables=variables)
+        code = _python("-m", "pytest", *IN_PARALLEL, *(rest or ["--cache-clear"]), variables=variables)
         failed = _failed_tests() if code == TESTS_FAILED and not rest else []
         if not 0 < len(failed) <= RETRIED_TESTS_MAX:
             return code
-        say(f"{len(failed)} failed beside other tests, and run once more alone: {', '.join(failed)}")
+        say(f"{len(failed)} failed together with other tests, and are repeated alone: {', '.join(failed)}")
         return _python("-m", "pytest", "-n", "0", *failed, variables=variables)
 
 
@@ -127,8 +127,8 @@ def _failed_tests() -> list[str]:
 def test_folder() -> Iterator[Path]:
     """Yield a folder for the files of a test run, in memory if there is room, and remove it at the end.
 
-    Tests and their servers sync thousands of small writes, which memory makes fast. A killed process loses nothing
-    that a disk would have kept.
+    Tests and their servers sync thousands of small writes, which memory makes fast. When a process is killed, the files
+    survive as on a disk.
     """
     _sweep()
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
@@ -149,7 +149,7 @@ def server_home(names: list[str], *options: str, parent: Path = HOME) -> Iterato
         yield HOME
         return
     if _run_servers("status", names, HOME, quiet=True) == 0:
-        say("using the servers that run already")
+        say("using the servers that are already running")
         yield HOME
         return
     home = parent / f"{FOLDER_PREFIX}{os.getpid()}"
@@ -157,7 +157,7 @@ def server_home(names: list[str], *options: str, parent: Path = HOME) -> Iterato
         if _run_servers("start", names, home, *options) != 0:
             raise SetupError(
                 "a server did not start (see above). "
-                "With ./dev test --without NAME it is left out, and its tests are reported as skipped"
+                "With ./dev test --without NAME it is not started, and its tests are reported as skipped"
             )
         yield home
     finally:
@@ -197,7 +197,7 @@ def bench(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
         if home == HOME and bench_servers(arguments):
-            say("figures count only if these were started with --profile bench")
+            say("figures are only valid if these were started with --profile bench")
         server_variables = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
         return _python("-m", "bench", *arguments, variables=environment.variables() | server_variables)
 

@@ -40,7 +40,7 @@ def docs(arguments: list[str]) -> int:
 
 def ensure_zensical(venv: Path = VENV) -> Path:
     """Install Zensical, unless it is installed, and return the environment."""
-    return ensure_tools("docs", "what builds the site (about 20 MB)", venv=venv)
+    return ensure_tools("docs", "the site builder (about 20 MB)", venv=venv)
 
 
 def build_site(root: Path, *, venv: Path = VENV) -> str | None:
@@ -53,7 +53,7 @@ def build_site(root: Path, *, venv: Path = VENV) -> str | None:
 
 
 def write_config(root: Path) -> Path:
-    """Write `zensical.toml` with the navigation into a file beside it, and return its path."""
+    """Write a copy of `zensical.toml` that contains the navigation, and return its path."""
     config = root / f".{CONFIG}"
     text = (root / CONFIG).read_text()
     config.write_text(text.replace("nav = []", f"nav = {_toml(navigation(root / 'docs'))}"))

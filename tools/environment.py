@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 #: The purpose of the packages of each requirement file, and the approximate size of the download.
 CONTENTS = {
-    "base": "what an embedded book and its server need (about 16 MB)",
+    "base": "packages for an embedded book and its server (about 16 MB)",
     "all": "all extras, with Spark (hundreds of MB)",
     "dev": "all extras, with Spark, and the development tools (hundreds of MB, minutes)",
 }
@@ -30,24 +30,24 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
-    """Print progress to standard error, because standard output has only the command's result."""
+    """Print progress to standard error, because standard output is reserved for the command's result."""
     print(f"dev: {text}", file=sys.stderr, flush=True)
 
 
 def ensure(requirements: str) -> None:
     """Install a requirement file ("base", "all" or "dev") and Tidebook itself, editable, into .venv."""
     with _one_at_a_time():
-        if not _made_here():
+        if not _was_made_here():
             _make()
         # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
             # The packages of base are wheels. Others are built, so the build tools must be installed first.
             if requirements != "base":
-                _install("build", "what builds packages")
+                _install("build", "the build tools")
             _install(requirements, CONTENTS[requirements], beside="build" if requirements == "base" else None)
             _stamp(requirements, _requirements_digest(requirements))
-        # If .venv is a link, it is shared with other work trees: keep the Tidebook that is installed.
+        # If .venv is a link, it is shared with other work trees: keep the installed Tidebook.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
         if not shared and not _stamped("tidebook", _project_digest()):
             say("installing Tidebook itself, editable")
@@ -82,7 +82,7 @@ def _one_at_a_time() -> Iterator[None]:
         os.close(handle)
 
 
-def _made_here() -> bool:
+def _was_made_here() -> bool:
     """Return True if .venv works and was created at this path, which its scripts contain."""
     return PYTHON.exists() and _stamped("folder", str(VENV.resolve()))
 

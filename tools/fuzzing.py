@@ -21,7 +21,7 @@ def fuzz(arguments: list[str]) -> int:
     """Fuzz one target, or each in turn; print the command that repeats an input that fails."""
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=fuzz.__doc__)
     parser.add_argument("target", nargs="?", choices=TARGETS, help="the parser to fuzz; all of them if none is named")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target (60)")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds for each target (60)")
     parser.add_argument("--input", type=Path, help="run the target on this file alone, for example one that failed")
     options = parser.parse_args(arguments)
     if options.input is not None and options.target is None:

@@ -1,4 +1,4 @@
-"""The progress of a pip run: which package it downloads, how many are left, and how much was downloaded."""
+"""The progress of a pip run: which package it is downloading, how many remain, and how much was downloaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m tools.recording`: run the commands of README in a terminal and write docs/images/terminal.svg.
 
-The text is the commands' output on a terminal of this size; only the pauses between them are chosen.
+The text is the commands' output on a terminal of this size; only the pauses between commands are artificial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
 class Line(NamedTuple):
-    """One line of the recording: its text, when it appears, and whether a person typed it."""
+    """One line of the recording: its text, when it appears, and whether it shows typed input."""
 
     text: str
     at_s: float
@@ -72,7 +72,7 @@ class Terminal:
 
 
 def screen(printed: str) -> list[str]:
-    """Return the lines that are left after carriage returns, and after lines that were erased and written again."""
+    """Return the visible lines, after carriage returns and after lines that were erased and rewritten."""
     lines = [""]
     for found in _TOKEN.finditer(printed):
         _, control, end, text = found.groups()

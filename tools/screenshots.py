@@ -1,7 +1,7 @@
 """`python -m tools.screenshots`: take the pictures of the console that README and the documentation show.
 
-`tidebook up --demo` runs for a few minutes to fill its charts; then problems that an operator meets are added: dead
-letters, parked messages and records. With `--all FOLDER`, every page is taken in two themes and two sizes.
+`tidebook up --demo` runs for a few minutes to fill its charts; then typical problems are added: dead letters, parked
+messages and records. With `--all FOLDER`, every page is taken in two themes and two sizes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     """Run the demo, add to it, and take the pictures."""
     parser = argparse.ArgumentParser(prog="tools.screenshots", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="how long the demo runs")
-    parser.add_argument("--all", metavar="FOLDER", type=Path, help="take every page in two themes and two sizes too")
+    parser.add_argument("--all", metavar="FOLDER", type=Path, help="also take every page in two themes and two sizes")
     options = parser.parse_args(argv)
     chromium.ensure()
     with tempfile.TemporaryDirectory() as temporary:
@@ -120,7 +120,7 @@ def _demo(folder: Path) -> Iterator[str]:
 
 
 async def _sell(folder: Path, seconds: float) -> None:
-    """Write journals of orders for this long."""
+    """Append orders to journals for this long."""
     dice, ends_s = random.Random(1042), time.monotonic() + seconds
     async with tidebook.open(folder) as book:
         journal, n = book.journal(JOURNAL["topic"]), 0
@@ -167,7 +167,7 @@ def _publish_unsendable(book: Book) -> None:
 
 
 def _take(browser: Browser, url: str, picture: Picture, file: Path, size: tuple[int, int] = DESKTOP) -> None:
-    """Take one picture; a picture of the whole page if its file is not one of the documentation."""
+    """Take one picture, of the whole page unless it is a picture of the documentation."""
     viewport: Any = {"width": size[0], "height": size[1]}
     context = browser.new_context(viewport=viewport, color_scheme="dark" if picture.theme == "dark" else "light")
     page = context.new_page()

@@ -1,7 +1,7 @@
 """`./dev sbom` and `./dev audit`: list the dependencies of Tidebook, and look up their known vulnerabilities.
 
-Both read the requirement files, which pin every package by version and hash, so that they report the packages of
-every installation, and not those of one environment.
+Both read the requirement files, which pin every package by version and hash, so that they report the packages of every
+installation, not just those of one environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def sbom(arguments: list[str]) -> int:
         print("dev: sbom takes no argument", file=sys.stderr)
         return 2
     environment.ensure("all")  # the licences come from the installed packages
-    venv = ensure_tools("sbom", "what writes bills of materials (about 20 MB)")
+    venv = ensure_tools("sbom", "the generator of bills of materials (about 20 MB)")
     folder = ROOT / "dist"
     folder.mkdir(exist_ok=True)
     for name in SBOM_SETS:
@@ -88,9 +88,9 @@ def audit(arguments: list[str]) -> int:
     if sets[:1] == ["--service"]:
         service, sets = (sets[1] if len(sets) > 1 else ""), sets[2:]
     if service not in {"pypi", "osv"} or set(sets) - set(SETS):
-        print(f"dev: audit [--service pypi|osv] [SET...], and sets are {', '.join(SETS)}", file=sys.stderr)
+        print(f"dev: usage: audit [--service pypi|osv] [SET...]; the sets are {', '.join(SETS)}", file=sys.stderr)
         return 2
-    venv = ensure_tools("audit", "what looks up vulnerabilities (about 15 MB)")
+    venv = ensure_tools("audit", "the auditor (about 15 MB)")
     codes = {name: audit_set(venv, name, service) for name in sets or SETS}
     if undetermined := [name for name, code in codes.items() if code == UNDETERMINED]:
         say(
@@ -115,11 +115,11 @@ def audit_set(venv: Path, name: str, service: str) -> int:
 
 
 def read_audit(name: str, code: int, output: str, errors: str) -> int:
-    """Print the result of the audit and return its code; an incomplete answer counts as undetermined."""
+    """Print the result of the audit and return its code; an incomplete result counts as undetermined."""
     try:
         packages = json.loads(output)["dependencies"]
     except (ValueError, KeyError, TypeError):
-        last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {code} without an answer"
+        last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {code} without a result"
         say(f"{name}: {last}")
         return UNDETERMINED
     if skipped := [each for each in packages if "skip_reason" in each]:

@@ -9,13 +9,13 @@ import tidebook
 
 @tidebook.event_type("deposited")
 class Deposited(msgspec.Struct, frozen=True):
-    """Money came in."""
+    """A deposit was made."""
 
     amount: int
 
 
 class Deposit(msgspec.Struct, frozen=True):
-    """Pay money in."""
+    """Deposit an amount."""
 
     amount: int
 

@@ -1,4 +1,4 @@
-"""A projection that catches up into PostgreSQL, beside a bare loop that executes the same upserts in batches of 500.
+"""A projection that catches up into PostgreSQL, and a bare loop that executes the same upserts in batches of 500.
 
 Run it alone: `python -m bench.domain_parts.catch_up URL [EVENTS]`.
 """

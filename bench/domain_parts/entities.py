@@ -1,4 +1,4 @@
-"""`execute` on hot entities beside eventsourcing's save and get; loads with snapshots; typed reads beside raw ones.
+"""`execute` on hot entities and eventsourcing's save and get; loads with snapshots; typed and raw reads.
 
 Run it alone: `python -m bench.domain_parts.entities`.
 """
@@ -33,7 +33,7 @@ class PeerAccount(Aggregate):
 
     @event("Deposited")
     def deposit(self, amount: int) -> None:
-        """Pay money in."""
+        """Deposit an amount."""
         self.balance += amount
 
 
@@ -87,7 +87,7 @@ async def load_times_ms(folder: Path) -> dict[str, float]:
 
 
 async def read_times_ms(folder: Path) -> dict[str, float]:
-    """Return the median time of reading events raw and typed, in turns."""
+    """Return the median times of reading events raw and typed, alternately."""
     async with tidebook.open(folder) as book:
         typed, raw = book.journal("accounts", events=[Deposited]), book.journal("accounts")
         for _ in range(EVENTS // 100):

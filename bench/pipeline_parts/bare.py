@@ -70,7 +70,7 @@ async def drop(address: str, keyspace: str) -> None:
 
 
 async def rest(address: str) -> None:
-    """Wait until the node has finished its compactions, which the next measurement would include."""
+    """Wait until the node has finished its compactions, which would affect the next measurement."""
     async with _connected(address) as session:
         waited_s = quiet = 0
         while waited_s < REST_S_MAX and quiet < 2:

@@ -35,7 +35,7 @@ def idle(folder: Path) -> dict[str, float]:
     with timed("writing the archive of Spark's classes") as watch:
         command = [sys.executable, "-m", "tidebook.pipeline.class_archive", ""]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as writer:
-            assert writer.wait(START_S_MAX * 5) == 0  # it would end together with its input
+            assert writer.wait(START_S_MAX * 5) == 0  # it would stop early if its standard input were closed
     found["write_archive_s"] = watch.seconds
     with _up(folder / "second", environment) as (process, opened_s, first_s):
         time.sleep(SETTLE_S)
@@ -45,7 +45,7 @@ def idle(folder: Path) -> dict[str, float]:
         cores = (processor_s(everything) - before_s) / (time.monotonic() - at)
         found |= {"up_open_s": opened_s, "up_first_event_s": first_s}
         found |= {"idle_cores": cores, "idle_mb": memory_mb(everything)}
-        with timed("until all of it has ended") as watch:
+        with timed("until all processes have ended") as watch:
             process.terminate()
             process.wait()
         return found | {"up_stop_s": watch.seconds}

@@ -1,8 +1,9 @@
 """Measure how long partitions are unserved between two leases.
 
 `tail_gaps` measures the pipeline's own leases while all slots are in use, as `./dev bench pipeline --only gap` does.
-`python -m bench.pipeline_parts.lease_gap` compares the forms of the trial, each on one slot. There a lease is a task
-that only sleeps; the gap is the time from the end of one task to the start of the next, as the tasks themselves see it.
+`python -m bench.pipeline_parts.lease_gap` compares the variants that were considered, each on one slot. There a lease
+is a task that only sleeps; the gap is the time from the end of one task to the start of the next, as recorded by the
+tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LEASE_S = 2.0
 LEASES = 8
 #: The first leases warm up.
 WARM_UP = 3
-#: Of the pipeline's own leases: a tail outlives its task as long as with the default, which has longer leases.
+#: For the pipeline's leases: a tail outlives its task for as long as with the default, which has longer leases.
 TAIL_LEASE_S = HANDOVER_S
 HANDOVERS = 40
 PATIENCE_S = 60.0
@@ -157,7 +158,7 @@ class RecordedTail(ReplicationTail):
 
 
 def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: str) -> list[float]:
-    """Let the pipeline's scheduler lease a topic, a lane for each core; return the gaps of all hand-overs in seconds.
+    """Lease a topic with the pipeline's scheduler, one lane per core; return the gaps of all hand-overs in seconds.
 
     A gap is the time from the end of the latest tail of a lane to when the next one is ready; if negative, an overlap.
     """
@@ -214,7 +215,7 @@ def busy_cores() -> Iterator[None]:
 
 
 def main() -> None:
-    """Print the gaps of each form as one JSON object."""
+    """Print the gaps of each variant as one JSON object."""
     found: dict[str, float] = {}
     # There is one slot, so that a lease that was submitted early must wait for it.
     spark = spark_session("lease gap", PipelineSettings(master="local[1]"))

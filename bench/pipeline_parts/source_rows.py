@@ -1,4 +1,4 @@
-"""Check the rows that the data source read, because the speed of a wrong read means nothing."""
+"""Check the rows that the data source read, because the speed of a wrong read is meaningless."""
 
 from __future__ import annotations
 

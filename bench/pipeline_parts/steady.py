@@ -1,4 +1,4 @@
-"""Steady state: how long an append takes to reach the store and a tag follower, and whether readers notice."""
+"""Steady state: how long an append takes to reach the store and a tag follower, and the effect on readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Measured:
 
 
 async def steady(book: Book, topic: str, *, per_s: int, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Append at a rate; return percentiles of the time until the pointer has passed, and of concurrent reads.
+    """Append at a rate; return percentiles of the time until the pointer has passed an append, and of concurrent reads.
 
     The first `warm_up_s` are not counted, because the JVMs of Spark and Cassandra still compile.
     """

@@ -1,4 +1,4 @@
-"""The log that the pipeline's benchmark replicates: appends of 200-byte events, sent without waiting for numbers."""
+"""The log that the pipeline's benchmark replicates: appends of 200-byte events, without waiting for their numbers."""
 
 from __future__ import annotations
 

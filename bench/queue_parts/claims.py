@@ -22,7 +22,7 @@ PERIODS = 10
 #: The number of finished entries that ends a period by default.
 PERIOD_COUNT = 50_000
 TURN_S_MAX = 30.0
-#: Inserts entries as `put` would, which are due, in five priorities.
+#: Inserts due entries as `put` would, with five priorities.
 _MANY = """INSERT INTO {schema}.entry
     (id, process_at, expires_at, inserted_at, queue, slot, priority, kind, keyhash, data)
     SELECT n, 1700000000000 + n / 7, 9223372036854775807, 1700000000000, %s, 0, 50 + 10 * (n %% 5), 2,
@@ -31,7 +31,7 @@ _MANY = """INSERT INTO {schema}.entry
 
 
 async def many(run: Run, waiting: int) -> None:
-    """Measure claims of a hundred while five thousand entries wait and while five million wait, in turn."""
+    """Measure claims of 100, alternately while 5,000 entries wait and while 5,000,000 wait."""
     few, many = Ours(run.url, schema=f"{SCHEMA}_few"), Ours(run.url, schema=f"{SCHEMA}_many")
     for side, count in ((few, FEW), (many, waiting)):
         await side.open()
@@ -60,8 +60,8 @@ async def _make(url: str, side: Ours, count: int) -> None:
 async def churn(run: Run, fresh_url: str) -> None:
     """Put and finish ten periods of entries, then most of another one, while a transaction keeps its snapshot.
 
-    Claims there and claims from a fresh queue take turns. The fresh one is in a separate database, where finished
-    entries can be vacuumed, because a snapshot that is held in one database does not affect another.
+    Claims there alternate with claims from a fresh queue. That queue is in a separate database, where finished entries
+    can be vacuumed, because a snapshot that is held in one database does not affect another.
     """
     fresh, churned = Ours(fresh_url, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
     await fresh.open()
@@ -96,7 +96,7 @@ async def _filled_in_turn(*sides: Ours) -> list[float]:
 
 
 async def _in_turn(*sides: Ours) -> list[float]:
-    """Return the median claim time of each side; the sides take turns."""
+    """Return the median claim time of each queue; the claims alternate."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(WARM_UP + CLAIMS):
         for side, times in zip(sides, taken, strict=True):

@@ -1,4 +1,4 @@
-"""Drain a queue by claim and finish: in hundreds over up to four connections, and one by one with twenty workers."""
+"""Drain a queue: claim and finish batches of 100 on up to four connections, and single entries with twenty workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bench.queue_sides.side import Side
 CONNECTIONS = (2, 4)
 WORKERS = 20
 ROUNDS = 3
-#: The numbers of jobs in a dequeue of pgqueuer; the best counts. A hundred was slower, two thousand no faster.
+#: How many jobs a dequeue of pgqueuer takes; the best result is reported. 100 was slower, 2,000 no faster.
 PGQUEUER_BATCHES = (500, 1_000)
 COUNT, SINGLES = 50_000, 4_000
-#: The time of a procrastinate job does not depend on their number, and fifty thousand would take minutes.
+#: A procrastinate job takes the same time whatever the number of jobs, and 50,000 would take minutes.
 PROCRASTINATE_COUNT = 2_000
 
 
 async def drain(run: Run) -> None:
-    """Measure all sides in turn; the best round of each counts. Tidebook runs as often as pgqueuer."""
-    count = run.few(COUNT)
+    """Measure all queues in turn and keep the best round of each. Tidebook runs as many times as pgqueuer."""
+    count = run.scaled(COUNT)
     sides: list[Side] = [Bare(run.url), Pgmq(run.url)]
     for batch in PGQUEUER_BATCHES:
         sides += [Ours(run.url), PgQueuer(run.url, batch=batch)]
@@ -34,11 +34,11 @@ async def drain(run: Run) -> None:
         for side in sides:
             for connections in CONNECTIONS:
                 await _drain_once(run, side, count, connections)
-        await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
+        await _drain_once(run, Procrastinate(run.url), run.scaled(PROCRASTINATE_COUNT), 4)
 
 
 async def _analyze(url: str) -> None:
-    """Analyze tables, as autovacuum would within a minute; otherwise some sides plan for empty tables."""
+    """Analyze tables, as autovacuum would within a minute; otherwise some queries are planned for empty tables."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("ANALYZE")
 
@@ -48,7 +48,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
     try:
         run.keep_best(f"{side.name}_put_per_s", await fill(side, count))
         await _analyze(run.url)
-        what = f"{side.name}: drain {count:,}, {connections} at one time"
+        what = f"{side.name}: drain {count:,} with {connections} connections"
         rate = await rate_of(what, count, partial(side.drain, connections=connections))
         run.keep_best(f"{side.name}_drain_{connections}_per_s", rate)
         run.keep_best(f"{side.name}_drain_per_s", rate)
@@ -58,7 +58,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
 
 async def singles(run: Run) -> None:
     """Measure twenty workers that claim and finish one entry each; for pgqueuer, the better of loops and manager."""
-    count = run.few(SINGLES)
+    count = run.scaled(SINGLES)
     sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
     for _ in range(1 if run.quick else ROUNDS):
         for side in sides:

@@ -1,4 +1,4 @@
-"""The run, and the functions that its parts share."""
+"""The state of a run, and functions that the parts of the benchmark share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.timing import timed
 
 
 class Run(msgspec.Struct):
-    """A run: the database, the amount of work, and the figures so far."""
+    """A run of the benchmark: the database, whether it is quick, and the figures so far."""
 
     url: str
     quick: bool
     figures: dict[str, float]
 
-    def few(self, count: int) -> int:
+    def scaled(self, count: int) -> int:
         """Return the count, or a fifth of it in a quick run."""
         return count // 5 if self.quick else count
 
@@ -37,6 +37,6 @@ async def rate_of(what: str, count: int, work: Callable[[], Awaitable[int]]) -> 
 
 async def fill(side: Side, count: int, *, tasks: int = 4) -> float:
     """Put `count` entries; return the rate per second."""
-    with timed(f"{side.name}: put {count:,} in hundreds, {tasks} at one time") as watch:
+    with timed(f"{side.name}: put {count:,} in batches of 100, {tasks} tasks") as watch:
         await side.put(count, tasks=tasks)
     return watch.rate(count)

@@ -25,8 +25,8 @@ TIMERS_S = 20.0
 
 
 async def idle(run: Run) -> None:
-    """Measure the latency of one entry without other load, on each side in turn."""
-    count = run.few(IDLE) // IDLE_ROUNDS
+    """Measure the latency of one entry without other load, alternately on each queue."""
+    count = run.scaled(IDLE) // IDLE_ROUNDS
     ours, theirs = Ours(run.url), PgQueuer(run.url)
     our_ms: list[float] = []
     their_ms: list[float] = []

@@ -14,7 +14,7 @@ _DELETE = """DELETE FROM bench_bare WHERE id IN (SELECT id FROM bench_bare ORDER
 
 
 class Bare:
-    """The limit of PostgreSQL itself, without leases, priorities or dates."""
+    """The fastest queue that PostgreSQL allows: without leases, priorities or dates."""
 
     name = "bare"
 

@@ -1,7 +1,7 @@
 """A queue with visibility timeouts, like pgmq's SQL functions.
 
-pgmq is a server extension and not part of a plain PostgreSQL: `send_batch`, `read` and `delete` follow
-its documented behaviour (dynamic SQL over a table a queue, an index on the visibility date, jsonb messages).
+pgmq is a server extension, which a plain PostgreSQL does not have: `send_batch`, `read` and `delete` follow its
+documented behaviour (dynamic SQL over one table per queue, an index on the visibility date, jsonb messages).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ END $$;
 
 
 class Pgmq:
-    """A queue of `read(100)`, and `delete` of the messages that were read."""
+    """Reads 100 messages at a time and deletes those that were read."""
 
     name = "pgmq"
 

@@ -1,4 +1,4 @@
-"""pgqueuer, through its own queries and its own manager, on asyncpg.
+"""pgqueuer with its queries and its manager, on asyncpg.
 
 With psycopg, its manager waits for notifications on its query connection, and a wake-up takes a second.
 """
@@ -25,7 +25,7 @@ _ENTRY = "bench"
 
 
 class PgQueuer:
-    """pgqueuer by `dequeue` and `log_jobs`, in batches or one at a time; wake-ups use its manager."""
+    """pgqueuer through `dequeue` and `log_jobs`, in batches or one at a time; wake-ups use its manager."""
 
     name = "pgqueuer"
 
@@ -103,7 +103,7 @@ class PgQueuer:
 
 
 class PgQueuerManaged(PgQueuer):
-    """Jobs one at a time by pgqueuer's manager, which fetches jobs for its handlers and finishes them in batches."""
+    """Single jobs processed by pgqueuer's manager, which fetches jobs for its handlers and finishes them in batches."""
 
     async def singles(self, *, workers: int) -> int:
         manager = QueueManager(await self._queries())
@@ -116,7 +116,7 @@ class PgQueuerManaged(PgQueuer):
 
         await manager.run(
             mode=QueueExecutionMode.drain,
-            batch_size=workers // 2,  # the maximum that it allows with this many concurrent jobs
+            batch_size=workers // 2,  # the maximum that pgqueuer allows with this many concurrent jobs
             max_concurrent_tasks=workers,
             dequeue_timeout=timedelta(seconds=1),
         )

@@ -1,4 +1,4 @@
-"""A Spark job over the journals of a topic: events and totals of each, as Parquet."""
+"""A Spark job over the journals of a topic: it writes the number of events and the total of each journal as Parquet."""
 
 from __future__ import annotations
 

@@ -17,21 +17,21 @@ PAUSE_S = 0.6
 
 
 class Deposited(msgspec.Struct, frozen=True):
-    """Money came in. The value names the event in histories."""
+    """A deposit. Its value identifies the event in histories."""
 
     value: str
     amount: int
 
 
 class Withdrawn(msgspec.Struct, frozen=True):
-    """Money went out."""
+    """A withdrawal."""
 
     value: str
     amount: int
 
 
 class Refused(Exception):
-    """The balance does not suffice."""
+    """The balance is too low."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"the balance is {found}")
@@ -63,7 +63,7 @@ class Account:
 
 
 def accounts_of(book: Any) -> Any:
-    """Return the decider of a book."""
+    """Return the decider of accounts of a book."""
     return book.decider(ACCOUNTS, Account, snapshot_every=10)
 
 

@@ -113,7 +113,7 @@ async def _each(ids: Iterable[str], work: Callable[[str], Awaitable[None]]) -> N
 
 
 async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[str]:
-    """Return descriptions of all consumers that have not caught up yet."""
+    """Return a description of each consumer that has not caught up yet."""
     if lag := sum([await _lag(book, topic) for topic in (TOPIC, ACCOUNTS)]):
         return [f"{lag} records are not replicated"]
     found: list[str] = []

@@ -75,7 +75,8 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
                 await part()
             except (TidebookError, sqlite3.OperationalError, psycopg.OperationalError, DBAPIError) as error:
                 seconds = (time.monotonic_ns() - context.plan.began_ns) / 1e9
-                # Printed to the log of the process, because a part that fails repeatedly looks like one that waits.
+                # Printed to the log of the process, because a part that fails repeatedly would look like one that
+                # waits.
                 print(f"{seconds:.1f} s: part {number}: {type(error).__name__}: {error}", flush=True)
                 await context.pause(0.5)
 
@@ -151,7 +152,8 @@ async def join(context: Context, book: Any) -> None:
                     await context.pause(SLOW_S)
                 stalls.stall_if_due()  # blocks the event loop, so that nothing renews the lease
                 handled = await asyncio.to_thread(_handle, context, connection, offsets, event)
-                # The offsets in the database count, so commits to the store, which are costly on servers, may be rare.
+                # Only the offsets in the database matter, so commits to the store, which are costly on servers, may be
+                # rare.
                 if handled and (context.plan.sql_url is None or context.chance.random() < 0.1):
                     await events.commit(event)
 
@@ -181,7 +183,7 @@ def _engine(context: Context) -> Engine:
 
 
 def with_short_lease(context: Context, projection: Projection) -> Projection:
-    """Give a projection the lease of the run; with its own, which is no setting, slices would rarely change owners."""
+    """Set the lease of a projection to that of the run; with its fixed default, slices would rarely change owners."""
     projection._settings = msgspec.structs.replace(projection._settings, lease_s=context.plan.lease_s)
     return projection
 

@@ -1,4 +1,4 @@
-"""./dev mutate: run the tests against mutants of packages and print the share that they notice."""
+"""./dev mutate: run the tests against mutants of packages and print the share that they detect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Verdict(Enum):
     KILLED = "killed"
     SURVIVED = "survived"
     UNCOVERED = "not run"
-    #: The tests did not notice it, and the list of equivalents says why none could.
+    #: The tests did not detect it, and the list of equivalents says why none could.
     EQUIVALENT = "equivalent"
     #: The tests could not be run, so they neither passed nor failed.
     ERROR = "error"
@@ -84,7 +84,7 @@ class CoverageData:
 
         Quick tests of the mutant's own module come first, then those of its package. Within each of these groups the
         quickest test of each test module comes first, then the second quickest of each: tests of different modules
-        notice different mutants.
+        detect different mutants.
         """
         chosen: list[str] = []
         total = 0.0
@@ -170,7 +170,7 @@ def report(mutants: Sequence[Mutant], verdicts: Mapping[Mutant, Verdict], of: in
 
 
 class Equivalent(NamedTuple):
-    """A change whose program no user, operator or test can distinguish from the current one."""
+    """A change after which no user, operator or test can distinguish the program from the current one."""
 
     path: str
     text: str
@@ -318,7 +318,7 @@ class Judge:
         if not (tests := self._covered.tests_of(mutant)):
             return Verdict.UNCOVERED
         found = self._verdict(partial(self._server().run, mutant), tests)
-        # Results of code that ran while the tests were loaded are not from the mutant, so a success proves nothing.
+        # Code that ran while the tests were loaded ran without the mutant, so a success proves nothing.
         if found is Verdict.KILLED or (found is not None and not self._covered.is_imported(mutant)):
             return found
         files = sorted({test.split("::")[0] for test in tests})
@@ -361,7 +361,7 @@ def judge(
 
     `seconds` has the duration of each test without the mutant. A test that fails is run without the mutant too, once
     for all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again
-    without the mutant, under the current load, and then once more with it, with a limit that is derived from that
+    without the mutant, under the current load, and then once more with the mutant, with a limit derived from that
     control run.
     """
     left = [test for test in tests if controls.get(test, True)]

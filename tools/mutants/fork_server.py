@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src"
 
 Functions = Mapping[tuple[str, str, int], Sequence[types.FunctionType]]
-#: Caches of functions, with results from the time when the tests were loaded.
-Memories = Sequence["functools._lru_cache_wrapper[Any]"]
+#: Caches of functions, with results from when the tests were loaded.
+FunctionCaches = Sequence["functools._lru_cache_wrapper[Any]"]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def loaded_functions() -> Functions:
 
 
 def replace_code(functions: Functions, path: str, index: int) -> bool:
-    """Give the functions that the mutant changes their new code; return False if that is not possible."""
+    """Replace the code of the functions that the mutant changes; return False if that is not possible."""
     file = ROOT / path
     source = file.read_text()
     before = _codes(compile(ast.parse(source), str(file), "exec"))
@@ -207,7 +207,7 @@ class ForkingLoop:
         self._unloadable = False
         self._failed = False
         self._seconds = 0.0
-        self._memories: Memories = ()
+        self._memories: FunctionCaches = ()
 
     def pytest_collectreport(self, report: Any) -> None:
         self._unloadable = self._unloadable or report.failed
@@ -316,7 +316,7 @@ def _end_group(child: int) -> None:
 
 
 def serve(text: str) -> None:
-    """Load the tests and answer requests until there are no more."""
+    """Load the tests and serve requests until there are no more."""
     start = json.loads(text)
     if start["mutant"] is not None:
         sys.meta_path.insert(0, MutantFinder(*start["mutant"]))

@@ -34,7 +34,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 #: Logging and metrics calls: a test of their absence would test log text.
 _REPORTING = {"debug", "info", "warn", "warning", "error", "exception", "observe", "count", "gauge", "time"}
-#: Texts for people.
+#: Methods that return text for people.
 _TEXT_METHODS = {"__repr__", "__str__"}
 #: Calls that a correctly typed program never reaches.
 _UNREACHABLE = {"assert_never"}

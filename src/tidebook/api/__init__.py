@@ -1,1 +1,1 @@
-"""The HTTP API as data: requests, answers, errors and routes, shared by the server and by remote books."""
+"""The HTTP API as data: requests, responses, errors and routes, shared by the server and by remote books."""

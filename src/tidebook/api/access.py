@@ -1,4 +1,4 @@
-"""Roles, and the requests and answers of sign-in, tokens and audit."""
+"""Roles, and the requests and responses of sign-in, tokens and audit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SignInBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is signed in; a browser sends `csrf_token` as the header X-CSRF-Token with every change."""
+    """The signed-in user; a browser sends `csrf_token` as the header X-CSRF-Token with every change."""
 
     name: str
     role: RoleName

@@ -38,7 +38,7 @@ class TooManyRequests(Unavailable):
 
 
 class TooManyConnections(Unavailable):
-    """The server has as many connections as it may have; nothing was changed."""
+    """The server has reached its limit of connections; nothing was changed."""
 
 
 class DeadlineExceeded(Unavailable):

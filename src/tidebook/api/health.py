@@ -1,4 +1,4 @@
-"""Answers of the health checks."""
+"""Responses of the health checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and answers of journals and topics."""
+"""Requests and responses of journals and topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidebook.core.event import Event, ReadEvent
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
 
-#: How many appends one batch may hold.
+#: How many appends one batch may contain.
 BATCH_APPENDS_MAX = 1_000
 PAGE_EVENTS_MAX = 10_000
 LIST_MAX = 10_000
@@ -78,7 +78,7 @@ class BatchAppendBody(AppendBody, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class AppendBatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Appends to many journals of one topic; each is atomic by itself."""
+    """Appends to many journals of one topic; each append is atomic."""
 
     appends: Annotated[tuple[BatchAppendBody, ...], Meta(min_length=1, max_length=BATCH_APPENDS_MAX)]
 
@@ -143,7 +143,7 @@ class EventLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class EndLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The last line of an NDJSON answer: the read is complete, a page ended before `next`, or a problem ended it."""
+    """The last line of an NDJSON response: the read is complete, a page ended before `next`, or a problem ended it."""
 
     end: bool = msgspec.field(default=UNSET)  # type: ignore[assignment]
     next: int | str | None = None
@@ -254,9 +254,9 @@ class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: TopicConfig) -> TopicConfigAnswer:
-        """Return the answer for a configuration."""
+        """Return the response for a configuration."""
         return msgspec.convert(config, cls, from_attributes=True)
 
     def config(self) -> TopicConfig:
-        """Return the configuration of an answer."""
+        """Return the configuration in a response."""
         return msgspec.convert(self, TopicConfig, from_attributes=True)

@@ -1,4 +1,4 @@
-"""The query and the answer of the history."""
+"""The query and the response of the history."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from msgspec import Meta
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which samples are returned: those after a time."""
+    """Selects the samples after a time."""
 
     since_ms: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
 class HistorySample(msgspec.Struct, frozen=True):
-    """The values at a time, in the order of the answer's names; null if there was none."""
+    """The values at a time, in the order of the response's names; null if there was none."""
 
     at_ms: int
     values: list[float | None]

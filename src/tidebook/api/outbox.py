@@ -1,4 +1,4 @@
-"""Requests and answers of the outbox."""
+"""Requests and responses of the outbox."""
 
 from __future__ import annotations
 

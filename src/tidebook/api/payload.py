@@ -1,4 +1,4 @@
-"""Payloads in JSON: a JSON value or text is written as it is, and bytes as base64 under a separate name.
+"""Payloads in JSON: a JSON value or text is written unchanged, and bytes as base64 under a separate name.
 
     {"payload": {"total": 3}}      {"payload": "text"}      {"payload_base64": "AAE="}
 
@@ -24,8 +24,8 @@ _encode = msgspec.json.Encoder().encode
 def needs_no_check(raw: bytes) -> bool:
     """Return whether the values in a decoded JSON text are certainly ones that a payload may hold.
 
-    The decoder rejects everything else that a payload must not hold. So it is enough to check the bytes, and not each
-    value: if there are few brackets, nothing is nested too deep, and a number of few digits fits in 64 bits.
+    The decoder rejects everything else that a payload must not hold. So it suffices to check the bytes instead of each
+    value: with few brackets nothing is nested too deeply, and a number with few digits fits in 64 bits.
     """
     return raw.count(b"{") + raw.count(b"[") <= DEPTH_MAX and _LONG_NUMBER.search(raw) is None
 
@@ -36,13 +36,13 @@ def checked_payload(value: Any) -> Any:
 
 
 def payload_from(value: Any, encoded: bytes | UnsetType, name: str = "payload") -> Any:
-    """Return the payload that a request gives under exactly one of two names."""
+    """Return the payload of a request, which has exactly one of two names."""
     if encoded is UNSET:
         if value is UNSET:
-            raise InvalidInput(f"give {name}, a JSON value or text, or {name}_base64, bytes in base64")
+            raise InvalidInput(f"set {name}, a JSON value or text, or {name}_base64, bytes in base64")
         return value
     if value is not UNSET:
-        raise InvalidInput(f"give either {name} or {name}_base64, not both")
+        raise InvalidInput(f"set either {name} or {name}_base64, not both")
     return encoded
 
 
@@ -52,7 +52,7 @@ def payload_to(payload: Any) -> tuple[Any, bytes | UnsetType]:
 
 
 def encoded_payload_to(kind: int, data: bytes) -> tuple[Any, bytes | UnsetType]:
-    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on unchanged."""
+    """Return what `payload_to` returns for a payload that is already encoded; JSON is returned unchanged."""
     if kind == BYTES:
         return UNSET, data
     return (Raw(data) if kind == JSON else data.decode()), UNSET

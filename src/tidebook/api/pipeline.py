@@ -1,4 +1,4 @@
-"""Requests and answers of the pipeline."""
+"""Requests and responses of the pipeline."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PipelineJobAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: its state, its latest output, and its last line as result."""
+    """A job: its state, its latest output, and as its result the last line."""
 
     id: str
     kind: JobKind
@@ -84,7 +84,7 @@ class PipelineJobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     ended_at_ms: int | None
     exit_code: int | None
-    #: How many lines it has printed, and the latest of them.
+    #: The number of lines that it has printed, and the latest ones.
     line_count: int
     lines: list[Any]
     result: Any

@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457): one table from error class to HTTP status and stable type, and the way back.
+"""Problem details (RFC 9457): one table from error class to HTTP status and stable type, and the reverse.
 
     {"type": "urn:tidebook:error:conflict", "title": "…", "status": 409, "detail": "…", "expected": 3, "found": 4, …}
 
@@ -97,10 +97,10 @@ KINDS: Final = (
         ("topic", "id", "seq_nr", "type", "version", "reason"),
     ),
     ErrorKind(ProjectionStopped, 409, "projection-stopped", "A projection is stopped", ("name", "slice", "reason")),
-    ErrorKind(EventParked, 409, "event-parked", "A projection has passed over the event", ("name", "event", "reason")),
+    ErrorKind(EventParked, 409, "event-parked", "A projection has skipped the event", ("name", "event", "reason")),
     ErrorKind(Truncated, 410, "truncated", "Events were deleted during the read"),
     ErrorKind(TooManyRequests, 429, "too-many-requests", "A limit was reached", ("retry_after_s",)),
-    ErrorKind(UnknownVersion, 500, "unknown-version", "The data is of a newer version", ("version", "known")),
+    ErrorKind(UnknownVersion, 500, "unknown-version", "The data was written by a newer version", ("version", "known")),
     ErrorKind(Corrupt, 500, "corrupt", "Stored data is damaged"),
     ErrorKind(
         LogLost, 500, "log-lost", "The log lost records", ("topic", "partition", "first", "last", "remedy", "when")
@@ -160,12 +160,12 @@ def internal_problem() -> dict[str, Any]:
         "type": TYPE_PREFIX + INTERNAL,
         "title": "The server failed unexpectedly",
         "status": 500,
-        "detail": "the request failed unexpectedly, and the server's log says why: a write may have happened",
+        "detail": "the request failed unexpectedly: a write may have happened; the server's log has the cause",
     }
 
 
 def error_of(problem: Mapping[str, Any]) -> TidebookError:
-    """Return the error of a decoded problem, with its message and its fields; of an unknown type, `Unavailable`."""
+    """Return the error of a decoded problem, with its message and its fields; for an unknown type, `Unavailable`."""
     kind = _BY_TYPE.get(str(problem.get("type")))
     detail = str(problem.get("detail") or problem.get("title") or "the server refused the request")
     if kind is None:
@@ -207,7 +207,7 @@ def _bytes(value: Any) -> Any:
         return None
 
 
-#: How the fields that JSON cannot hold are restored.
+#: Functions that restore the fields that JSON cannot represent.
 _FROM_JSON: Final[dict[str, Callable[[Any], Any]]] = {
     "key": _key,
     "append_id": _bytes,

@@ -1,4 +1,4 @@
-"""Requests and answers of queues."""
+"""Requests and responses of queues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EntryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     traceparent: str | None = None
 
     def entry(self, traceparent: str | None = None) -> Entry:
-        """Return the entry that a queue puts; it continues the trace of its request, unless it names another."""
+        """Return the entry to put; it continues the trace of the request, unless it names another one."""
         return Entry(
             data=payload_from(self.data, self.data_base64, "data"),
             key=self.key,
@@ -65,7 +65,7 @@ class PutAnswer(msgspec.Struct, frozen=True):
 class ClaimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A claim of due entries; with `wait_s` it waits that long for the first one.
 
-    `done` has the leases of finished jobs: they are finished first, which saves a worker every other request.
+    `done` has the leases of finished jobs: they are finished first, which saves a worker every second request.
     """
 
     limit: Annotated[int, Meta(ge=1, le=CLAIM_MAX)] = 1
@@ -96,7 +96,7 @@ class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, job: Job) -> JobAnswer:
-        """Return the answer for a job."""
+        """Return the response for a job."""
         data, encoded = payload_to(job.data)
         return cls(
             encode_lease(job.held, job.id, job.key), job.id, job.priority, job.timeouts, job.inserted_at,
@@ -112,7 +112,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True):
 
 
 class HeldJob:
-    """A job as its lease describes it: the fields that a queue needs to extend, finish or fail it."""
+    """A job decoded from its lease: the fields that a queue needs to extend, finish or fail it."""
 
     __slots__ = ("held", "id", "key", "lease_until_ms", "queue")
 
@@ -248,7 +248,7 @@ class EntryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     @classmethod
     def of(cls, view: EntryView) -> EntryAnswer:
-        """Return the answer for an entry."""
+        """Return the response for an entry."""
         fields = {name: getattr(view, name) for name in view.__struct_fields__ if name != "data"}
         data, encoded = payload_to(view.data)
         return cls(**fields, data=data, data_base64=encoded)
@@ -277,7 +277,7 @@ class DeadLetterAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
 
     @classmethod
     def of(cls, letter: DeadLetter) -> DeadLetterAnswer:
-        """Return the answer for a dead letter."""
+        """Return the response for a dead letter."""
         fields = {name: getattr(letter, name) for name in letter.__struct_fields__ if name != "data"}
         data, encoded = payload_to(letter.data)
         return cls(**fields, data=data, data_base64=encoded)

@@ -1,4 +1,4 @@
-"""A route: the declaration of one HTTP operation, from which server, client and documentation are built."""
+"""A route declares one HTTP operation; server, client and documentation are built from it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from tidebook.api.access import Role
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-#: The object that a token's prefix must match: the path parameter of this name, the items of the answer (those
+#: The object that a token's prefix must match: the path parameter of this name, the items of the response (those
 #: that do not match are left out), or the book as a whole, for which a token with a prefix is refused.
 Scope = Literal["topic", "queue", "namespace", "items", "book", "none"]
-#: How the answer is sent: as one JSON document, as text, or as NDJSON `lines`; `events` may also be server-sent events.
+#: The form of the response: one JSON document, text, or NDJSON `lines`; `events` may also be server-sent events.
 Form = Literal["json", "text", "lines", "events", "none"]
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
@@ -29,15 +29,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
-    #: The struct of the answer; of each line, if the form is `lines`.
+    #: The struct of the response, or of each line if the form is `lines`.
     answer: Any = None
     form: Form = "json"
     status: int = 200
-    #: Whether the operation changes something; if so, it is audited and takes an Idempotency-Key.
+    #: Whether the operation changes something; if so, it is audited and accepts an Idempotency-Key.
     mutates: bool = False
-    #: Whether the audit entry must be durable before the answer is sent.
+    #: Whether the audit entry must be durable before the response is sent.
     destructive: bool = False
-    #: Whether the answer holds a secret, which is never stored.
+    #: Whether the response contains a secret, which is never stored.
     answers_secret: bool = False
     #: Whether the body may be left out.
     body_optional: bool = False

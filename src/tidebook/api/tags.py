@@ -1,4 +1,4 @@
-"""Requests and answers of tags."""
+"""Requests and responses of tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidebook.tags.event import TaggedEvent
 
 
 class TagReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which events of a tag to read: those after `after` (a `tag_offset`) or `since` (a time), of these topics."""
+    """Select events of a tag: those after `after` (a `tag_offset`) or since `since` (a time), in some topics or all."""
 
     after: str | None = None
     since: datetime | None = None
@@ -87,7 +87,7 @@ class HorizonAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagRebuildBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The topics whose rows of the tag are written again; by default all."""
+    """The topics whose rows of the tag are rewritten; by default all."""
 
     topics: tuple[str, ...] | None = None
 

@@ -1,4 +1,4 @@
-"""Requests and answers of write-ahead logs."""
+"""Requests and responses of write-ahead logs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RegionWriteAnswer(msgspec.Struct, frozen=True):
 
 
 class RegionReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which entries to read: of one table from `start` on, or of all tables from an offset on."""
+    """Selects the entries to read: those of one table from `start` on, or of all tables from an offset on."""
 
     table: Table | None = None
     start: Sequence = 1
@@ -130,7 +130,7 @@ class WalEntryLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, entry: WalEntry, payload: Any) -> WalEntryLine:
-        """Return the line of an entry, with its payload as it is shown."""
+        """Return the line of an entry, with its payload as clients see it."""
         return cls(entry.table, entry.seq, entry.offset, *payload_to(payload))
 
 
@@ -149,7 +149,7 @@ class FlushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class FlushAnswer(msgspec.Struct, frozen=True):
-    """The tables whose flush the owner was asked for."""
+    """The tables that the owner was asked to flush."""
 
     tables: list[int]
 

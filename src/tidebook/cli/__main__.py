@@ -28,7 +28,7 @@ def main() -> None:
     finally:
         if interruptible:
             signal.signal(signal.SIGINT, _exit_at_once)
-        gc.freeze()  # everything is closed; a search of all modules for cycles would take a fifth of a second
+        gc.freeze()  # everything is closed; a final garbage collection of all modules would take a fifth of a second
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

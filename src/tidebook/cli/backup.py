@@ -21,7 +21,7 @@ def make_backup(
 ) -> None:
     """Back up an embedded book while it is in use.
 
-    All files are copied as of one moment, and every page is checked. Writers wait for a moment only.
+    All files are copied as of one moment, and every page is checked. Writers wait only for a moment.
     """
     _refuse_address(book)
     settings = book_settings(book)
@@ -31,7 +31,7 @@ def make_backup(
     _emit(manifest, target, f"backed up {settings.folder} to {target}")
     for section in ("log", "store", "sql"):
         if not settings.section(section).embedded:
-            output.note(f"the {section} is on a server and not in this backup: back it up with the server's own tools")
+            output.note(f"the {section} is on a server and not in this backup: back it up with the server's tools")
 
 
 def restore_backup(
@@ -50,7 +50,7 @@ def restore_backup(
 
 def _refuse_address(book: str | None) -> None:
     if is_address(book):
-        raise InvalidInput("--book: a server's book is backed up and restored where its folder is")
+        raise InvalidInput("--book: back up and restore the book of a server on the machine that has its folder")
 
 
 def _embedded_files(settings: Settings) -> list[str]:

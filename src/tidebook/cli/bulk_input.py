@@ -68,7 +68,7 @@ def _write_lines(book: str | None, what: str, write_values: Write) -> None:
     batches = read_batches(sys.stdin.buffer)
     first = next(batches, None)
     if first is None:
-        raise InvalidInput("standard input is empty: give one JSON value per line")
+        raise InvalidInput("standard input is empty: pass one JSON value per line")
     portal = BlockingPortal()
     try:
         opening = open_book(book, create=True)

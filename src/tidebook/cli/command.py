@@ -56,7 +56,7 @@ class Group(typer.Typer):
     """A group of commands.
 
     A command with a parameter `book` gets the options `--book` and `--json`. If the parameter is a `Book`, the book is
-    opened, and must exist; otherwise the parameter is the path that was given. A command may be a coroutine function.
+    opened, and must exist; otherwise the parameter is the path as typed. A command may be a coroutine function.
     """
 
     def command(
@@ -107,7 +107,7 @@ def _with_book(function: Callable[..., Any], *, check: bool) -> Callable[..., No
 def run(
     coroutine: Coroutine[Any, Any, None], *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> None:
-    """Run a coroutine; of the errors of a task group raise an unexpected one, otherwise the first."""
+    """Run a coroutine; from a task group's errors raise an unexpected one if there is one, otherwise the first."""
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(coroutine)

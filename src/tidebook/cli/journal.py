@@ -60,7 +60,7 @@ def _expiry(after_s: float) -> timedelta | int:
         expiry = timedelta(seconds=after_s)
         expiry_ms(expiry)
     except (OverflowError, InvalidInput) as error:
-        raise InvalidInput(f"--expire-after-s is a time from 0.001 s to about 100 years, not {after_s:g}") from error
+        raise InvalidInput(f"--expire-after-s must be from 0.001 s to about 100 years, not {after_s:g}") from error
     return expiry
 
 
@@ -75,8 +75,8 @@ def append(
     at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
     metadata: str | None = option("JSON", "Add this JSON object to every event."),
     type: str | None = option("NAME", "The type of every event; a topic with typed events needs it."),
-    version: int | None = number("The version of that type, 1 by default.", 1),
-    expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
+    version: int | None = number("The version of that type; 1 by default.", 1),
+    expire_after_s: float | None = seconds("Expire the journal this long after its last append; 0: never."),
 ) -> None:
     """Append events to a journal, atomically.
 

@@ -45,7 +45,7 @@ def seconds(help: str, default: Any = None, *, least: float = 0.0) -> Any:
     def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
         if value is not None and not least <= value <= SECONDS_MAX:  # also rejects NaN
             name = parameter.opts[0]
-            raise InvalidInput(f"{name} is a time in seconds, from {least:g} to a hundred years, not {value:g}")
+            raise InvalidInput(f"{name} must be a number of seconds from {least:g} to a hundred years, not {value:g}")
         return value
 
     return option("SECONDS", help, default, callback=check)
@@ -64,7 +64,7 @@ def argument(metavar: str, help: str, default: Any = ..., **how: Any) -> Any:
 def _address(value: str | None) -> str | None:
     port = "" if value is None else value.rpartition(":")[2]
     if value is not None and not (port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
-        raise InvalidInput(f"--metrics is HOST:PORT, for example 127.0.0.1:9401, not {value!r}")
+        raise InvalidInput(f"--metrics must be HOST:PORT, for example 127.0.0.1:9401, not {value!r}")
     return value
 
 
@@ -74,7 +74,7 @@ def _topics(values: list[str] | None) -> list[str] | None:
 
 def _tag(value: str) -> str:
     if not value:
-        raise InvalidInput("a tag must be a non-empty text")
+        raise InvalidInput("a tag must not be empty")
     return value
 
 
@@ -88,7 +88,7 @@ BookOption = Annotated[
         metavar="PATH",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, also on a terminal.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, even on a terminal.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 LimitOption = Annotated[int, number("Print at most N.", 1, 10_000, ...)]
 OnceOption = Annotated[bool, typer.Option("--once", help="Process what is pending now, then exit.")]
@@ -151,7 +151,7 @@ def _has_files(settings: Settings) -> bool:
 
 
 def is_address(where: str | None) -> bool:
-    """Return whether a book is named by the address of a server."""
+    """Return whether the name of a book is the address of a server."""
     return where is not None and where.lower().startswith(("http://", "https://"))
 
 

@@ -51,7 +51,7 @@ app.add_typer(parked, name="parked")
 
 def _topic(value: str | None) -> str | None:
     if value is not None and (not value or "\x00" in value):
-        raise InvalidInput("a topic must be a non-empty text")
+        raise InvalidInput("a topic must not be empty")
     return value
 
 
@@ -88,7 +88,7 @@ def publish(
     key: str | None = option("KEY", "Use this key for all messages."),
     partition_key: str | None = option("KEY", "Choose the partition by this key instead."),
     header: list[str] | None = option("NAME=VALUE", "Add this header to all messages; may be repeated."),
-    ordered: bool = flag("--ordered", "Wait for transactions that publish the same key."),
+    ordered: bool = flag("--ordered", "Wait for other transactions that publish the same key."),
 ) -> None:
     """Publish messages in one separate transaction."""
     headers = dict(_header(each) for each in header or [])
@@ -106,7 +106,7 @@ def publish(
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidInput(f"--header is NAME=VALUE, not {text!r}")
+        raise InvalidInput(f"--header must be NAME=VALUE, not {text!r}")
     return name, value
 
 
@@ -142,7 +142,7 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
             try:
                 outbox.status()
             except TidebookError as error:
-                logging.getLogger("tidebook.outbox").info("outbox: no status: %s", error)
+                logging.getLogger("tidebook.outbox").info("outbox: the status cannot be read: %s", error)
             if done.wait(STATUS_S):
                 return
 

@@ -33,7 +33,7 @@ class OutputFailed(Exception):
 
 
 class GuardedOutput:
-    """Wraps standard output and raises `OutputFailed` for each failed write, also of help texts and live displays."""
+    """Wraps standard output and raises `OutputFailed` for each failed write, even of help texts and live displays."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

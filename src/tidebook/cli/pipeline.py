@@ -77,7 +77,7 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
-#: How often an inline replication prints its progress, if that has changed.
+#: The interval at which an inline replication prints its progress, if it has changed.
 INLINE_REPORT_S = 1.0
 
 
@@ -116,7 +116,7 @@ def _open_job(
 def _open_with(
     book: str | None, new: Callable[[Settings], T], enter: Callable[[Book, BlockingPortal], None] = _enter
 ) -> Iterator[tuple[T, Book, BlockingPortal]]:
-    """Open an existing book and the Spark that a job needs; the job runs in threads and calls the book by the portal.
+    """Open an existing book and the Spark that a job needs; the job runs in threads and calls the book by its portal.
 
     `enter` opens the book; it may wait for the book's servers.
     """
@@ -139,7 +139,7 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
     """Start Spark in a thread, while the book is opened; translate its failures and the job's."""
     master = pipeline_settings(settings).master
     if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
-        raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
+        raise InvalidInput(f"[pipeline] master must be local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
     _require_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -166,10 +166,10 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
 
 
 def waits_for_spark_to_stop(settings: Settings) -> bool:
-    """Return whether a job's command stops Spark before it exits; otherwise Java ends itself when the command has.
+    """Return whether a job's command stops Spark before it exits; otherwise Java ends after the command.
 
     On a cluster the application would look failed. A local Java reads the end of its input, and its shutdown hooks stop
-    Spark and delete its files; that takes a second, for which no caller must wait.
+    Spark and delete its files; that takes about a second, which no caller should have to wait for.
     """
     return submitted() or not pipeline_settings(settings).master.startswith("local")
 
@@ -322,7 +322,7 @@ def replicate(
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
 
     def enter(opened: Book, portal: BlockingPortal) -> None:
-        # Java starts meanwhile.
+        # Java starts at the same time.
         from tidebook.pipeline.jobs.replicate import FAILING_S
         from tidebook.pipeline.jobs.replicate import Progress as Replicated
 

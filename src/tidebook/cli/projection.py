@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # SQLAlchemy is an extra, and slow to import: only an applica
 app = Group(help="Show, rebuild, pause and resume projections.", no_args_is_help=True)
 
 AppOption = Annotated[
-    str, option("MODULE:APP", "A function of the book that returns its projections, as for 'tidebook run'.", ...)
+    str, option("MODULE:APP", "A function that takes the book and returns its projections, as for 'tidebook run'.", ...)
 ]
 NameArgument = Annotated[str, argument("NAME", "The projection.", ...)]
 
@@ -102,7 +102,7 @@ async def list_(book: Book, app: AppOption) -> None:
 
 @app.command()
 async def status(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Print how far a projection is, and what failed."""
+    """Print the progress of a projection, and what failed."""
     async with _projection(app, name, book) as projection:
         found = await projection.stored()
     row = _row(found)
@@ -117,7 +117,7 @@ async def status(book: Book, name: NameArgument, app: AppOption) -> None:
 
 @app.command()
 async def rebuild(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Build a projection again, then swap its tables."""
+    """Rebuild a projection, then swap its tables."""
     async with _projection(app, name, book) as projection:
         build = await projection.rebuild()
     output.emit({"projection": name, "build": build}, f"{name}: build {build} is live")

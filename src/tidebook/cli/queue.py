@@ -51,11 +51,11 @@ def parse_priority(text: str) -> int:
         return NAMES[text.lower()]
     if text.isdecimal() and len(text) <= 3 and int(text) <= 255:
         return int(text)
-    raise InvalidInput(f"--priority is 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
+    raise InvalidInput(f"--priority must be 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
 
 
 def _parse_date(text: str | None, option: str) -> datetime | None:
-    """Parse a time, given in ISO 8601 with a time zone or as seconds from now, as in +30."""
+    """Parse a time, given in ISO 8601 with a time zone or as seconds from now, such as +30."""
     if text is None:
         return None
     if not text.startswith("+"):
@@ -136,7 +136,7 @@ async def workers(book: Book, queue: Name, limit: LimitOption = 100) -> None:
 
 @app.command()
 async def pause(book: Book, queue: Name) -> None:
-    """Let no worker claim an entry until the queue is resumed.
+    """Prevent workers from claiming entries until the queue is resumed.
 
     Running jobs continue, and entries can still be put. The pause is stored with the queue and survives restarts.
     """
@@ -146,7 +146,7 @@ async def pause(book: Book, queue: Name) -> None:
 
 @app.command()
 async def resume(book: Book, queue: Name) -> None:
-    """Let workers claim the entries of a paused queue again."""
+    """Allow workers to claim entries of a paused queue again."""
     await (await _existing(book, queue)).resume()
     output.emit({"queue": queue, "paused": False}, f"{queue} is resumed")
 
@@ -206,10 +206,10 @@ def _show_dead_letters(letters: list[DeadLetter]) -> None:
 @app.command()
 def work(
     book: BookOption,
-    work: list[str] = argument("[QUEUE] MODULE:NAME", "The queue, and the handler, as in: mail shop.mail:send"),
+    work: list[str] = argument("[QUEUE] MODULE:NAME", "The queue and the handler, for example: mail shop.mail:send"),
     concurrency: int = number("Run N jobs at a time.", 1, 1_000, default=10),
     lease_s: float = seconds(
-        "Let another worker take a job after this time without a heartbeat.", least=0.001, default=60.0
+        "Allow another worker to take a job after this time without a heartbeat.", least=0.001, default=60.0
     ),
     retry_s: float = seconds("Wait this long after the first failure; each further failure doubles it.", default=1.0),
     retry_max_s: float = seconds("Wait at most this long after a failure.", default=3_600.0),
@@ -223,7 +223,7 @@ def work(
     the book has only one.
     """
     if len(work) > 2:
-        raise InvalidInput("give a queue and a handler, as in: mail shop.mail:send")
+        raise InvalidInput("pass a queue and a handler, for example: mail shop.mail:send")
     handler = load_callable(work[-1])
     retry = Retry(first_s=retry_s, longest_s=max(retry_max_s, retry_s))
 

@@ -29,13 +29,13 @@ from tidebook.runtime.supervisor import GRACE_S, RunStatus, Supervisor
 from tidebook.wiring.book import Book
 from tidebook.wiring.replication import is_embedded
 
-#: How often the parts are checked for a changed state, which is then printed.
+#: The interval at which the states of the parts are checked, and changes are printed.
 REPORT_S = 0.5
 
 
 async def run_app(
     book: BookOption,
-    app: str = argument("MODULE:APP", "A function of the book that returns what to run, as in: shop.main:app"),
+    app: str = argument("MODULE:APP", "A function that takes the book and returns what to run, such as shop.main:app"),
     replicate: bool = typer.Option(True, help="Replicate an embedded book in this process."),
     grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=GRACE_S),
     metrics: MetricsOption = None,

@@ -32,17 +32,17 @@ def serve(
 ) -> None:
     """Serve a book over HTTP, until Ctrl-C or SIGTERM.
 
-    A loopback address needs no token as long as there is none; any other address needs TLS and a token.
+    A loopback address needs no token until one is created; any other address needs TLS and a token.
     The first signal drains: requests in flight finish and streams end. A second one exits immediately.
     """
     if is_address(book):
-        raise InvalidInput(f"{book} is served already: give the folder or the tidebook.toml of a book")
+        raise InvalidInput(f"{book} is already served: pass the folder or the tidebook.toml of a book")
     if log_json:
         log_as_json()
     server = extra("tidebook.server.serve", "server")
 
     if (tls_cert is None) != (tls_key is None):
-        raise InvalidInput("give --tls-cert and --tls-key together")
+        raise InvalidInput("use --tls-cert and --tls-key together")
     tls = None if tls_cert is None else server.Tls(tls_cert, tls_key)
 
     def ready(url: str) -> None:

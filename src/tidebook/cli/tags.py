@@ -60,7 +60,7 @@ async def read(
 def _start(tag: str, after: str | None, since: str | None) -> str | datetime | None:
     """Return the start of a read, from --after or --since."""
     if after is not None and since is not None:
-        raise InvalidInput("give either --after or --since, not both")
+        raise InvalidInput("use either --after or --since, not both")
     if since is not None:
         return parse_time("--since", since)
     if after is not None:

@@ -23,7 +23,7 @@ app = Group(help="Create, list and revoke access tokens of the server.", no_args
 
 def _role(value: str) -> str:
     if value not in ("viewer", "operator", "admin"):
-        raise InvalidInput(f"--role is viewer, operator or admin, not {value!r}")
+        raise InvalidInput(f"--role must be viewer, operator or admin, not {value!r}")
     return value
 
 
@@ -43,7 +43,7 @@ async def _tokens(book: str | None, *, create: bool = False) -> AsyncIterator[To
 @app.command()
 async def create(
     book: BookOption,
-    name: str = argument("NAME", "Who or what the token is for, for example: billing"),
+    name: str = argument("NAME", "What the token is for, for example: billing"),
     role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, operator or admin.", callback=_role)] = "viewer",
     prefix: str = option("PREFIX", "Only topics, queues and namespaces that begin with this.", ""),
     expires_s: float | None = seconds("The token expires after this time.", least=0.001),
@@ -51,7 +51,7 @@ async def create(
 ) -> None:
     """Create a token and print it. It is not shown again.
 
-    The book must exist, so that a typing mistake is noticed. A server that others reach needs a token before its first
+    The book must exist, so that a typing error is noticed. A server that others reach needs a token before its first
     start: create the book with --new-book then.
     """
     async with _tokens(book, create=new_book) as tokens:

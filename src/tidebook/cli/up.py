@@ -45,9 +45,9 @@ async def up(
     once: bool = flag("--once", "Print the status once, then exit."),
     replicate: bool = typer.Option(True, help="Replicate the log to the store, and purge expired journals."),
     serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
-    port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
+    port: int = number("The port of the server; another one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
     log_json: LogJsonOption = False,
-    demo: bool = flag("--demo", "Run a small shop in the book too, which uses every part of it."),
+    demo: bool = flag("--demo", "Also run a small shop in the book, which uses every part of it."),
 ) -> None:
     """Replicate and serve a book, and show its status, until Ctrl-C.
 
@@ -72,7 +72,7 @@ async def up(
         with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
             async with asyncio.TaskGroup() as group:
                 child: ReplicationChild | None = None
-                if engine == "spark":  # first, because it takes longest to start
+                if engine == "spark":  # first, because it takes the longest to start
                     child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
                     group.create_task(child.run(stop))
                 if serve and not once:
@@ -90,7 +90,7 @@ async def up(
 def _demo(settings: Settings, *, once: bool) -> Any:
     """Return the function that makes the shop's parts; raise `InvalidInput` where it cannot run."""
     if once or not is_embedded(settings):
-        raise InvalidInput("--demo runs in an embedded book, until Ctrl-C: give a folder, and no --once")
+        raise InvalidInput("--demo runs in an embedded book until Ctrl-C: pass a folder, and not --once")
     return extra("tidebook.demo", "outbox").shop
 
 

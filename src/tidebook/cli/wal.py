@@ -132,7 +132,7 @@ async def mark(
     """Mark a table's older entries as deleted."""
     async with open_region(book, namespace, region) as opened:
         await opened.mark_deleted(table, seq)
-    output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked before {seq}")
+    output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked as deleted before {seq}")
 
 
 @app.command()
@@ -148,8 +148,9 @@ async def flush(
     """
     async with open_region(book, namespace, region) as opened:
         asked = await opened.request_flush(table)
-    which = ", ".join(map(str, asked)) or "none has entries"
-    output.emit({"region": region, "tables": asked}, f"asked the owner to flush tables: {which}")
+    tables = ", ".join(map(str, asked))
+    text = f"asked the owner to flush tables: {tables}" if asked else "no table has entries to flush"
+    output.emit({"region": region, "tables": asked}, text)
 
 
 @app.command()

@@ -40,7 +40,7 @@ class Measurements:
         await self._region.write(table=table, payloads=[json.dumps(fields).encode()])
 
     async def flush_periodically(self) -> None:
-        """Let Spark move the measurements to Parquet every minute; without Spark or Java they stay in the log."""
+        """Move the measurements to Parquet with Spark every minute; without Spark or Java they stay in the log."""
         if find_spec("pyspark") is None or shutil.which("java") is None:
             await asyncio.Event().wait()
         while True:
@@ -57,6 +57,6 @@ class Measurements:
             try:
                 return await job.wait()
             finally:
-                if job.returncode is None:  # the shop stops; the next flush completes this one
+                if job.returncode is None:  # the shop is stopping; the next flush completes this one
                     job.terminate()
                     await job.wait()

@@ -1,4 +1,4 @@
-"""Orders as deciders: commands decide, events are appended to one journal for each order."""
+"""Orders as deciders: a command returns events, which are appended to the journal of the order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import tidebook
 from tidebook import Event
 
-#: Paid orders carry this tag, which the mails follow.
+#: The tag of payments; a feed puts each into the queue of mails.
 PAID_TAG = "paid"
 
 
@@ -30,7 +30,7 @@ class Paid(msgspec.Struct, frozen=True):
 
 @tidebook.event_type("shop.cancelled")
 class Cancelled(msgspec.Struct, frozen=True):
-    """The customer has changed their mind."""
+    """The customer cancelled the order."""
 
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""Deciders turn commands and the state of an entity into events, which are appended if nobody else wrote meanwhile."""
+"""Deciders turn commands and the state of an entity into events, which are appended unless another writer was first."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ RETRY_MAX_S: Final = 0.1
 CACHED_MAX: Final = 10_000
 #: How many command ids of an entity are remembered: in its events' metadata, its snapshots and the cache.
 COMMANDS_MAX: Final = 128
-#: How often a load restarts because the journal is purged or deleted meanwhile.
+#: How many times a load restarts if the journal is purged or truncated while it is read.
 LOADS_MAX: Final = 10
-#: How many events a replay applies together.
+#: How many events a replay passes to `evolve_all` at once.
 REPLAY_PAGE: Final = 1_000
-#: The name under which a command id is in the metadata of its events.
+#: The metadata key that holds the command id of an event.
 COMMAND_ID: Final = "command_id"
 
 #: A separate generator, so that the application's seeded one is not affected.
@@ -57,7 +57,7 @@ _random = random.Random()
 
 
 class HasInitial(Protocol[S_co]):
-    """A decider that gives its initial state, for type checkers."""
+    """The type of a decider with an `initial` function, for type checkers."""
 
     def initial(self) -> S_co:
         """Return the state of an entity without events."""
@@ -77,7 +77,7 @@ class DeciderOptions(TypedDict, total=False):
 class Done(msgspec.Struct, Generic[S], frozen=True):
     """The result of a command: the state after it, its events, and their place in the journal.
 
-    A command that produced no events has `first` and `last` None, and so has a repetition whose events were deleted.
+    `first` and `last` are None if the command produced no events, or was repeated and its events have been deleted.
     """
 
     state: S
@@ -101,7 +101,7 @@ class Loaded(msgspec.Struct, Generic[S], frozen=True):
 
 
 class _Entity(msgspec.Struct, Generic[S], frozen=True):
-    """The state of an entity with all that the next command needs."""
+    """The state of an entity, and what else the next command needs."""
 
     state: S
     seq_nr: int = 0
@@ -123,7 +123,7 @@ def _remember(
 
 
 class _Decision(msgspec.Struct, Generic[S], frozen=True):
-    """The events of a command, as they are for the application and for the log, and the state after them."""
+    """The events of a command, as the application's objects and encoded for the log, and the state after them."""
 
     events: list[Any]
     encoded: list[Event]
@@ -160,7 +160,7 @@ class Rules(Generic[S]):
         """Return the events of a command; any exception of the application refuses the command."""
         if not self._has_methods:
             if arguments:
-                raise InvalidInput("arguments after the command are for a method of the state's class")
+                raise InvalidInput("arguments after the command need a command that is a method of the state's class")
             decided = self.decider.decide(command, state)
         elif inspect.isfunction(command):
             decided = command(state, *arguments)
@@ -168,7 +168,7 @@ class Rules(Generic[S]):
             decided = state.decide(command)  # type: ignore[attr-defined]
         if decided is None:
             return []
-        if type(decided) in self.types.classes:  # which may be iterable, as the models of pydantic are
+        if type(decided) in self.types.classes:  # checked first: an event may be iterable, as pydantic models are
             return [decided]
         if isinstance(decided, Iterable) and not isinstance(decided, str | bytes | Mapping):
             return list(decided)
@@ -190,7 +190,7 @@ class Rules(Generic[S]):
         except TypeError:
             if self._has_methods:
                 raise
-            return state  # such as a read-only view: functions have no need to change it
+            return state  # for example a read-only view, which the functions of a decider cannot change anyway
 
 
 def _event_classes(decider: Any, events: Iterable[type[Any]] | None, name: str) -> list[type[Any]]:
@@ -302,7 +302,7 @@ class Decider(Generic[S]):
         cached_max: int = CACHED_MAX,
     ) -> None:
         if snapshot_every is not None and not (type(snapshot_every) is int and snapshot_every >= 1):
-            raise InvalidInput(f"snapshot_every is a number of events from 1, not {snapshot_every!r}")
+            raise InvalidInput(f"snapshot_every must be a number of events, at least 1, not {snapshot_every!r}")
         self.journal = journal
         self.rules = rules
         self._every = snapshot_every
@@ -312,7 +312,7 @@ class Decider(Generic[S]):
         self._conflicts_max = conflicts_max
         self._cached_max = cached_max
         self._cached: OrderedDict[str, _Entity[S]] = OrderedDict()
-        #: One command of an entity at a time in this process: others would only conflict with it.
+        #: This process runs one command of an entity at a time: concurrent ones would only conflict.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -321,18 +321,18 @@ class Decider(Generic[S]):
         return self.journal.topic
 
     async def execute(self, id: str, command: Any, *arguments: Any, command_id: str | None = None) -> Done[S]:
-        """Decide a command on the entity's state and append its events; return the new state and the events.
+        """Run a command on the entity's state and append its events; return the new state and the events.
 
-        `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. Errors
-        of `decide` or `evolve` are raised here, and nothing is appended. `OutcomeUnknown` says that the events may have
-        been appended, `Unavailable` that they were not.
+        `decide` is called again if another process was first, so it must not have side effects. Errors
+        of `decide` or `evolve` are raised here, and nothing is appended. `OutcomeUnknown` means that the events may
+        have been appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
-        its result is returned, with the current state, and no events if those were deleted or purged since. A command
-        that produced no events left no trace, and is decided again.
+        its result is returned, with the current state, and without events if those were deleted or purged since. A
+        command that produced no events left no trace, and is run again.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
-            raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")
+            raise InvalidInput(f"a command id must be a non-empty string, not {command_id!r}")
         lock = self._locks.get(id)
         if lock is None:
             lock = self._locks[id] = asyncio.Lock()
@@ -343,7 +343,7 @@ class Decider(Generic[S]):
         return self.rules.decide(state, command, arguments)
 
     async def _execute(self, id: str, decide: Callable[[S], list[Any]], command_id: str | None) -> Done[S]:
-        # Removed while the command is in progress: a caller that is cancelled leaves no state of unknown age.
+        # Not cached while the command is in progress: if it is cancelled, the cached state could be outdated.
         entity = self._cached.pop(id, None)
         is_fresh = entity is None
         if entity is None:
@@ -395,11 +395,11 @@ class Decider(Generic[S]):
                 ) from error  # fmt: skip
 
     def _append_id(self, id: str, command_id: str) -> bytes:
-        # The same command on two entities is two appends.
+        # The same command id on two entities identifies two appends.
         return blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()
 
     def _evolved(self, state: S, decided: Sequence[Any], command_id: str | None) -> _Decision[S]:
-        """Return the state after events, before they are appended: what `evolve` refuses could never be loaded."""
+        """Return the state after the events, before their append: `evolve` must accept them, or every load fails."""
         encoded = self.rules.types.encode_all(decided)
         if command_id is not None:
             for event in encoded:
@@ -439,7 +439,7 @@ class Decider(Generic[S]):
         if incarnation is None:
             incarnation = Position((await self.journal.topic_config()).epoch, appended.offset)
         commands = entity.commands if command_id is None else _remember(entity.commands, command_id, first, last)
-        # The caller may change the state and the events that it receives, and not the cached state.
+        # The cached state is a copy, because the caller may modify what it receives.
         after = _Entity(self.rules.copy(decided.state), last, incarnation, commands)
         self._remember(id, after)
         if self._every is not None and last // self._every > (first - 1) // self._every:
@@ -470,7 +470,7 @@ class Decider(Generic[S]):
             return Loaded(self.rules.copy(entity.state), entity.seq_nr)
         if isinstance(at, datetime):
             if at.tzinfo is None:
-                raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")
+                raise InvalidInput("a time needs a time zone, for example datetime.now(UTC)")
             entity = await self._load(id, None, until_ms=int(at.timestamp() * 1000))
         else:
             if numbers.seq_nr(at, name="at", least=0) == 0:
@@ -560,7 +560,7 @@ class Decider(Generic[S]):
                 partition, offset = event.partition, event.offset
         try:
             entity = await self._load(id, None, to=last if events else LAST)
-        except Truncated:  # the events before are deleted, and no snapshot is as old
+        except Truncated:  # earlier events are deleted, and no snapshot is old enough
             entity = await self._load(id, known)
         return Done(
             state=self.rules.copy(entity.state),

@@ -22,13 +22,13 @@ PAGE_ROWS: Final = 1_000
 #: How long a stream waits before it polls for new events.
 POLL_S: Final = 0.5
 
-#: A place in a stream. The first element is a time; an empty tuple is the beginning.
+#: A position in a stream. The first element is a time; an empty tuple is the beginning.
 At = tuple[Any, ...]
 BEGINNING: Final[At] = ()
 
 
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a stream, with what its source needs to continue after it."""
+    """A position in a stream, with what its source needs to continue after it."""
 
     at: At = BEGINNING
     #: The offsets of the log, by topic and partition, of a source that reads the log.
@@ -84,7 +84,7 @@ class EventSource(Protocol):
         ...
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the place that a replicated event has in this stream, or would have if it were in it."""
+        """Return the position that a replicated event has in this stream, or would have if it were in it."""
         ...
 
 
@@ -129,7 +129,7 @@ class TagSource:
             yield SourcePage((), SourcePosition((horizon.time_ms,)))
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the place of an event in the stream."""
+        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
@@ -173,7 +173,7 @@ class TopicSource:
                 self._partitions[topic] = config.partitions
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the place of an event in the stream."""
+        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, row.position.epoch, row.position.offset, key.id, row.seq_nr)
 
 
@@ -195,7 +195,7 @@ def _topic_position(topic: str, at: At) -> TopicPosition | None:
 async def merged_pages(
     starts: Mapping[str, At], request: Callable[[str, At], Any], place: Callable[[str, Any], At]
 ) -> AsyncIterator[list[tuple[At, Any]]]:
-    """Merge ordered streams into pages in the order of `place`; rows with the same place are one.
+    """Merge ordered streams into pages in the order of `place`; rows with the same position are merged into one.
 
     Each stream is read a page at a time; a merged page ends where the first of the read pages ends.
     """

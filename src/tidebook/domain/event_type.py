@@ -75,7 +75,7 @@ def _declare(class_: type[T], declared: EventType) -> type[T]:
 
 
 def _check_upcasters(declared: EventType) -> None:
-    """Raise InvalidInput if an upcaster is missing, because events of its version could not be read, or superfluous."""
+    """Raise InvalidInput if an upcaster is superfluous, or missing: events of its version could not be read."""
     if not 1 <= declared.oldest <= declared.version <= TYPE_VERSION_MAX:
         raise InvalidInput(f"event type {declared.name!r}: oldest is a version from 1 up to {declared.version}")
     needed = set(range(declared.oldest, declared.version))
@@ -146,7 +146,7 @@ def _dump_model(model: Any) -> bytes:
 class EventTypes:
     """The types of the events of a topic: encodes objects of their classes, and decodes by name and version.
 
-    With `lenient`, an event of an unknown type or a newer version is passed on as its raw value.
+    With `lenient`, an event of an unknown type or a newer version is returned as its raw value.
     """
 
     def __init__(self, events: Iterable[type], *, lenient: bool = False) -> None:
@@ -157,7 +157,7 @@ class EventTypes:
         self._current: dict[tuple[str | None, int], Callable[[bytes], Any]] = {}
         for class_ in events:
             if not isinstance(class_, type):
-                raise InvalidInput(f"events is a list of classes, not of {type(class_).__name__}")
+                raise InvalidInput(f"events must be a list of classes, not of {type(class_).__name__}")
             codec = _Codec(class_)
             if (other := self._by_name.get(codec.name)) is not None and other.class_ is not class_:
                 raise InvalidInput(
@@ -166,7 +166,7 @@ class EventTypes:
             self._by_class[class_] = self._by_name[codec.name] = codec
             self._current[codec.name, codec.version] = codec.decode
         if not self._by_class:
-            raise InvalidInput("events is a list with at least one class")
+            raise InvalidInput("events must be a list of at least one class")
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -195,7 +195,7 @@ class EventTypes:
     def encode_all(self, events: Sequence[object]) -> list[Event]:
         """Encode several events, as `encode` does."""
         if isinstance(events, str | bytes) or not isinstance(events, Sequence):
-            raise InvalidInput("events are a list of objects of the declared classes")
+            raise InvalidInput("events must be a list of objects of the declared classes")
         return [self.encode(event) for event in events]
 
     def _not_declared(self, class_: type) -> InvalidInput:

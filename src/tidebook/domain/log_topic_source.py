@@ -26,7 +26,7 @@ from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import Horizons
 
 PAGE_RECORDS: Final = 1_000
-#: How many records are numbered at once to find the log time of one.
+#: How many records are numbered at once to find the log time of a single one.
 NUMBERED: Final = 50
 #: The log time before the first record of the log, if it has lost earlier ones.
 UNKNOWN_MS: Final = -1
@@ -88,7 +88,7 @@ class LogTopicSource:
             yield SourcePage((), SourcePosition((horizon.time_ms,), resumes()))
 
     def _scan_of(self, base: At, until_ms: int) -> TopicScan:
-        """Return the scan after a place; the one that is in progress has its ids."""
+        """Return the scan after a position; a scan in progress already has its ids."""
         scan = TopicScan(self._store, base, until_ms)
         if self._scan is None or self._scan.place != scan.place:
             self._scan = scan
@@ -105,7 +105,7 @@ class LogTopicSource:
         return [start.config.epoch, offset, UNKNOWN_MS]
 
     async def _time_of_first(self, start: _Start) -> int | None:
-        """Return the log time of the first event that the log has: no earlier event is later. None without one."""
+        """Return the log time of the first event in the log, None if there is none; earlier events are not later."""
         cursor = _Cursor(self._log, self._store, start, 0, (), await self._stop(start))
         return await cursor.find_first()
 
@@ -133,7 +133,7 @@ class LogTopicSource:
         return first_unreplicated_offset(pointer, start.topic, start.partition, start.config)
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the place of an event in the stream."""
+        """Return the position of an event in the stream."""
         return topic_place(key.topic, key.id, row)
 
 
@@ -195,7 +195,7 @@ class _Cursor:
                 return found
 
     async def find_first(self) -> int | None:
-        """Return the log time of the first event from the log's first record on, None if there is none."""
+        """Return the log time of the first event in the log, None if there is none."""
         offset = self._first
         while offset < self._stop:
             page = await read_page(
@@ -208,7 +208,7 @@ class _Cursor:
         return None
 
     async def _find_time(self, records: Sequence[Record]) -> tuple[Sequence[Record], int]:
-        """Return the records from the first with an event on, and its log time, which only the store has.
+        """Return the records from the first one with an event, and its log time, which only the store has.
 
         The log time before the log's first record is lost with the records that determined it. Without an event there
         is no record to deliver, and the time is still unknown.
@@ -219,7 +219,7 @@ class _Cursor:
                 key = Key(self._topic, id)
                 head = await self._store.head(key)
                 if head is None:
-                    continue  # purged since
+                    continue  # purged in the meantime
                 stored = await self._store.events(key, head, after=row.seq_nr - 1, to=row.seq_nr, limit=1)
                 if stored and stored[0].position == row.position:
                     return [each for each in records if each.offset >= row.position.offset], stored[0].time_ms

@@ -36,7 +36,7 @@ from tidebook.queue.port import ENTRIES_MAX, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 
-#: How often marks that another process has moved are read again.
+#: How many times marks are read again because another process has moved them.
 MARKS_MAX: Final = 20
 #: How many commands an entity receives before the offset is stored: it must remember them all when they are repeated.
 ENTITY_COMMANDS_MAX: Final = COMMANDS_MAX // 2
@@ -74,7 +74,7 @@ class Effects:
     def execute(
         self, decider: Decider[Any], id: str, command: Any, *, refusals: tuple[type[Exception], ...] = ()
     ) -> None:
-        """Execute a command of another decider; errors in `refusals` are taken as its answer and not retried.
+        """Execute a command of another decider; errors in `refusals` are treated as its result and not retried.
 
         An event may cause up to 64 commands of one entity.
         """
@@ -98,7 +98,7 @@ class Effects:
         process_at: Date = None,
         expires_at: Date = None,
     ) -> None:
-        """Put an entry into a queue; with `process_at` it is a time-out: due at that time."""
+        """Put an entry into a queue; with `process_at` it is a timeout that is due at that time."""
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         self.entries.append((queue, entry))
 
@@ -137,7 +137,7 @@ class ProcessRunner(SliceRunner):
             number = slice_of(placed.event.topic, placed.event.id, self._settings.slices)
             by_slice.setdefault(number, []).append((placed, effects))
         # The order of each journal is kept; journals of different slices do not wait for one another. All have ended
-        # before a failure is handled: a command that is late could be one that its entity has forgotten.
+        # before a failure is handled: the entity could have forgotten a command that is late.
         results = await asyncio.gather(
             *(self._execute_all(of_slice) for of_slice in by_slice.values()), return_exceptions=True
         )
@@ -220,10 +220,10 @@ class _OfEvent(msgspec.Struct, frozen=True):
 
 
 class _Placed(_OfEvent, frozen=True):
-    """An event with its place in the stream."""
+    """An event with its position in the stream."""
 
     at: At
-    #: Its place if the stream is not a scan: the same event may be read by a scan after it was read from the log.
+    #: Its position outside a scan: the same event may be read by a scan after it was read from the log.
     outside_scan: At
     epoch: int
 
@@ -238,7 +238,7 @@ class _Mark(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def decode(cls, text: str | None) -> _Mark:
         value = [] if text is None else msgspec.json.decode(text)
-        # A mark outside a scan is its place alone.
+        # A mark outside a scan consists only of its position.
         return msgspec.convert(value, cls) if value and isinstance(value[0], list) else cls(tuple(value))
 
     def encode(self) -> str:
@@ -291,7 +291,7 @@ class _Publication(_OfEvent, frozen=True):
 
 
 class ProcessManager(Projection):
-    """A process manager: its handler takes `(effects, event)` and says what the event causes.
+    """A process manager: its handler takes `(effects, event)` and declares the effects of the event.
 
     >>> def declare(book, mail_later):
     ...     @book.process("reminders", topics=["orders"])
@@ -326,4 +326,4 @@ class ProcessManager(Projection):
 
     async def rebuild(self) -> int:
         """Raise InvalidInput: the effects of a process cannot be repeated."""
-        raise InvalidInput(f"process {self.name!r} cannot be rebuilt: its effects have happened")
+        raise InvalidInput(f"process {self.name!r} cannot be rebuilt: its effects have already happened")

@@ -39,9 +39,9 @@ from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
 RETRIES: Final = 5
-#: How often a wait reads slices that another process owns.
-LOOK_FIRST_S: Final = 0.005
-LOOK_MAX_S: Final = 0.1
+#: The interval at which a wait reads the slices that another process owns.
+POLL_FIRST_S: Final = 0.005
+POLL_MAX_S: Final = 0.1
 START_TRIES: Final = 5
 
 #: Returns the types of a topic's events, None if they are not declared.
@@ -60,7 +60,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     batches: int
     batch_max: int
-    #: The last error of the database while it lasts.
+    #: The current error of the database, if any.
     error: str | None
     #: The replication that the projection waits for; None while there is progress.
     waiting: HorizonStatus | None
@@ -119,9 +119,9 @@ class Projection:
         on_failure: OnFailure = "stop",
     ) -> None:
         if on_failure not in ("stop", "park"):
-            raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
+            raise InvalidInput(f'on_failure must be "stop" or "park", not {on_failure!r}')
         if type(slices) is not int or not 1 <= slices <= SLICES_MAX:
-            raise InvalidInput(f"slices is a number from 1 to {SLICES_MAX}, not {slices!r}")
+            raise InvalidInput(f"slices must be a number from 1 to {SLICES_MAX}, not {slices!r}")
         self.name = name
         self._source = source
         self._followed = describe_source(source)
@@ -146,7 +146,7 @@ class Projection:
     # Handlers
 
     def __call__(self, handler: Handler) -> Projection:
-        """Set the handler of all events that have none of their own; return the projection."""
+        """Set the handler of all events without a specific handler; return the projection."""
         check_handler(handler)
         self._handler = handler
         return self
@@ -186,7 +186,7 @@ class Projection:
         """
         self._check_handlers()
         if self._running:
-            raise InvalidInput(f"projection {self.name!r} is running in this process already")
+            raise InvalidInput(f"projection {self.name!r} is already running in this process")
         self._running = True
         try:
             member = self._ids.new().hex()
@@ -308,14 +308,14 @@ class Projection:
         return await self._engine.run(read)
 
     async def wait_for(self, done: Any, *, timeout_s: float = 30.0) -> None:
-        """Return once the events of a command are applied: to read one's own write.
+        """Return once the events of a command are applied, so that a caller can read its own write.
 
         `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
         of them was skipped, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
-            raise InvalidInput("wait_for takes what Decider.execute returned")
+            raise InvalidInput("wait_for needs the result of Decider.execute")
         if self._source.topics is not None and topic not in self._source.topics:
             raise InvalidInput(f"projection {self.name!r} does not follow topic {topic}")
         if seq_nr == 0:
@@ -332,7 +332,7 @@ class Projection:
             raise Unavailable(f"projection {self.name!r} {late}: {running}") from error
 
     async def _place(self, key: Key, seq_nr: int, offset: int | None) -> At:
-        """Wait until an event is replicated; return its place in the stream."""
+        """Wait until an event is replicated; return its position in the stream."""
         while (config := await self._store.topic_config(key.topic)) is None:
             await self._store.wait_any(timeout_s=0.1)
         partition = partition_of(key.id, config.partitions)
@@ -349,7 +349,7 @@ class Projection:
             await self._store.wait_any(timeout_s=0.1)
 
     async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
-        """Raise EventParked if one of the events of the append at this place was skipped."""
+        """Raise EventParked if one of the events of the append at this position was skipped."""
         events = [f"{topic}/{id}/{number}" for number in numbers]
 
         def read(connection: Connection) -> list[tuple[str, str, str]]:
@@ -363,7 +363,7 @@ class Projection:
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
-        backoff = Backoff(first_s=LOOK_FIRST_S, max_s=LOOK_MAX_S)
+        backoff = Backoff(first_s=POLL_FIRST_S, max_s=POLL_MAX_S)
         while True:
             progress, news = self._progress, self._news
             left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
@@ -399,7 +399,7 @@ class Projection:
         return await self._engine.run(read)
 
     async def settle(self) -> None:
-        """Return once everything below the current horizon is applied, whichever processes own the slices."""
+        """Return once everything below the current horizon is applied, in all slices, of this process and others."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
@@ -407,7 +407,7 @@ class Projection:
     async def _stored_slices(self) -> int:
         """Wait until the projection was started by some process; return its number of slices.
 
-        Raise InvalidInput if it was started with another source: its positions say nothing about this one.
+        Raise InvalidInput if it was started with another source: its positions have no meaning for this one.
         """
 
         def read(connection: Connection) -> tuple[BuildState, str | None] | None:
@@ -419,7 +419,7 @@ class Projection:
                 self._check_source(found[1])
                 self._take_slices(*found)
             else:
-                await asyncio.sleep(LOOK_MAX_S)
+                await asyncio.sleep(POLL_MAX_S)
         return self._settings.slices
 
     # Commands
@@ -434,7 +434,7 @@ class Projection:
         return await self._continue(skip=False)
 
     async def skip(self) -> list[str]:
-        """Let stopped slices continue after the event that stopped them, which is parked; return these events."""
+        """Continue stopped slices after the events that stopped them, which are parked; return these events."""
         return await self._continue(skip=True)
 
     async def _continue(self, *, skip: bool) -> list[str]:
@@ -449,7 +449,7 @@ class Projection:
         return continued
 
     def _renew_soon(self) -> None:
-        """Let the runner of this process see a command now; those of others see it within seconds."""
+        """Make the runner of this process notice a command now; those of other processes do within seconds."""
         if self._active is not None:
             self._active.renew_soon()
 
@@ -458,8 +458,8 @@ class Projection:
     async def rebuild(self) -> int:
         """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
-        The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
-        `tables`. At the swap the live build waits until the new one has reached it.
+        The live one continues during the rebuild. The handler must write to `tx.table(...)`, and the projection must be
+        declared with its `tables`. At the swap the live build waits until the new one has reached it.
         """
         self._check_handlers()
         if not self._own_tables:
@@ -476,7 +476,7 @@ class Projection:
 
 
 def _time_ms(at: At) -> int | None:
-    """Return the time of a place; None before the first event, or if the horizon is before all time."""
+    """Return the time of a position; None before the first event, or if there is no horizon yet."""
     return at[0] if at and at[0] > 0 else None
 
 
@@ -488,7 +488,7 @@ class SyncProjection(BlockingFacade[Projection]):
     """The blocking form of `Projection`."""
 
     def __call__(self, handler: Handler) -> SyncProjection:
-        """Set the handler of all events that have none of their own; return the projection."""
+        """Set the handler of all events without a specific handler; return the projection."""
         self._target(handler)
         return self
 

@@ -18,10 +18,10 @@ from tidebook.domain.sql_engine import LiveTableWritten, ProjectionTx, SqlEngine
 from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
 
-#: For how long a swap may hold the live build back.
+#: How long a swap may hold the live build back.
 SWAP_S: Final = 60.0
 
-#: Makes the runner of a build for a member; the last argument checks the transaction of each call of a handler.
+#: Makes the runner of a build for a member; the last argument checks the transaction after each call of a handler.
 MakeRunner = Callable[[Build, str, Callable[[ProjectionTx], None]], SliceRunner]
 
 
@@ -60,7 +60,7 @@ class Rebuild:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
             await runner.run_to(_goals(live, is_same=is_same))
-            # Now little is left: hold the live build back, and catch up with it.
+            # Little is left to apply: hold the live build back, and catch up with it.
             frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
             await runner.run_to(_goals(frozen, is_same=is_same))
             await self._swap(state.build, build, swap)
@@ -117,7 +117,7 @@ class Rebuild:
         await self._engine.run(finish)
 
     async def _drop(self, build: Build, live: int, swap: str) -> None:
-        """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
+        """Undo a rebuild that failed: release the live slices, and drop the copies, unless the swap has begun."""
 
         def undo(connection: Connection) -> None:
             state = self._rows.required_state(connection)
@@ -133,9 +133,9 @@ class Rebuild:
 
 
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
-    """Return the places that a new build must reach; places of another source compare by their time only."""
+    """Return the positions that a new build must reach; those of another source are compared only by time."""
     places = {each.slice: decode_position(each.position).at for each in live}
-    # A scan of another build has other places: it must have ended where this one will.
+    # A scan of another build has other positions: it must have ended where this one will.
     places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}
     return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
@@ -177,13 +177,13 @@ class _Rename:
 
 
 def swap_tables(connection: Connection, tables: Sequence[Table], copies: Mapping[str, Table], suffix: str) -> None:
-    """Replace live tables by their copies; those that an announced swap has renamed before are left alone."""
+    """Replace live tables by their copies; those that an announced swap has already renamed are skipped."""
     database, dialect = inspect(connection), connection.dialect
     renames = [_Rename(table, copies[table.key], suffix, dialect.identifier_preparer) for table in tables]
     pending = [each for each in renames if database.has_table(each.copy.name, schema=each.copy.schema)]
     if has_transactional_ddl(dialect.name):
         if missing := [each.copy.key for each in renames if each not in pending]:
-            raise Corrupt(f"the rebuild has lost its tables {', '.join(missing)}: rebuild again")
+            raise Corrupt(f"the rebuild has lost its tables {', '.join(missing)}: start a new rebuild")
         for each in pending:
             connection.execute(text(f"ALTER TABLE {each.live} RENAME TO {each.old_name}"))
             connection.execute(text(f"ALTER TABLE {each.new} RENAME TO {each.name}"))

@@ -45,15 +45,15 @@ LOGGER = logging.getLogger("tidebook.domain")
 T = TypeVar("T")
 
 LEASE_S: Final = 10.0
-#: How often a member renews its lease, takes and releases slices, and sees commands.
+#: The interval at which a member renews its lease, takes and releases slices, and notices commands.
 REBALANCE_S: Final = 2.0
-#: How often the position of slices without events is stored.
+#: The interval at which the position of slices without events is stored.
 IDLE_S: Final = 1.0
 PAGES_AHEAD: Final = 2
 BATCH_FIRST: Final = 200
 BATCH_MIN: Final = 20
 BATCH_MAX: Final = 5_000
-#: The batch grows while its transaction takes less than the first, and shrinks when it takes more than the second.
+#: A batch grows while its transaction takes less than SHORT_S, and shrinks when it takes longer than LONG_S.
 SHORT_S: Final = 0.1
 LONG_S: Final = 0.5
 RETRY_FIRST_S: Final = 0.05
@@ -97,7 +97,7 @@ class RunnerProgress(msgspec.Struct):
     batches: int = 0
     batch_max: int = BATCH_FIRST
     error: str | None = None
-    #: The place that each slice has reached, for the slices that this process owns.
+    #: The position that each slice has reached, for the slices that this process owns.
     reached: dict[int, At] = {}
     stopped: dict[int, str] = {}
 
@@ -336,7 +336,7 @@ class SliceRunner:
 
         began_ms = self._clock.monotonic_ms()
         applying = asyncio.ensure_future(self._engine.apply(fence, calls, self._build.make_tx, self._check, verify))
-        await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its end must be known
+        await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its outcome must be known
         self.progress.batches += 1
         self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
 
@@ -393,7 +393,7 @@ class SliceRunner:
 
     async def _give_up(self, number: int, before: str, after: str, row: SourceRow, error: Exception) -> bool:
         event, reason = f"{row.topic}/{row.id}/{row.row.seq_nr}", _reason(error)
-        LOGGER.error("projection %r: event %s failed for good: %s", self._tables.name, event, reason)
+        LOGGER.error("projection %r: event %s failed permanently: %s", self._tables.name, event, reason)
         build, member, tables = self._build.number, self._member, self._tables
 
         def park(connection: Connection) -> None:
@@ -421,7 +421,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _uncancelled(future: asyncio.Future[T]) -> T:
-    """Wait for a future even if this task is cancelled meanwhile; then raise the cancellation."""
+    """Wait for a future even if this task is cancelled during the wait; then raise the cancellation."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

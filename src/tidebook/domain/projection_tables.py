@@ -35,7 +35,7 @@ from tidebook.domain.event_source import SourcePosition, encode_position
 
 NAME_CHARS_MAX: Final = 200
 ERROR_CHARS_MAX: Final = 2_000
-#: No lease is as long: one that seems to be was taken before the database's clock was set back, and has ended.
+#: Longer than any lease: one that seems longer was taken before the database's clock was set back, and has ended.
 LEASE_S_MAX: Final = 120.0
 #: The owner of slices that a rebuild has frozen for its swap.
 SWAP_OWNER: Final = "swap:"
@@ -146,7 +146,7 @@ def database_now(dialect: str) -> Any:
         case "sqlite":
             return literal_column("((julianday('now') - 2440587.5) * 86400.0)")
         case _:
-            raise InvalidInput(f"projections go into PostgreSQL, MySQL, MariaDB and SQLite, not into {dialect}")
+            raise InvalidInput(f"projections support PostgreSQL, MySQL, MariaDB and SQLite, not {dialect}")
 
 
 class ProjectionTables:
@@ -154,7 +154,7 @@ class ProjectionTables:
 
     def __init__(self, name: str, dialect: str) -> None:
         if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or "\x00" in name:
-            raise InvalidInput(f"the name of a projection is a text of up to {NAME_CHARS_MAX} characters")
+            raise InvalidInput(f"the name of a projection must be text of 1 to {NAME_CHARS_MAX} characters")
         self.name = name
         self._dialect = dialect
         self._now = database_now(dialect)
@@ -174,7 +174,7 @@ class ProjectionTables:
         )
 
     def exists(self, connection: Connection) -> bool:
-        """Return whether the tables are there."""
+        """Return whether the tables exist."""
         return inspect(connection).has_table(PROJECTION.name)
 
     def register(self, connection: Connection, slices: int, source: str) -> BuildState:
@@ -242,7 +242,7 @@ class ProjectionTables:
         return and_(SLICE.c.projection == self.name, SLICE.c.build == build, *conditions)
 
     def _in_force(self, lease_until: Any) -> Any:
-        """Return the condition that a lease has not ended. It decides who works; all writes are fenced anyway."""
+        """Return the condition that a lease has not ended. It only decides who works; all writes are fenced."""
         return lease_until.between(self._now, self._now + LEASE_S_MAX)
 
     def slices(self, connection: Connection, build: int) -> list[SliceState]:
@@ -306,7 +306,7 @@ class ProjectionTables:
             )
 
     def leave(self, connection: Connection, build: int, member: str) -> None:
-        """Release everything that a member has."""
+        """Release everything that a member owns."""
         connection.execute(
             update(SLICE).where(self._slices(build, SLICE.c.owner == member)).values(owner=None, lease_until=0.0)
         )
@@ -319,7 +319,7 @@ class ProjectionTables:
     ) -> None:
         """Move slices from one position to the next; raise Fenced if one is no longer there or not the member's.
 
-        This is the first statement of every batch. It locks the rows, so of two members that believe to own a slice
+        This is the first statement of every batch. It locks the rows, so if two members believe that they own a slice,
         one waits and is then refused.
         """
         moved = connection.execute(
@@ -342,7 +342,7 @@ class ProjectionTables:
         return Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
 
     def is_at(self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str) -> bool:
-        """Return whether slices are at a position and the member's."""
+        """Return whether slices are at a position and owned by the member."""
         query = select(func.count()).where(
             self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.owner == member, SLICE.c.position == position)
         )
@@ -393,7 +393,7 @@ class ProjectionTables:
         return [(row.event, row.position, row.error) for row in connection.execute(query)]
 
     def resume(self, connection: Connection, build: int, *, skip: bool) -> list[str]:
-        """Let stopped slices continue, with `skip` after the event that stopped them; return these events."""
+        """Continue stopped slices, with `skip` after the events that stopped them; return these events."""
         stopped = [each for each in self.slices(connection, build) if each.error is not None]
         for each in stopped:
             position = each.failed_position if skip and each.failed_position is not None else each.position
@@ -421,7 +421,7 @@ class ProjectionTables:
             .values(last_build=build)
         )
         if changed.rowcount != 1 or self.is_rebuilding(connection, state):
-            raise Fenced(f"projection {self.name!r} is being rebuilt already: wait for that rebuild, or try again")
+            raise Fenced(f"projection {self.name!r} is already being rebuilt: wait for that rebuild, or try again")
         self.add_build(connection, build, state.slices)
         self._renew_member(connection, build, member, lease_s)
         return msgspec.structs.replace(state, last_build=build)
@@ -434,13 +434,13 @@ class ProjectionTables:
         return bool(connection.execute(members.where(newer)).scalar_one())
 
     def abandoned_builds(self, connection: Connection, state: BuildState) -> list[int]:
-        """Return the builds that rebuilds before the last one have left, because their processes were killed."""
+        """Return the builds left by earlier rebuilds whose processes were killed."""
         numbers = select(SLICE.c.build).where(SLICE.c.projection == self.name).distinct()
         kept = (state.build, state.last_build, state.swapping)
         return sorted(each for each in connection.execute(numbers).scalars() if each not in kept)
 
     def freeze(self, connection: Connection, build: int, swap: str, lease_s: float) -> list[SliceState]:
-        """Take all slices of the live build away from their owners, for the time of a swap; return them."""
+        """Take all slices of the live build from their owners for the duration of a swap; return them."""
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=swap, lease_until=self._now + lease_s))
         return self.slices(connection, build)
 
@@ -452,7 +452,7 @@ class ProjectionTables:
         count = connection.execute(select(func.count()).select_from(SLICE).where(self._slices(build))).scalar_one()
         locked = connection.execute(update(SLICE).where(self._slices(build, SLICE.c.owner == swap)).values(owner=swap))
         if not count or locked.rowcount != count:
-            raise Fenced(f"projection {self.name!r}: the live build continued or was replaced meanwhile: try again")
+            raise Fenced(f"projection {self.name!r}: the live build has continued or was replaced: try again")
         if self.required_state(connection, lock=True).last_build != new:
             raise Fenced(f"projection {self.name!r}: another rebuild has replaced this one: wait for it")
 
@@ -466,7 +466,7 @@ class ProjectionTables:
         before = self.required_state(connection).build
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(build=build, swapping=None))
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=None, lease_until=0.0))
-        # Its only member was the rebuild, which would get slices until its lease ends.
+        # Its only member was the rebuild, which would be assigned slices until its lease ends.
         connection.execute(delete(MEMBER).where(MEMBER.c.projection == self.name, MEMBER.c.build == build))
         if source is not None:
             self.set_source(connection, source)

@@ -1,4 +1,4 @@
-"""Scenarios: test a decider without a book, as given events, a command, and the events that must follow."""
+"""Scenarios test a decider without a book: given events, a command, and the events that must follow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scenario:
         return self
 
     def when(self, command: Any, *arguments: Any) -> Scenario:
-        """Decide a command on the state; a refusal is kept for `refused`."""
+        """Run a command on the state; a refusal is kept for `refused`."""
         self._decided = self._refusal = None
         try:
             self._decided = self._rules.decide(self.state, command, arguments)

@@ -30,7 +30,7 @@ _ENDINGS: Final = frozenset(
 class ProjectionTx:
     """The transaction of a batch: a SQLAlchemy connection, with the names of the tables of this build.
 
-    The names of the connection work on it, except those that would end the transaction. `table` returns the table that
+    It has the methods of the connection, except those that would end the transaction. `table` returns the table that
     the handler must write to: the live one, or its copy during a rebuild.
     """
 
@@ -68,7 +68,8 @@ class ProjectionTx:
     def __getattr__(self, name: str) -> Any:
         if name in _ENDINGS:
             raise InvalidInput(
-                f"tx.{name}: the transaction has the whole batch and its offset: use tx.begin_nested() for a part of it"
+                f"tx.{name}: the transaction contains the whole batch and its offset: "
+                "use tx.begin_nested() for a part of it"
             )
         self.used = True
         return getattr(self._connection, name)
@@ -79,7 +80,7 @@ class SqlEngine:
 
     def __init__(self, engine: Any) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
-            raise InvalidInput(f"into is a SQLAlchemy engine, sync or async, not {type(engine).__name__}")
+            raise InvalidInput(f"into must be a SQLAlchemy engine, sync or async, not {type(engine).__name__}")
         self._engine = engine
         self.dialect = engine.dialect.name
 
@@ -173,10 +174,10 @@ def raise_own_cancellation(error: BaseException) -> None:
 def check_handler(handler: Any) -> None:
     """Raise InvalidInput for an object that cannot be a handler."""
     if not callable(handler):
-        raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
+        raise InvalidInput(f"a handler must be a function of a transaction and an event, not {type(handler).__name__}")
     for form in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
         if inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form):
-            raise InvalidInput(f"handler {_name(handler)} has a yield: it would return before its first statement")
+            raise InvalidInput(f"handler {_name(handler)} is a generator: it would return before its first statement")
 
 
 def is_async_handler(handler: Handler) -> bool:
@@ -248,7 +249,8 @@ async def _apply_async(
         if is_async:
             await _await_all(some, make_tx(connection), guard)
         else:
-            await connection.run_sync(lambda sync, some=some: _call_all(some, make_tx(sync), guard, _refuse_awaitable))  # type: ignore[misc]
+            await connection.run_sync(lambda sync, some=some: _call_all(some, make_tx(sync), guard, _refuse_awaitable))
+            # type: ignore[misc]
 
 
 def _run_awaitable(_: Handler, result: Awaitable[Any]) -> None:
@@ -263,7 +265,7 @@ def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
     if inspect.iscoroutine(result):
         result.close()
     raise InvalidInput(
-        f"handler {_name(handler)} returned an awaitable but is no coroutine function: with an async engine, "
+        f"handler {_name(handler)} returned an awaitable but is not a coroutine function: with an async engine, "
         "declare it with async def"
     )
 
@@ -275,8 +277,8 @@ TRANSIENT_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
 def is_transient(error: BaseException) -> bool:
     """Return whether an error comes from a server or its connection, so that the same batch may succeed later.
 
-    A statement of a handler may fail with the same class of error by its own mistake, such as a missing table. The log,
-    the store or the queue that the effects of a process manager need may be unavailable, as the database may.
+    A statement of a handler may fail with the same class of error because of a mistake, such as a missing table. The
+    log, the store or the queue that the effects of a process manager need may be unavailable, as the database may.
     """
     if isinstance(error, HandlerFailed):
         cause = error.__cause__

@@ -1,8 +1,9 @@
 """All events of topics from the store, journal after journal, for those that the log no longer has.
 
-A scan has the events after a place `base` and before a time `until_ms`, each once, ordered by topic, id and number. A
-place within it is that of `base`, then `until_ms`, topic, id and number: it is after `base` and before all that is
-left, and it says where to continue. Below the horizon no event is added, so that any process continues any scan.
+A scan has the events after a position `base` and before a time `until_ms`, each once, ordered by topic, id and number.
+A position within it is that of `base`, then `until_ms`, topic, id and number: it is after `base` and before all
+remaining events, and determines where to continue. Below the horizon no event is added, so that any process continues
+any scan.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.domain.event_source import PAGE_ROWS, At, SourcePage, SourcePosition, SourceRow
 from tidebook.store.port import StoreReader
 
-#: How many elements the place of an event has: time, topic, epoch, offset, id, number.
+#: How many elements the position of an event has: time, topic, epoch, offset, id, number.
 PLACE_SIZE: Final = 6
 _BEFORE_ALL: Final[At] = (0, "", -1, -1, "", -1)
 #: How many journals are read at once.
@@ -27,27 +28,27 @@ _AFTER_ALL: Final = 2**62
 
 
 def topic_place(topic: str, id: str, row: EventRow) -> At:
-    """Return the place of an event in the stream of whole topics."""
+    """Return the position of an event in the stream of whole topics."""
     return (row.time_ms, topic, row.position.epoch, row.position.offset, id, row.seq_nr)
 
 
 class TopicScan:
-    """One scan; it continues after any of its places."""
+    """One scan; it continues after any of its positions."""
 
     def __init__(self, store: StoreReader, base: At, until_ms: int) -> None:
         self._store = store
         self._base = (*base, *_BEFORE_ALL[len(base) :])
         self.until_ms = until_ms
-        #: All ids of a topic in order. They are kept, since a scan is interrupted often and continued.
+        #: All ids of a topic in order. They are kept because a scan is often interrupted and continued.
         self._ids: dict[str, list[str]] = {}
 
     @property
     def place(self) -> At:
-        """The place before the scan's first event."""
+        """The position before the scan's first event."""
         return (*self._base, self.until_ms)
 
     async def pages(self, topics: Sequence[str], after: SourcePosition) -> AsyncGenerator[SourcePage, None]:
-        """Yield pages of the scan after a place, with positions that keep the log's offsets of `after`."""
+        """Yield pages of the scan after a position, with positions that keep the log's offsets of `after`."""
         reached = after.at[len(self.place) :]
         for topic in topics:
             config = await self._store.topic_config(topic)
@@ -93,14 +94,14 @@ class TopicScan:
 
 
 def in_scan(at: At) -> bool:
-    """Return whether a place is within a scan."""
+    """Return whether a position is within a scan."""
     return len(at) > PLACE_SIZE
 
 
 def can_join(at: At, other: At) -> bool:
-    """Return whether a stream that reaches the place `other` has delivered what one at `other` has.
+    """Return whether a stream at `at` that reaches `other` has delivered the same events as one at `other`.
 
-    Within a scan that is so for places of the same scan only.
+    Within a scan, that holds only for positions of the same scan.
     """
     size = PLACE_SIZE + 1
     return at[:size] == other[:size] if in_scan(at) or in_scan(other) else True

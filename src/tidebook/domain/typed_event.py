@@ -1,4 +1,4 @@
-"""An event whose payload is an object of its declared class, with its journal and its place in the log."""
+"""An event whose payload is an object of its declared class, with its journal and its position in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_TAGS: frozenset[str] = frozenset()
 
 
 class TypedEvent(msgspec.Struct, Generic[E], frozen=True, gc=False):
-    """An event of a journal; `data` is the object that was appended, or a raw value where types are not declared."""
+    """An event of a journal; `data` is the object that was appended, or a raw value if types are not declared."""
 
     topic: str
     id: str

@@ -80,7 +80,7 @@ class TypedJournal(Generic[E]):
         return self.untyped.read_decoded(id, decode, start=start, end=end, barrier=barrier)
 
     def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[TypedEvent[E]]:
-        """Return the events from `start` on, then each new one as it is appended; the iterator never ends by itself."""
+        """Return the events from `start` on, then each new one as it is appended; the iterator does not end."""
         decode: Any = row_decoder(self.types, self.topic, id)
         return self.untyped.tail_decoded(id, decode, start=start)
 

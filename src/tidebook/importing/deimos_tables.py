@@ -15,7 +15,7 @@ from tidebook.postgres.connect import Connection, connect_first
 from tidebook.postgres.errors import from_psycopg
 
 MESSAGES_PAGE = 500
-#: A lock of Deimos that was not renewed for this long may be taken over; a younger one is that of a running executor.
+#: A lock of Deimos that was not renewed for this long may be taken over; a younger one belongs to a running executor.
 LOCK_S = 60
 _COLUMNS = frozenset({"id", "topic", "message", "key", "partition_key"})
 
@@ -28,7 +28,7 @@ class DeimosTopic(msgspec.Struct, frozen=True):
 
 
 class DeimosMessage(msgspec.Struct, frozen=True):
-    """A message, and its place in Deimos' table."""
+    """A message, and its id in Deimos' table."""
 
     id: int
     message: Message
@@ -53,7 +53,7 @@ class DeimosTables:
         return int(count)
 
     async def messages(self, topic: str, after: int) -> list[DeimosMessage]:
-        """Return the next messages of a topic in the order of their ids, which is that in which Deimos sends them."""
+        """Return the next messages of a topic in the order of their ids, in which Deimos sends them."""
         rows = await self._query(
             "SELECT id, message, key, partition_key FROM kafka_messages WHERE topic = %s AND id > %s "
             "ORDER BY id LIMIT %s",
@@ -87,7 +87,7 @@ class DeimosTables:
 
 @asynccontextmanager
 async def open_deimos_tables(url: str) -> AsyncIterator[DeimosTables]:
-    """Connect and yield the tables; raise NotFound if they are missing, and InvalidInput if they are another's."""
+    """Connect and yield the tables; raise NotFound if they are missing, and InvalidInput if they are not Deimos'."""
     try:
         settings = "-c default_transaction_read_only=on"
         connection = await connect_first(url, application="tidebook-import", settings=settings)

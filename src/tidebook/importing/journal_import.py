@@ -25,7 +25,7 @@ from tidebook.wiring.book import Book
 #: Bounds of one append. Several appends of the source are joined: each is still atomic, and fewer records are written.
 APPEND_EVENTS_MAX = 200
 APPEND_BYTES_MAX = 256 * 1024
-#: How many journals are copied at the same time.
+#: How many journals are copied concurrently.
 JOURNALS_AT_ONCE = 32
 ATTEMPTS_MAX = 6
 RETRY_FIRST_S = 0.2
@@ -37,7 +37,7 @@ class ImportState(StrEnum):
 
     #: Events were copied, or would be in a dry run.
     IMPORTED = "imported"
-    #: The book has the whole journal already.
+    #: The book already has the whole journal.
     COMPLETE = "complete"
     #: kafka-journal would purge it: it is not copied.
     EXPIRED = "expired"
@@ -117,7 +117,7 @@ class AppendPlanner:
 
 
 def append_id(key: Key, first: SourceEvent) -> bytes:
-    """Return the id of the append that begins with an event; two imports of it give the same id, and one append."""
+    """Return the id of the append that begins with an event; a second import derives the same id."""
     text = "\0".join((key.topic, key.id, str(first.partition), str(first.offset), str(first.seq_nr)))
     return blake2b(text.encode(), digest_size=IDENTITY_BYTES, person=b"tidebook-import").digest()
 
@@ -201,7 +201,7 @@ class JournalImport:
                 return JournalResult(topic=head.topic, id=head.id, state=ImportState.EXPIRED)
             return await self._import_journal(head)
         except (Unavailable, OutcomeUnknown):
-            raise  # of the whole book or the whole cluster: the next run continues here
+            raise  # the whole book or the whole cluster failed: the next run continues here
         except TidebookError as error:
             return JournalResult(topic=row["topic"], id=row["id"], state=ImportState.REFUSED, reason=str(error))
 
@@ -228,7 +228,7 @@ class JournalImport:
         return JournalResult(topic=head.topic, id=head.id, state=state, events=contents.count, appended=writer.appended)
 
     async def _source_events(self, head: SourceHead) -> AsyncIterator[SourceEvent]:
-        """Yield the events of a journal; raise Corrupt if their numbers are not those that the head promises."""
+        """Yield the events of a journal; raise Corrupt if their numbers do not agree with the head."""
         last = head.delete_to
         async for row in self._tables.events(head):
             if not belongs_to(row, head):
@@ -261,7 +261,7 @@ class JournalImport:
 
 
 class JournalWriter:
-    """Writes what one journal of the book lacks; in a dry run it only counts."""
+    """Writes the events that one journal of the book lacks; in a dry run it only counts them."""
 
     def __init__(self, journal: Journal, head: SourceHead, target: Head | None, *, dry_run: bool) -> None:
         self._journal = journal
@@ -303,7 +303,7 @@ class JournalWriter:
             await self._journal.delete(self._source.id, to=self._source.delete_to)
 
     async def _append(self, first: int, events: list[Event], id: bytes | None) -> None:
-        """Append, and retry while the log is unavailable; an attempt of unknown outcome is repeated as the same one."""
+        """Append, and retry while the log is unavailable; after an unknown outcome, the same append is repeated."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         identity: dict[str, Any] = {"append_id": id}
         for attempt in range(1, ATTEMPTS_MAX + 1):

@@ -54,7 +54,7 @@ class KafkaJournalTables:
 
     @classmethod
     async def find(cls, session: PagedSession, keyspace: str) -> KafkaJournalTables:
-        """Return the tables of a keyspace; raise NotFound if one is missing, and InvalidInput if it is another's."""
+        """Return the tables of a keyspace; raise NotFound if one is missing, InvalidInput if one is foreign."""
         cql = "SELECT table_name, column_name FROM system_schema.columns WHERE keyspace_name = ?"
         columns: dict[str, set[str]] = {}
         async for row in _rows(session, cql, [keyspace], HEADS_PAGE):

@@ -19,7 +19,7 @@ class TopicResult(msgspec.Struct, frozen=True, kw_only=True):
     #: The messages that were waiting in Deimos' table, and how many of them were copied now.
     messages: int
     copied: int = 0
-    #: Why the topic is not or not completely copied, or why the counts differ.
+    #: Why the topic is not copied, or not completely, or why the counts differ.
     problem: str | None = None
 
 

@@ -82,7 +82,7 @@ class OutboxTarget:
         return self._engine
 
     def _prepare(self, engine: Any) -> None:
-        """Create the missing tables, unless Deimos has its own under their names."""
+        """Create the missing tables, unless Deimos has tables of the same names."""
         found = self._sql.inspect(engine)
         if found.has_table("kafka_messages"):
             columns = {each["name"] for each in found.get_columns("kafka_messages")}

@@ -1,4 +1,4 @@
-"""A journal of kafka-journal: its head and its events, as rows of Cassandra and as a book takes them."""
+"""A journal of kafka-journal: its head and its events, read from rows of Cassandra and converted for a book."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidebook.core.errors import Corrupt
 from tidebook.core.event import Event
 from tidebook.core.payload import decode_json
 
-#: The key of an imported event's metadata that holds what only kafka-journal knew about it.
+#: The key of an imported event's metadata that holds the fields that only kafka-journal has.
 METADATA_NAME = "kafka_journal"
 
 #: The columns of each table. Older versions of kafka-journal have created their tables without the optional ones.

@@ -30,7 +30,7 @@ APPENDS_PER_JOURNAL_MAX = 8
 
 
 def size_bytes(row: WaitingMessage) -> int:
-    """Return the most that a message can take in the log, uncompressed."""
+    """Return the largest size that a message can have in the log, uncompressed."""
     size = len(row.payload or b"") + len(row.key or b"") + OVERHEAD_BYTES
     if row.headers:
         size += sum(len(n.encode()) + len(v or b"") + HEADER_OVERHEAD_BYTES for n, v in unpack_headers(row.headers))
@@ -45,7 +45,7 @@ def refusal_reason(row: WaitingMessage, topic: TargetTopic) -> str | None:
         return "its headers are not a MessagePack list of pairs of text and bytes: drop it, or repair the row and retry"
     if size > topic.limit_bytes:
         return (
-            f"it takes {size:,} bytes and the topic takes {topic.limit_bytes:,}: raise its max.message.bytes "
+            f"it takes {size:,} bytes and the topic allows {topic.limit_bytes:,}: raise its max.message.bytes "
             "(and segment.bytes, where that is less) and retry, or drop the message"
         )
     if topic.needs_key and row.key is None:
@@ -54,7 +54,7 @@ def refusal_reason(row: WaitingMessage, topic: TargetTopic) -> str | None:
 
 
 def park_or_retry(row: WaitingMessage, reason: str, settings: OutboxSettings) -> ParkingDecision:
-    """Return the decision for a refused message: retry it later, or park it once it was tried often enough."""
+    """Return the decision for a refused message: retry it later, or park it after the last attempt."""
     tries = row.tries + 1
     if tries >= settings.park_after_tries:
         return ParkingDecision(row.id, ParkedState.PARKED, order_key(row), tries, reason)
@@ -100,7 +100,7 @@ def compacted_away(rows: Sequence[WaitingMessage], found: frozenset[int]) -> fro
     """Return the rows of one session that were in the log, because a later one of the same order key was found.
 
     A session is sent in the order of its ids and without gaps, and messages of one order key share a partition: a row
-    that is missing before one that is found was there, and was compacted away.
+    that is missing before one that is found was in the log, and was compacted away.
     """
     found_keys: set[bytes] = set()
     compacted = []
@@ -116,7 +116,7 @@ def compacted_away(rows: Sequence[WaitingMessage], found: frozenset[int]) -> fro
 
 
 def to_relayed(rows: Sequence[WaitingMessage], *, session: bytes, outbox: bytes) -> list[RelayedMessage]:
-    """Return messages with two identities: the session's, for scans, and the outbox's, for consumers."""
+    """Return messages with two headers: the session's id for scans, and the outbox's id for consumers."""
     messages = []
     for row in rows:
         id = row.id.to_bytes(8, "big")

@@ -14,7 +14,7 @@ class Fence(StrEnum):
 
     #: The broker rejects records that are older than `fence_ms`.
     TIMESTAMP = "timestamp"
-    #: Kafka's producer epoch: a fresh channel of the topic fences every older one.
+    #: Kafka's producer epoch: a new channel of the topic fences every older one.
     TRANSACTION = "transaction"
     #: The embedded log's file lock, which a stopped process keeps.
     LOCK = "lock"

@@ -91,7 +91,7 @@ class JournalTarget(port.RelayTarget):
     def scan(
         self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
     ) -> port.FoundMessages:
-        """Find no message: the session's appends are repeated, with their append ids and their old floors."""
+        """Report no message as found: the session's appends are repeated with their append ids and their old floors."""
         self._attempts()[topic.topic] = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
         return port.FoundMessages(frozenset())
 
@@ -160,11 +160,11 @@ class JournalChannel:
                     self._unknown = str(error)
                     return
                 if not self._attempt.is_retry:
-                    # It had no effect, because too many other appends followed its floor: the next batch retries it.
+                    # It had no effect, because too many other appends came after its floor: the next batch retries it.
                     self._not_made = True
                     return
-                # The head no longer shows whether this append was applied. Each of those that follow is known to be
-                # applied, or its outcome is as unknown as that of this one; none of them is applied now.
+                # The head no longer shows whether this append was applied. Each later one is either known to be
+                # applied, or its outcome is equally unknown; none of them is applied now.
                 reason = (
                     f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
                     "drop it if the journal has it, else retry"

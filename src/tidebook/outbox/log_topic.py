@@ -1,4 +1,4 @@
-"""Message topics of an embedded log: the target to which the relay sends, and `LogTopic`, by which consumers read.
+"""Message topics of an embedded log: the target to which the relay sends, and `LogTopic`, with which consumers read.
 
 A file lock fences the relays: they all run on one machine.
 """
@@ -32,7 +32,7 @@ READ_MAX = 1000
 LOCK_S_MAX = 0.5
 LOCK_STEP_S = 0.005
 PAGE_RECORDS = 500
-#: How often a following reader polls for a topic that does not exist yet.
+#: The interval at which a following reader polls for a topic that does not exist yet.
 TOPIC_POLL_S = 0.2
 
 
@@ -233,11 +233,11 @@ class LogTopic:
     async def read(
         self, *, offsets: Mapping[int, int] | None = None, follow: bool = False
     ) -> AsyncIterator[LogMessage]:
-        """Yield the messages from these offsets on, one partition after the other; with `follow`, also later ones.
+        """Yield the messages from these offsets on, one partition after the other; with `follow`, also new ones.
 
-        `offsets` has the next offset to read of each partition; a partition that is left out is read from its start.
-        Messages of one key are in one partition, in the order in which they were relayed. A topic that does not exist
-        is empty. Raise LogLost if an offset was truncated, and InvalidInput if the topic holds journals.
+        `offsets` contains the next offset to read in each partition; a partition that is missing is read from its
+        start. Messages of one key are in one partition, in the order in which they were relayed. A topic that does not
+        exist is empty. Raise LogLost if an offset was truncated, and InvalidInput if the topic holds journals.
         """
         state = await self._log.topic(self.topic)
         while state is None:
@@ -306,5 +306,5 @@ def _check_offsets(offsets: Mapping[int, int], state: TopicState) -> Mapping[int
         if type(partition) is not int or not 0 <= partition < state.partitions:
             raise NotFound(f"topic {state.topic} has partitions 0 to {state.partitions - 1}, not {partition!r}")
         if type(offset) is not int or offset < 0:
-            raise InvalidInput(f"an offset is a whole number from 0, not {offset!r}")
+            raise InvalidInput(f"an offset must be a whole number, at least 0, not {offset!r}")
     return offsets

@@ -38,7 +38,7 @@ def unpack_headers(packed: bytes | None) -> Headers:
 
 
 class Keyed(Protocol):
-    """An object with a key, in any form that a message takes."""
+    """An object with a key, such as a message in any of its forms."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -85,7 +85,7 @@ def message(
 ) -> Message:
     """Validate the fields and return a message."""
     if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidInput(f"a payload is bytes (or None, a tombstone), not {type(payload).__name__}: encode it first")
+        raise InvalidInput(f"a payload must be bytes, or None for a tombstone, not {type(payload).__name__}")
     return Message(
         topic_name(topic),
         _bytes(payload, "payload"),
@@ -96,7 +96,7 @@ def message(
 
 
 def with_header(given: Message, name: str, value: bytes) -> Message:
-    """Return the message with a header, unless it has one of this name or as many as it may have."""
+    """Return the message with the header added, unless it already has one of this name or the most that are allowed."""
     if len(given.headers) >= HEADERS_MAX or any(each == name for each, _ in given.headers):
         return given
     return msgspec.structs.replace(given, headers=(*given.headers, (name, value)))
@@ -129,7 +129,7 @@ def _bytes(value: Any, name: str) -> bytes | None:
             return value.encode()
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{name} is text that cannot be encoded as UTF-8: {error}") from error
-    raise InvalidInput(f"{name} is bytes, text or None, not {type(value).__name__}")
+    raise InvalidInput(f"{name} must be bytes, str or None, not {type(value).__name__}")
 
 
 def _headers(headers: Any) -> Headers:
@@ -138,7 +138,7 @@ def _headers(headers: Any) -> Headers:
     try:
         for name, value in pairs:
             if type(name) is not str or not name or "\x00" in name:
-                raise InvalidInput(f"a header's name is text without NUL that is not empty, not {name!r}")
+                raise InvalidInput(f"a header's name must be non-empty text without NUL, not {name!r}")
             if name.startswith(RESERVED_PREFIX):
                 raise InvalidInput(
                     f"header {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved for the relay"
@@ -148,9 +148,9 @@ def _headers(headers: Any) -> Headers:
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput("headers are a mapping of names to bytes, or a list of such pairs") from error
+        raise InvalidInput("headers must be a mapping of names to bytes, or a list of such pairs") from error
     if len(validated) > HEADERS_MAX:
-        raise InvalidInput(f"a message takes at most {HEADERS_MAX:,} headers, not {len(validated):,}")
+        raise InvalidInput(f"a message may have at most {HEADERS_MAX:,} headers, not {len(validated):,}")
     return tuple(validated)
 
 
@@ -192,9 +192,9 @@ def journal_message(
     """Validate an append and return it as a message, keyed by the journal's id."""
     given: object = events
     if isinstance(given, Event | str | bytes) or not isinstance(given, Sequence) or not given:
-        raise InvalidInput("events are a list of at least one tidebook.Event object")
+        raise InvalidInput("events must be a list of at least one tidebook.Event object")
     if len(events) > EVENTS_MAX:
-        raise InvalidInput(f"an append takes at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
+        raise InvalidInput(f"an append may have at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
     if expected is not None:
         seq_nr(expected, name="expected", least=0)
     encoded = tuple(encode_event(event) for event in events)

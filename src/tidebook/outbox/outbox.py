@@ -1,4 +1,4 @@
-"""A book's outbox: publish, relay, report status, and decide on parked messages; blocking, and async."""
+"""A book's outbox: publish, relay, report the status, and retry or drop parked messages; blocking and async."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
-from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, publish_through, use
+from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, block_backend, publish_through, use
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import BackendName, OutboxSettings
 from tidebook.outbox.store import OutboxDatabase, OutboxStore
@@ -35,7 +35,7 @@ INT_MAX = 2**31 - 1
 class OutboxParts(Protocol):
     """The database and targets of an outbox, made from a book's settings."""
 
-    #: The database's URL, as SQLAlchemy takes it.
+    #: The database's URL in SQLAlchemy's form.
     url: str
     #: Whether that is a file in the book's folder.
     embedded: bool
@@ -75,7 +75,7 @@ class Outbox:
 
     @property
     def url(self) -> str:
-        """The URL of the outbox's database, as SQLAlchemy takes it; a password in it is not hidden."""
+        """The URL of the outbox's database in SQLAlchemy's form; a password in it is not hidden."""
         if self._parts.embedded:
             self.ready()
         return self._parts.url
@@ -112,7 +112,7 @@ class Outbox:
         new_message = journal_message(topic, id, events, expected=expected, expire_after=expire_after)
         chosen = self.backend()
         if isinstance(chosen, KafkaBackend):
-            raise InvalidInput("an append to a journal goes through the backend 'db': Kafka itself keeps no journals")
+            raise InvalidInput("an append to a journal needs the backend 'db': Kafka itself has no journals")
         return chosen.publish(target, [new_message], ordered=ordered)
 
     def backend(self, name: BackendName | None = None) -> Backend:
@@ -120,7 +120,7 @@ class Outbox:
         self.refuse_fork()
         if name is not None:
             return self._new_backend(name)
-        if (chosen := of_block()) is not None:
+        if (chosen := block_backend()) is not None:
             return chosen
         if self._chosen is None:
             self._chosen = self._new_backend(self.settings.backend)
@@ -198,7 +198,7 @@ class Outbox:
         return self._ask(lambda store: store.parked_drop(topic, id), missing=0)
 
     def _ask(self, question: Callable[[OutboxStore], R], *, missing: R) -> R:
-        """Ask the database; answer `missing` where its file does not exist, which reading must not create."""
+        """Query the database; return `missing` if its file does not exist, because reading must not create it."""
         self.refuse_fork()
         if self._parts.missing:
             return missing
@@ -231,7 +231,7 @@ def _in_thread(
 
     @wraps(method)
     async def call(self: AsyncOutbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        self.blocking.refuse_fork()  # here, for the threads that would run it may not exist
+        self.blocking.refuse_fork()  # here, because the threads that would run it may not exist
         return await asyncio.to_thread(method, self.blocking, *args, **kwargs)
 
     return call
@@ -246,7 +246,7 @@ class AsyncOutbox:
 
     @property
     def url(self) -> str:
-        """The URL of the outbox's database, as SQLAlchemy takes it; a password in it is not hidden."""
+        """The URL of the outbox's database in SQLAlchemy's form; a password in it is not hidden."""
         return self.blocking.url
 
     publish = _unchanged(Outbox.publish)
@@ -294,4 +294,4 @@ def _check_positive(value: object, name: str) -> None:
 def _check_topic(topic: object) -> None:
     """Raise InvalidInput unless the topic is text. Whether it exists is not checked: journals' topics have a prefix."""
     if not isinstance(topic, str) or "\x00" in topic:
-        raise InvalidInput(f"a topic is text, not {topic!r}")
+        raise InvalidInput(f"a topic must be text, not {topic!r}")

@@ -87,7 +87,7 @@ class NoticeCause(StrEnum):
 
     #: No fence is in force. The notice is cleared once one is.
     WEAK = "weak"
-    #: Which messages an open session sent can no longer be determined. The notice stays.
+    #: It can no longer be determined which messages an open session sent. The notice remains.
     LOST = "lost"
 
 
@@ -120,7 +120,7 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class MessageBatch(msgspec.Struct, frozen=True):
-    """The messages of a session that was just opened, the time of that, and whether more rows may be waiting."""
+    """The messages of a session that was just opened, the time of its opening, and whether more rows may be waiting."""
 
     session: bytes
     messages: tuple[WaitingMessage, ...]
@@ -130,7 +130,7 @@ class MessageBatch(msgspec.Struct, frozen=True):
 
 
 class BatchLimit(msgspec.Struct, frozen=True):
-    """The most that one batch takes; it takes at least one message."""
+    """The limits of one batch; it always takes at least one message."""
 
     rows: int = 1000
     size_bytes: int = 16_000_000
@@ -257,7 +257,7 @@ Outcome = BatchSent | BatchPartlySent | BatchOutcomeUnknown
 
 
 class Channel(Protocol):
-    """Sends one batch at a time. After any outcome but `BatchSent` it is dropped and another one is opened."""
+    """Sends one batch at a time. After any outcome except `BatchSent` it is dropped and another one is opened."""
 
     def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
         """Start sending a batch, in order."""
@@ -315,7 +315,7 @@ class RelayTarget(ABC):
 
 
 class RelayTargets(Protocol):
-    """The targets of a relay's topics: `of` returns that of one; the other methods concern all that are open."""
+    """The targets of a relay's topics: `of` returns the target of one topic; the other methods apply to all."""
 
     def of(self, topic: str) -> RelayTarget: ...
     def maintain(self) -> None: ...

@@ -70,7 +70,7 @@ class PostgresOutboxStore(OutboxStore):
         # Every statement uses an index; stale statistics must not make the planner choose otherwise.
         for option in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"):
             self._execute(f"SET {option} TO off")
-        self._execute("SET plan_cache_mode TO force_generic_plan")  # planning took longer than running
+        self._execute("SET plan_cache_mode TO force_generic_plan")  # planning took longer than execution
         # A relay that is stopped inside a transaction must not keep the topic's row locked.
         self._execute(f"SET idle_in_transaction_session_timeout TO {max(settings.lock_limit_ms, 1)}")
 

@@ -61,7 +61,7 @@ class Sender(Protocol):
     """Sends messages to Kafka immediately."""
 
     def send(self, messages: Sequence[Message], *, wait: bool) -> None:
-        """Send the messages in order; with `wait`, return once all are acknowledged, else once all are queued."""
+        """Send the messages in order; with `wait`, return once all are acknowledged, otherwise once all are queued."""
 
 
 class KafkaBackend:
@@ -87,7 +87,7 @@ _default: Backend = DatabaseBackend()
 _chosen: ContextVar[Backend | None] = ContextVar("tidebook_outbox_backend", default=None)
 
 
-def of_block() -> Backend | None:
+def block_backend() -> Backend | None:
     """Return the backend of the enclosing `use` block, if any."""
     return _chosen.get()
 
@@ -133,7 +133,7 @@ def _as_backend(choice: BackendName | Backend) -> Backend:
     if isinstance(choice, str):
         return backend(choice)
     if not callable(getattr(choice, "publish", None)):
-        raise InvalidInput(f"{choice!r} is not a backend: give a name, or a backend of a book")
+        raise InvalidInput(f"{choice!r} is not a backend: pass a name, or a backend of a book")
     return choice
 
 
@@ -158,7 +158,7 @@ def publish(target: Any, *, ordered: bool = False, **fields: Unpack[MessageField
     >>> sent.messages[0].headers
     (('kind', b'paid'),)
     """
-    return publish_through(of_block() or _default, target, [message(**fields)], ordered=ordered)
+    return publish_through(block_backend() or _default, target, [message(**fields)], ordered=ordered)
 
 
 def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
@@ -167,7 +167,7 @@ def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = Fa
     With `ordered=True`, messages of the same topic and key are relayed in the order of their commits: a second
     transaction that publishes for the same key waits until the first one ends.
     """
-    return publish_through(of_block() or _default, target, validate_messages(messages), ordered=ordered)
+    return publish_through(block_backend() or _default, target, validate_messages(messages), ordered=ordered)
 
 
 def publish_through(backend: Backend, target: Any, messages: list[Message], *, ordered: bool) -> Any:

@@ -25,22 +25,22 @@ LOGGER = logging.getLogger("tidebook.outbox")
 
 #: The pause before a request to a database that failed is retried.
 RETRY_S = 1.0
-#: How often the relay polls, with a growing pause, after a nudge, which may precede the publisher's commit.
+#: How many times the relay polls, with a growing pause, after a nudge, which may precede the publisher's commit.
 NUDGE_POLLS_MAX = 7
 NUDGE_PAUSE_S = 0.0025
 NUDGE_PAUSE_S_MAX = 0.16
-#: For how long publishers are asked to notify, and how often that request is renewed.
+#: For how long publishers are asked to notify; the request is renewed at the same interval.
 NOTIFY_S = 60.0
 NOTIFY_RENEW_S = 1.0
 #: Notifications are no longer requested after all workers were busy for this many rounds.
 BUSY_ROUNDS_MAX = 3
-#: How often a worker serves its idle producers.
+#: The interval at which a worker serves its idle producers.
 MAINTAIN_S = 1.0
 #: How long threads may take to end after `stop_s`: a request to Kafka or the database may be in flight.
 JOIN_S = 30.0
 
 
-#: The wake-ups of this process, referenced weakly: a relay may be dropped. They are copied to be read, which is atomic.
+#: The wake-ups of this process, referenced weakly: a relay may be dropped. Readers copy the set, which is atomic.
 _wakeups: set[weakref.ref[RelayWakeup]] = set()
 # A thread that does not exist in the child may hold an event's lock, and the relays run in the parent.
 os.register_at_fork(after_in_child=_wakeups.clear)
@@ -74,7 +74,7 @@ def nudge() -> None:
 
 
 class RoutedTargets:
-    """Sends journals' topics to journals and all others to the log; each is opened when a topic first needs it."""
+    """Sends journals' topics to journals and all others to the log; each is opened when it is first needed."""
 
     def __init__(self, log: Callable[[], RelayTarget], journals: Callable[[], RelayTarget]) -> None:
         self._factories = {False: log, True: journals}
@@ -320,7 +320,7 @@ class Relay:
         except Unavailable as error:
             if topic_relay is not None:
                 self._unconfirmed_locks[topic] = lock_id
-            else:  # the lock may have been taken nonetheless; an earlier unconfirmed one is more likely
+            else:  # the lock may have been taken nevertheless; an earlier unconfirmed one is more likely
                 self._unconfirmed_locks.setdefault(topic, lock_id)
             self._pause_after_failure(store, error)
             return None

@@ -42,12 +42,12 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hold_batches_max: int = 100
     #: How long a topic rests after an error.
     rest_s: float = 60.0
-    #: How often a relay polls the database when nothing wakes it.
+    #: The interval at which a relay polls the database when nothing wakes it.
     poll_s: float = 0.5
     #: How long a relay that is asked to stop may take to complete the batch in flight.
     stop_s: float = 15.0
 
-    #: How often a message that Kafka refuses is tried before it is parked.
+    #: How many times a message that Kafka refuses is tried before it is parked.
     park_after_tries: int = 1
     #: Whether later messages of a parked message's key are held, or sent.
     parked: Literal["hold_key", "skip"] = "hold_key"

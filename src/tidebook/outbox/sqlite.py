@@ -2,7 +2,7 @@
 
 It uses the standard library's SQLite, as most applications do: a second copy of SQLite in the process (apsw brings one)
 would drop the locks of the first on a file that both have open, so that combination is refused. The file's journal mode
-is left as it is: the standard library's copy may have a write-ahead log bug that loses pages.
+is not changed: the standard library's copy may have a write-ahead log bug that loses pages.
 """
 
 from __future__ import annotations
@@ -115,5 +115,5 @@ def _translate(error: sqlite3.Error, path: Path) -> TidebookError:
     if "no such table" in str(error) or "no such column" in str(error):
         return Unavailable(f"the outbox's tables are missing or old ({error}): run 'tidebook outbox migrate'")
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return Corrupt(f"{path} is damaged ({error}): it is left as it is; restore a copy of it")
+        return Corrupt(f"{path} is damaged ({error}): it was not changed; restore a copy of it")
     return Unavailable(f"{path}: {error}")

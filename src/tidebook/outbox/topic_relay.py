@@ -23,7 +23,7 @@ from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
 
-#: How often a relay renews its lock within `lock_limit_s`.
+#: How many times a relay renews its lock within `lock_limit_s`.
 HEARTBEATS_PER_LOCK_LIMIT = 6
 #: The share of `fence_ms` within which a batch must be acknowledged.
 FENCE_USABLE_SHARE = 0.9
@@ -196,7 +196,7 @@ class TopicRelay:
         sent: list[int] = []
         limit = port.BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
-            # All messages under this lock are at or after these offsets: fetching them again only shortens a scan.
+            # All messages sent under this lock are at or after these offsets: fetching them again only shortens a scan.
             needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence is Fence.APPEND_ID
             ends = self._target.ends(topic, fresh=number > 1) if needs_ends else None
             session = port.NewSession(self._state.ids.new(), topic.fence, topic.uuid, ends)

@@ -13,7 +13,7 @@ from tidebook.runtime.autocommit import class_packages, commits_each_statement, 
 from tidebook.sqlite.libraries import refuse_apsw
 
 _ACCEPTED = (
-    "give a SQLAlchemy 2 session or connection (sync or async), Django's connection, or a connection of psycopg, "
+    "pass a SQLAlchemy 2 session or connection (sync or async), Django's connection, or a connection of psycopg, "
     "psycopg2, pymysql, mysqlclient, mysql-connector, mariadb, sqlite3 or apsw"
 )
 #: The database and the parameter style of a driver, by its top-level package.
@@ -107,7 +107,7 @@ def is_async_driver(target: Any) -> bool:
 def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAdapter:
     """Return an adapter that runs statements in the caller's transaction.
 
-    Raise InvalidInput if the target is not recognized or, unless `transaction=False`, is in no transaction.
+    Raise InvalidInput if the target is not recognized or, unless `transaction=False`, is not in a transaction.
     """
     if driver_of(target) is None and (connection := sqlalchemy_connection(target)) is not None:
         return _sqlalchemy(connection, transaction)
@@ -154,7 +154,7 @@ def _sqlalchemy(connection: Any, transaction: bool) -> TransactionAdapter:
 
 def _django(connection: Any, transaction: bool) -> TransactionAdapter:
     if transaction and commits_each_statement(connection):
-        raise InvalidInput("Django's connection is in autocommit: publish inside transaction.atomic()")
+        raise InvalidInput("Django's connection is in autocommit mode: publish inside transaction.atomic()")
 
     def execute(sql: str, parameters: tuple[Any, ...]) -> None:
         with connection.cursor() as cursor:
@@ -166,7 +166,7 @@ def _django(connection: Any, transaction: bool) -> TransactionAdapter:
 def _require_transaction(connection: Any) -> None:
     """Raise InvalidInput if the messages would be committed apart from the caller's writes."""
     if commits_each_statement(connection):
-        raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and publish inside it")
+        raise InvalidInput("the connection is in autocommit mode: begin a transaction, and publish inside it")
 
 
 def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ...]], Any]:

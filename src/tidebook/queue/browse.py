@@ -1,4 +1,4 @@
-"""Look through the entries of a queue page by page, however many there are: by state, priority, date and key.
+"""Browse the entries of a queue page by page, however many there are: by state, priority, date and key.
 
 Every read follows an index and is bounded, so that a queue of a million entries is browsed as fast as a small one.
 """
@@ -29,7 +29,7 @@ EntryState = Literal["due", "later", "processing"]
 
 
 class EntryPlace(NamedTuple):
-    """The place of an entry in the order of its listing; of one that is processed, the date is the end of its lease."""
+    """The place of an entry in the order of its listing; if it is being processed, the date is the end of its lease."""
 
     priority: int
     date_ms: int
@@ -51,7 +51,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.priority is not None and not 0 <= self.priority <= PRIORITY_MAX:
-            raise InvalidInput(f"a priority is 0 to {PRIORITY_MAX}, not {self.priority}")
+            raise InvalidInput(f"a priority must be 0 to {PRIORITY_MAX}, not {self.priority}")
 
     @property
     def keyhash(self) -> bytes | None:
@@ -69,7 +69,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
                 return self.from_ms, self.to_ms
 
     def selects(self, found: BrowsedEntry, now_ms: int) -> bool:
-        """Return whether an entry that was found by its key or its lease matches the rest."""
+        """Return whether an entry that was found by its key or its lease matches the other fields."""
         row, (low, high) = found.row, self.dates(now_ms)
         if not low <= row.process_at <= high or self.priority not in (None, row.priority):
             return False
@@ -134,7 +134,7 @@ class QueueBrowser(Protocol):
         ...
 
     async def remove(self, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
-        """Delete entries that wait at these places; return how many. Those claimed meanwhile are not affected."""
+        """Delete entries that wait at these places; return how many. Those that were claimed since are not affected."""
         ...
 
     async def letters(
@@ -153,11 +153,11 @@ class QueueBrowser(Protocol):
         ...
 
     async def retry_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
-        """Put dead letters back in this order, in one transaction; return how many there still were."""
+        """Put dead letters back in this order, in one transaction; return how many still existed."""
         ...
 
     async def drop_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
-        """Delete dead letters; return how many there still were."""
+        """Delete dead letters; return how many still existed."""
         ...
 
     async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:

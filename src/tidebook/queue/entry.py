@@ -1,4 +1,4 @@
-"""Entries to be put into a queue: they are validated, encoded, and identified by the hash of their key."""
+"""Entries to be put into a queue: validate and encode them, and identify them by the hash of their key."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def new_entry(entry: Entry, data: Any, ids: Ids) -> NewEntry:
     """
     priority = entry.priority
     if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
-        raise InvalidInput(f"a priority is a number from 0 (first) to {PRIORITY_MAX} (last), not {priority!r}")
+        raise InvalidInput(f"a priority must be a number from 0 (first) to {PRIORITY_MAX} (last), not {priority!r}")
     kind, encoded = encode_data(data)
     process_at = None if entry.process_at is None else milliseconds(entry.process_at, "process_at")
     expires_at = NEVER_MS if entry.expires_at is None else milliseconds(entry.expires_at, "expires_at")
     trace = entry.traceparent
     if trace is not None and valid_context(trace) is None:
-        raise InvalidInput(f"traceparent is a trace context of W3C, such as 00-…-…-01, not {trace!r:.80}")
+        raise InvalidInput(f"traceparent must be a W3C trace context such as 00-…-…-01, not {trace!r:.80}")
     if entry.key is None:
         return NewEntry(ids.new(), kind, encoded, None, priority, process_at, expires_at, trace)
     return NewEntry(hash_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at, trace)
 
 
 def with_trace(entries: list[NewEntry], carried: str | None) -> list[NewEntry]:
-    """Return the entries with the trace context of their put; one that an entry has is kept."""
+    """Return the entries with the trace context of their put; an entry that already has one keeps it."""
     if carried is None:
         return entries
     return [each if each.trace is not None else msgspec.structs.replace(each, trace=carried) for each in entries]
@@ -124,7 +124,7 @@ def milliseconds(date: datetime | int, name: str) -> int:
     """Return a date as milliseconds since 1970; raise InvalidInput for a datetime without a time zone."""
     if isinstance(date, datetime):
         if date.tzinfo is None:
-            raise InvalidInput(f"{name}: {date!r} has no time zone: give one, as datetime.now(UTC) does")
+            raise InvalidInput(f"{name}: {date!r} has no time zone: add one, as datetime.now(UTC) does")
         try:
             value = round(date.timestamp() * 1000)
         except (OverflowError, OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def milliseconds(date: datetime | int, name: str) -> int:
     elif type(date) is int:
         value = date
     else:
-        raise InvalidInput(f"{name} is a datetime, or milliseconds since 1970, not {type(date).__name__}")
+        raise InvalidInput(f"{name} must be a datetime, or milliseconds since 1970, not {type(date).__name__}")
     if not 0 <= value <= DATE_MS_MAX:
         raise InvalidInput(f"{name} must be between 1970 and 9999, not {date!r}")
     return value
@@ -145,7 +145,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
     elif type(value) in (int, float) and math.isfinite(value):
         ms = round(value * 1000)
     else:
-        raise InvalidInput(f"{name} is a timedelta, or a number of seconds, not {value!r}")
+        raise InvalidInput(f"{name} must be a timedelta, or a number of seconds, not {value!r}")
     if not least_ms <= ms <= LEASE_MS_MAX:
         raise InvalidInput(f"{name} must be {least_ms} ms to a hundred years, not {value!r}")
     return ms
@@ -154,7 +154,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
 def hash_key(key: object) -> bytes:
     """Return the hash that identifies a key; raise InvalidInput if it is not a valid key."""
     if type(key) is not str:
-        raise InvalidInput(f"a key is text, not {type(key).__name__}")
+        raise InvalidInput(f"a key must be text, not {type(key).__name__}")
     if not key or "\x00" in key:
         raise InvalidInput("a key must not be empty, nor contain NUL")
     try:
@@ -162,7 +162,7 @@ def hash_key(key: object) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a key must be valid Unicode text: {error}") from error
     if len(encoded) > KEY_BYTES_MAX:
-        raise InvalidInput(f"a key may take {KEY_BYTES_MAX} bytes, this one takes {len(encoded)}")
+        raise InvalidInput(f"a key may have at most {KEY_BYTES_MAX} bytes, not {len(encoded)}")
     return blake2b(encoded, digest_size=16).digest()
 
 
@@ -178,7 +178,7 @@ def check_worker(report: WorkerReport) -> WorkerReport:
     _check_text(report.name, "a worker's name", KEY_BYTES_MAX)
     for number in (report.concurrency, report.running, report.done, report.failed):
         if type(number) is not int or not 0 <= number < 2**31:
-            raise InvalidInput(f"the numbers of a worker are 0 to {2**31 - 1:,}, not {number!r}")
+            raise InvalidInput(f"the numbers of a worker must be 0 to {2**31 - 1:,}, not {number!r}")
     return report
 
 
@@ -186,13 +186,13 @@ def check_steps(steps: Iterable[Step]) -> Sequence[Step]:
     """Return the steps of a put; raise InvalidInput if one is malformed or a part of the source moves twice."""
     given: object = steps
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Step):
-        raise InvalidInput(f"steps are a list of Step, not {type(given).__name__}")
+        raise InvalidInput(f"steps must be a list of Step, not {type(given).__name__}")
     checked = list(given)
     for step in checked:
         if not isinstance(step, Step):
-            raise InvalidInput(f"steps are a list of Step: {step!r} is not a Step")
+            raise InvalidInput(f"steps must be a list of Step: {step!r} is not a Step")
         if type(step.part) is not int or not 0 <= step.part <= PART_MAX:
-            raise InvalidInput(f"a step's part is a number from 0 to {PART_MAX}, not {step.part!r}")
+            raise InvalidInput(f"a step's part must be a number from 0 to {PART_MAX}, not {step.part!r}")
         if step.before is not None:
             _check_text(step.before, "the place before a step", PLACE_BYTES_MAX)
         _check_text(step.after, "the place after a step", PLACE_BYTES_MAX)
@@ -206,5 +206,5 @@ def _check_text(value: object, what: str, bytes_max: int) -> str:
         raise InvalidInput(f"{what} is text, not empty and without NUL: {value!r:.60} is not")
     size_bytes = len(encode_text(value, what))
     if size_bytes > bytes_max:
-        raise InvalidInput(f"{what} may take {bytes_max:,} bytes, this one takes {size_bytes:,}")
+        raise InvalidInput(f"{what} may have at most {bytes_max:,} bytes, not {size_bytes:,}")
     return value

@@ -99,7 +99,7 @@ def fields_of(declared: object) -> Fields:
         if callable(getattr(declared, "model_json_schema", None)):
             return ModelFields(declared)
         raise InvalidInput(
-            f"{declared.__name__} declares no fields: give a dataclass, a msgspec Struct or a pydantic model"
+            f"{declared.__name__} declares no fields: pass a dataclass, a msgspec Struct or a pydantic model"
         )
     if isinstance(declared, str | Path):
         path = Path(declared)
@@ -112,13 +112,13 @@ def fields_of(declared: object) -> Fields:
                 raise InvalidInput(f"{path} is neither a .toml nor an .xml file")
     if isinstance(declared, Mapping):
         return _fields_from_rows([(str(name), value) for name, value in declared.items()])
-    raise InvalidInput(f"{type(declared).__name__} declares no fields: give a class, a file or a mapping")
+    raise InvalidInput(f"{type(declared).__name__} declares no fields: pass a class, a file or a mapping")
 
 
 def _fields_from_rows(rows: list[tuple[str, Any]]) -> Fields:
     """Build fields from pairs of a name and a type name (`text`, or `text?` if optional) or a table."""
     if not 1 <= len(rows) <= FIELDS_MAX:
-        raise InvalidInput(f"a queue declares 1 to {FIELDS_MAX} fields, not {len(rows)}")
+        raise InvalidInput(f"a queue must declare 1 to {FIELDS_MAX} fields, not {len(rows)}")
     definitions: list[Any] = []
     for name, value in rows:
         kind, optional = _parse_type(name, value)
@@ -144,7 +144,7 @@ def _parse_type(name: str, value: Any) -> tuple[Any, bool]:
             raise InvalidInput(f"field {name!r}: {', '.join(sorted(unknown))} is unknown; use type and required")
         required = value.get("required", True)
         if type(required) is not bool:
-            raise InvalidInput(f"field {name!r}: required is true or false, not {required!r}")
+            raise InvalidInput(f"field {name!r}: required must be true or false, not {required!r}")
         optional = not required
         value = value.get("type", "any")
     if isinstance(value, str) and value.endswith("?"):
@@ -245,7 +245,7 @@ def _add_column(rows: dict[str, Any], attributes: Mapping[str, str]) -> None:
         raise InvalidInput("a column has no name")
     required = attributes.get("required", "true").lower()
     if required not in {"true", "false"}:
-        raise InvalidInput("required is true or false")
+        raise InvalidInput("required must be true or false")
     if attributes["name"] in rows:
         raise InvalidInput(f"{attributes['name']!r} is declared twice")
     rows[attributes["name"]] = {"type": attributes.get("type", "any"), "required": required == "true"}

@@ -36,7 +36,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
-            raise InvalidInput(f"a webhook is an http:// or https:// URL, not {self.webhook[:40]!r}")
+            raise InvalidInput(f"a webhook must be an http:// or https:// URL, not {self.webhook[:40]!r}")
 
 
 def dead_letter_json(letter: DeadLetterRow) -> dict[str, Any]:

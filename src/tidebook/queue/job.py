@@ -10,7 +10,7 @@ import msgspec
 
 from tidebook.queue.port import NEVER_MS, Claimed, LeasedEntry
 
-if TYPE_CHECKING:  # with a default, so that an annotation without a type means any
+if TYPE_CHECKING:  # the default makes an annotation without a type mean any data
     from typing_extensions import TypeVar
 
     D = TypeVar("D", default=Any)
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, Generic[D], eq=False, gc=False):
 
     @property
     def timeouts(self) -> int:
-        """Return how often the entry failed or its lease expired since it was last put."""
+        """Return how many times the entry failed or its lease expired since it was last put."""
         return self._claimed.timeouts
 
     @property

@@ -13,7 +13,7 @@ from tidebook.queue.waker import StoreClock
 from tidebook.runtime.futures import cancel_and_wait
 from tidebook.runtime.metrics import Metrics
 
-#: A queue is swept at its next date, but after at most and at least this time.
+#: A queue is swept at its next date, but not later and not earlier than after these times.
 SWEEP_S_MAX: Final = 15.0
 SWEEP_S_LEAST: Final = 0.05
 #: After this many finished entries the queue is swept, so that its partitions are rotated.
@@ -64,7 +64,7 @@ class QueueMaintenance:
         self._finished[ref.id] = total
 
     async def close(self) -> None:
-        """Stop sweeping, and announce the dead letters that are left."""
+        """Stop sweeping, and announce the remaining dead letters."""
         self._closed = True
         await cancel_and_wait(self._task)
         if self._unannounced:  # no later sweep will announce it

@@ -42,7 +42,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     #: The lease of a claim that does not specify one.
     lease_ms: int = 60_000
-    #: How often an entry may time out or fail; after one more time it is a dead letter.
+    #: How many times an entry may time out or fail; after one more it becomes a dead letter.
     max_timeouts: int = 5
     #: Whether an entry may be claimed while another one of its key is being processed.
     parallel_keys: bool = False
@@ -62,13 +62,13 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name, least, most in (("lease_ms", 1, LEASE_MS_MAX), ("max_timeouts", 0, 255), ("finished_max", 1, 2**62)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise InvalidInput(f"{name} is {least} to {most}, not {value!r}")
+                raise InvalidInput(f"{name} must be {least} to {most}, not {value!r}")
         for name, choices in (("period", Period), ("drained", Drained), ("synchronous", Synchronous)):
             if getattr(self, name) not in get_args(choices):
-                raise InvalidInput(f"{name} is one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
+                raise InvalidInput(f"{name} must be one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
         for name in ("parallel_keys", "own_table"):
             if type(getattr(self, name)) is not bool:
-                raise InvalidInput(f"{name} is true or false, not {getattr(self, name)!r}")
+                raise InvalidInput(f"{name} must be true or false, not {getattr(self, name)!r}")
 
 
 class QueueRef(msgspec.Struct, frozen=True):
@@ -362,7 +362,7 @@ class QueueStore(Protocol):
         """
 
     async def pause(self, queue: QueueRef) -> int:
-        """Let claims return nothing until the queue is resumed; return since when it is paused.
+        """Make claims return nothing until the queue is resumed; return since when it is paused.
 
         The pause is stored with the queue, so it applies to all processes and survives restarts. When this returns, no
         claim is in progress. Workers keep the entries that they hold, and puts are accepted.
@@ -382,8 +382,8 @@ class QueueStore(Protocol):
     ) -> tuple[Set[LeasedEntry], list[Claimed]]:
         """Finish the entries of all callers, then claim for those that have lost none; return both results.
 
-        A store that can do both in one transaction does: then both have happened, or neither. Another one may return
-        what it has finished and no entries, if the claim fails.
+        A store that can do both in one transaction does so: either both happen or neither. If the claim fails, another
+        store may return what it has finished, and no entries.
         """
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:

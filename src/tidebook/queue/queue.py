@@ -100,7 +100,8 @@ class Queue(Generic[D]):
         """Add an entry. If an entry of the same key is waiting, the new one is merged into it.
 
         `transaction` is your session or connection on the same PostgreSQL: the entry is put when you commit. Await the
-        call with a sync transaction too: nothing is put before, and the event loop blocks meanwhile. Or call `put_in`.
+        call even with a sync transaction: nothing is put before that, and the event loop is blocked during the call. Or
+        call `put_in`.
         """
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
@@ -164,7 +165,7 @@ class Queue(Generic[D]):
         return put
 
     async def marks(self, source: str) -> dict[int, str]:
-        """Return how far each part of a source was put."""
+        """Return the mark of each part of a source: how far it was put into the queue."""
         name, ref = check_source_name(source), await self._ref()
         return await (await self._runtime.store()).marks(ref, name)
 
@@ -214,9 +215,9 @@ class Queue(Generic[D]):
         held, raise LeaseLost and claim nothing. If they are finished and the claim fails, the list is empty.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
-            raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
+            raise InvalidInput(f"a claim must be for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
         if type(worker) is not bytes or len(worker) not in (0, 16):
-            raise InvalidInput(f"worker is the id of a worker, 16 bytes, not {worker!r:.60}")
+            raise InvalidInput(f"worker must be the id of a worker, 16 bytes, not {worker!r:.60}")
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         call = ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES])
@@ -275,7 +276,7 @@ class Queue(Generic[D]):
         return outcomes
 
     def _ending(self, name: str, jobs: list[Job[D]]) -> AbstractContextManager[object]:
-        """Trace the end of jobs: below the put of a single one, with links to the puts of several."""
+        """Trace the end of jobs: as a child of the put of a single job, or with links to the puts of several."""
         if not tracing.is_on():
             return nullcontext()
         carried = [getattr(job, "traceparent", None) for job in jobs]  # a lease over HTTP carries none
@@ -321,7 +322,7 @@ class Queue(Generic[D]):
         await (await self._runtime.store()).remove_worker(await self._ref(), id)
 
     async def pause(self) -> None:
-        """Let no process claim entries until `resume`; the pause survives restarts.
+        """Prevent all processes from claiming entries until `resume`; the pause survives restarts.
 
         Running jobs continue, and entries can still be put. Raise NotFound if there is no such queue. A second pause
         changes nothing.
@@ -503,7 +504,7 @@ def _lease_lost(lost: Sequence[Job[Any]]) -> LeaseLost:
     names = ", ".join(str(job.key or job.id) for job in lost[:5])
     return LeaseLost(
         f"{names}{' and more' if len(lost) > 5 else ''} is no longer held: it was finished or returned before, or "
-        "its lease expired: take a longer lease, or send heartbeats"
+        "its lease expired: use a longer lease, or send heartbeats"
     )
 
 

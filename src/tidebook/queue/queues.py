@@ -75,4 +75,4 @@ def queue_name(value: object) -> str:
     try:
         return topic_name(value)
     except InvalidInput as error:
-        raise InvalidInput(f"a queue is named like a topic: {error}") from error
+        raise InvalidInput(f"the name of a queue follows the rules of topic names: {error}") from error

@@ -26,7 +26,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"{self!r} is not a retry policy: delays grow from first_s to longest_s")
 
     def delay_s(self, timeouts: int) -> float:
-        """Return the delay after a failure; `timeouts` is how often the entry failed before."""
+        """Return the delay after a failure; `timeouts` is how many times the entry failed before."""
         try:
             delay_s = min(self.first_s * self.factor**timeouts, self.longest_s)
         except OverflowError:

@@ -57,7 +57,7 @@ class QueueRuntime:
     def configure(self, name: str, settings: QueueSettings) -> None:
         """Set the settings to store with a queue when it is next used."""
         if not isinstance(settings, QueueSettings):
-            raise InvalidInput(f"settings of a queue are QueueSettings, not {type(settings).__name__}")
+            raise InvalidInput(f"settings of a queue must be QueueSettings, not {type(settings).__name__}")
         if self._settings.get(name) != settings:
             self._refs.pop(name, None)
         self._settings[name] = settings
@@ -130,7 +130,7 @@ class QueueRuntime:
     def new_entries(self, name: str, entries: Iterable[Entry | Any]) -> list[NewEntry]:
         """Return checked entries, those of the same key merged."""
         if isinstance(entries, str | bytes | Mapping | Entry) or not isinstance(entries, Iterable):
-            raise InvalidInput(f"entries are a list of Entry or data, not {type(entries).__name__}")
+            raise InvalidInput(f"entries must be a list of Entry or data, not {type(entries).__name__}")
         given = (each if isinstance(each, Entry) else Entry(data=each) for each in entries)
         return merge_same_keys(new_entry(entry, self.check(name, entry.data), self.ids) for entry in given)
 

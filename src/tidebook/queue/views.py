@@ -76,7 +76,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
     #: When it last reported itself.
     heartbeat_at: datetime
-    #: Whether it has been silent for so long that it has probably ended without saying so.
+    #: Whether it has been silent for so long that it has probably ended without reporting that.
     gone: bool
     concurrency: int
     #: Entries that it processed when it last reported itself, and those that it finished and failed so far.
@@ -142,5 +142,5 @@ def optional_datetime(ms: int | None) -> datetime | None:
 def check_list_limit(value: int) -> int:
     """Return the limit of a listing; raise InvalidInput if it is out of range."""
     if type(value) is not int or not 0 <= value <= LIST_MAX:
-        raise InvalidInput(f"a limit is 0 to {LIST_MAX:,}, not {value!r}")
+        raise InvalidInput(f"a limit must be 0 to {LIST_MAX:,}, not {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Wake a queue's listeners when an entry becomes due, whichever process put it: by polls, timers and notifications."""
+"""Wake a queue's listeners when an entry of any process becomes due, using polls, timers and notifications."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidebook.runtime.metrics import Metrics
 FIRST_POLL_S: Final = 0.05
 SLOW_POLL_S: Final = 5.0
 _GROWTH: Final = 10.0
-#: How often the published sleep is refreshed.
+#: The interval at which the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
 #: The most queues that one poll reads.
 POLL_MAX: Final = 500
@@ -374,7 +374,7 @@ class Waker:
             if watch.published_sleep is not None:
                 try:
                     await self._store.awake(self._sleeper, [watch.ref.id])
-                except TidebookError:  # the published sleep expires by itself
+                except TidebookError:  # the published sleep expires anyway
                     pass
 
 

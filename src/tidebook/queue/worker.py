@@ -28,14 +28,14 @@ log = logging.getLogger("tidebook.queue")
 
 CONCURRENCY_MAX: Final = 1_000
 LEASE_S: Final = 60.0
-#: How often a lease is extended within its duration.
+#: How many times a lease is extended within its duration.
 HEARTBEATS_PER_LEASE: Final = 3
-#: How often a worker reports itself; see `WORKER_GONE_MS`.
+#: The interval at which a worker reports itself; see `WORKER_GONE_MS`.
 REPORT_S: Final = 10.0
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
-#: How often `settle` checks whether the queue is empty.
-_LOOK_S: Final = 0.01
+#: The interval at which `settle` checks whether the queue is empty.
+_SETTLE_POLL_S: Final = 0.01
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
 Handler = Callable[[Job], Any]
@@ -85,7 +85,7 @@ class HandlerThreads:
         return result
 
     def close(self) -> None:
-        """Let each thread end once no call is left."""
+        """End each thread once no call is left."""
         for _ in range(self._started):
             self._calls.put(None)
 
@@ -113,9 +113,9 @@ class Worker:
         label: str | None = None,
     ) -> None:
         if label is not None and (type(label) is not str or not label.isprintable() or not 1 <= len(label) <= 200):
-            raise InvalidInput(f"a worker's label is printable text of 1 to 200 characters, not {label!r:.60}")
+            raise InvalidInput(f"a worker's label must be printable text of 1 to 200 characters, not {label!r:.60}")
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
+            raise InvalidInput(f"concurrency must be 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
         if not callable(handler):
             raise InvalidInput(f"a handler must be a function of a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)
@@ -180,8 +180,8 @@ class Worker:
         """Return once no entry of the queue is due or being processed, by any worker."""
         while (status := await self._queue.status()).due or status.processing:
             if status.due:
-                self._wakeup.set()  # a manual clock that was advanced wakes nobody
-            await asyncio.sleep(_LOOK_S)
+                self._wakeup.set()  # advancing a manual clock wakes nothing
+            await asyncio.sleep(_SETTLE_POLL_S)
 
     async def _claim_free_slots(self, *, raise_errors: bool) -> int:
         free = self._concurrency - len(self._running)
@@ -288,7 +288,7 @@ class Worker:
     async def _remove(self) -> None:
         try:
             await self._queue.remove_worker(self._id)
-        except TidebookError:  # it counts as gone soon
+        except TidebookError:  # it is soon treated as gone
             pass
 
     async def _drain(self) -> None:

@@ -1,7 +1,7 @@
 """The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
 
-A request that got no answer is repeated for a while, so that a restart of the server is not noticed. Reads change
-nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
+A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
+change nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from tidebook.runtime.secret import Secret
 #: How long a request may take; a claim that waits for work takes that much longer.
 REQUEST_S: Final = 60.0
 CONNECT_S: Final = 5.0
-#: How long a request without an answer is repeated before its error is raised.
+#: How long a request without a response is repeated before its error is raised.
 RETRY_S: Final = 30.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 #: A live stream that receives nothing, not even a keep-alive, is opened again after this time.
 SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
-#: A gateway answers so if the server behind it gave it no answer: it may have the request.
+#: A gateway's responses if the server did not respond to it; the server may have received the request.
 GATEWAY_STATUSES: Final = (502, 504)
-#: The most bytes of one line of a streamed answer.
+#: The maximum length of one line of a streamed response.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
-#: How the last line of a streamed answer begins.
+#: The possible beginnings of the last line of a streamed response.
 ENDS: Final = (b'{"end":', b'{"next":', b'{"problem":')
 
 _PARAMETER = re.compile(r"\{\w+\}")
@@ -128,11 +128,11 @@ class Connection:
         wait_s: float = 0.0,
         trace: str | None = None,
     ) -> Any:
-        """Send a request and return its decoded answer; None for an answer without a body.
+        """Send a request and return its decoded response; None for a response without a body.
 
         `trace` is the trace context that the server continues.
-        Raise the error that the server answers; `Unavailable` if it cannot be reached; and `OutcomeUnknown` if a write
-        was sent and not answered.
+        Raise the error that the server returns; `Unavailable` if it cannot be reached; and `OutcomeUnknown` if a write
+        was sent without a response.
         """
         route = BY_NAME[name]
         content = await self._send(route, _path(route, parameters), query, body, wait_s, trace)
@@ -141,7 +141,7 @@ class Connection:
         return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
 
     async def ask(self, name: str) -> Any:
-        """Send a request without parameters once; return its answer regardless of the status. Raise as `call` does."""
+        """Send a request without parameters once; return its response whatever the status. Raise as `call` does."""
         route = BY_NAME[name]
         try:
             response = await self._opened().send(self._request(route, route.path, None, None, 0.0))
@@ -153,7 +153,7 @@ class Connection:
             raise self._refusal(response, response.content) from None
 
     async def send_once(self, name: str, *parameters: object, body: msgspec.Struct, trace: str | None = None) -> Any:
-        """Send a write without repeating it: the caller repeats it in its own way. Raise as `call` does."""
+        """Send a write without repeating it, because the caller does so itself. Raise as `call` does."""
         route = BY_NAME[name]
         request = self._request(route, _path(route, parameters), None, body, 0.0, trace=trace)
         content = await self._answer(request, route)
@@ -226,14 +226,14 @@ class Connection:
             return response.content
         refusal = self._refusal(response, response.content)
         if type(refusal) is Unavailable and route.mutates and response.status_code in GATEWAY_STATUSES:
-            raise NoAnswer(str(refusal))  # a gateway has passed the request on, perhaps
+            raise NoAnswer(str(refusal))  # a gateway may have forwarded the request
         raise refusal
 
     def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
-        """Return the error of a request that got no answer."""
+        """Return the error of a request without a response."""
         text = f"{self.url} does not answer: {str(error) or type(error).__name__}"
         if isinstance(error, httpx.ConnectError) and isinstance(_root_cause(error), ssl.SSLCertVerificationError):
-            remedy = "give the file of its authority as tls_ca=, or to a command in TIDEBOOK_TLS_CA"
+            remedy = "pass the file of its authority as tls_ca=, or to a command in TIDEBOOK_TLS_CA"
             return Unavailable(f"{text}: its certificate is not trusted; {remedy}")
         if isinstance(error, httpx.ConnectError) and not self._answered:
             return Unavailable(f"{text}: check the address, and that 'tidebook serve' runs there")
@@ -241,7 +241,7 @@ class Connection:
         return RetryLater(text) if never_sent or not route.mutates else NoAnswer(text)
 
     def _refusal(self, response: httpx.Response, content: bytes) -> TidebookError:
-        """Return the error that an answer describes."""
+        """Return the error that a response describes."""
         try:
             problem = _decode(content)
         except msgspec.DecodeError:
@@ -250,7 +250,7 @@ class Connection:
             return Unavailable(f"{self.url} answers {response.status_code}: it may not be a Tidebook server")
         error = error_of(problem)
         if isinstance(error, SignInRequired) and self._token is None:
-            return SignInRequired(f"{self.url} needs a token: give it as token=, or to a command in TIDEBOOK_TOKEN")
+            return SignInRequired(f"{self.url} needs a token: pass it as token=, or to a command in TIDEBOOK_TOKEN")
         retry_after = response.headers.get("retry-after", "")
         if isinstance(error, Unavailable) and retry_after.replace(".", "", 1).isdigit():
             return RetryLater(str(error), retry_after_s=float(retry_after), cause=error)
@@ -273,10 +273,10 @@ class Connection:
     async def lines(
         self, name: str, *parameters: object, query: Mapping[str, object] | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a streamed answer, those that arrived together as one block, without the last one.
+        """Yield the lines of a streamed response without the last one; lines that arrived together are one block.
 
-        Raise the error with which the answer ends. A connection that breaks before the first line is repeated; after
-        it, `Unavailable` is raised, since a second read could be as of another moment.
+        Raise the error with which the response ends. If the connection breaks before the first line, the request is
+        repeated; later, `Unavailable` is raised, since a second read could be as of another moment.
         """
         route = BY_NAME[name]
         path = _path(route, parameters)
@@ -363,7 +363,7 @@ class RetryLater(Unavailable):
 
 
 class NoAnswer(OutcomeUnknown):
-    """A write was sent, and no answer came."""
+    """A write was sent, and there was no response."""
 
     retry_after_s = 0.0
 
@@ -389,7 +389,7 @@ def _query_text(value: object) -> str:
 
 
 async def _split_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the complete lines of each chunk of an answer; a server sends an empty line to keep a connection alive."""
+    """Yield the complete lines of each chunk of a response; a server sends an empty line to keep a connection alive."""
     parts: list[bytes] = []
     size = 0
     async for chunk in response.aiter_bytes():

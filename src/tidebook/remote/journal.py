@@ -51,12 +51,12 @@ from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
 
-#: How many journals' last positions are remembered, so that a repeated append proves that the first one is unknown.
+#: How many journals' last positions are remembered, so that a retried append can detect a forgotten first attempt.
 POSITIONS_MAX: Final = 10_000
 #: How many batches of `append_many` are in flight at once.
 BATCHES_IN_FLIGHT_MAX: Final = 4
 
-#: Appends are validated before they are sent, by a configuration that limits nothing which the server's may allow.
+#: Appends are validated before they are sent, with a configuration that is never stricter than the server's.
 _CHECKED_AS: Final = TopicConfig(topic_id="", partitions=1, limit_bytes=NUMBER_MAX)
 _decode_ids = msgspec.json.Decoder(IdLine).decode_lines
 _decode_events = msgspec.json.Decoder(EventLine).decode_lines
@@ -70,7 +70,7 @@ class RemoteJournal(Journal):
         self.topic = topic_name(topic)
         self._connection = connection
         self._ids = ids
-        #: The partition and the offset of the last answer for each journal.
+        #: The partition and the offset in the last response for each journal.
         self._positions: OrderedDict[str, tuple[int, int]] = OrderedDict()
         #: The epoch of these positions: that of the topic after the first append.
         self._epoch: int | None = None
@@ -108,12 +108,12 @@ class RemoteJournal(Journal):
     ) -> Appended:
         """Append events atomically, and return when the outcome is known. See `Journal.append`.
 
-        A request without an answer is repeated under the same append id, so the events are appended once.
+        A request without a response is repeated under the same append id, so the events are appended once.
         """
         journal_id(id)
         encode_append(_CHECKED_AS, self._ids, events, expected, at, expire_after, append_id, retry, incarnation)
         if incarnation is not None:
-            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
+            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
         with tracing.span("journal.append", topic=self.topic) as span:
             body = AppendBody(
                 _event_bodies(tracing.with_context(events, span)),
@@ -128,7 +128,8 @@ class RemoteJournal(Journal):
 
     async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
-        # The log ended here or later before the first attempt: so the fold knows which appends it may have forgotten.
+        # The log ended here or later before the first attempt, so the fold can determine which appends it has
+        # forgotten.
         partition, offset = self._positions.get(id, (None, -1))
         retry, unanswered = body.retry, False
         if retry is None:
@@ -170,7 +171,7 @@ class RemoteJournal(Journal):
         if self._epoch is None:
             try:
                 self._epoch = (await self._connection.call("topics.describe", self.topic)).epoch
-            except TidebookError:  # a repeated append is then only recognized among the journal's recent ones
+            except TidebookError:  # a repeated append is then recognized only among the journal's recent appends
                 return
         self._positions[id] = (partition, offset)
         self._positions.move_to_end(id)
@@ -226,8 +227,8 @@ class RemoteJournal(Journal):
         raise InvalidInput("a remote book does not purge expired journals: the server's 'tidebook up' does")
 
     async def head(self, id: str, *, barrier: BarrierKind | None = None) -> Head | None:
-        """Raise `InvalidInput`: heads, and the deciders that need them, are for processes that open the store."""
-        raise InvalidInput("a remote book has no heads: run deciders where the folder or .toml of the book is opened")
+        """Raise `InvalidInput`: heads, and the deciders that need them, need direct access to the store."""
+        raise InvalidInput("a remote book has no heads: run deciders where the folder or .toml of the book is open")
 
     def read_decoded(
         self,
@@ -243,9 +244,9 @@ class RemoteJournal(Journal):
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
         if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
         if incarnation is not None:
-            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
+            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
         query: dict[str, object] = {
             "start": start if start != FIRST else None,
             "end": end if end != LAST else None,
@@ -279,7 +280,7 @@ class RemoteJournal(Journal):
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
         """Return the last seq_nr, or None if there is no journal."""
         if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
         query = {"barrier": barrier}
         try:
             answer = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
@@ -300,7 +301,7 @@ class RemoteJournal(Journal):
     ) -> None:
         """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
         if incarnation is not None:
-            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
+            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
         numbers.seq_nr(seq_nr)
         body = SnapshotBody(*encoded_payload_to(*encode_payload(payload)))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
@@ -323,12 +324,12 @@ class RemoteJournal(Journal):
         await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)
 
     async def snapshots(self, id: str, head: Head) -> NoReturn:
-        """Raise `InvalidInput`: stored snapshots, and the deciders that need them, are where the store is opened."""
+        """Raise `InvalidInput`: stored snapshots, and the deciders that need them, need direct access to the store."""
         raise InvalidInput("a remote book has no heads: use load_snapshot, or open the folder or .toml of the book")
 
     async def adopt(self) -> TopicConfig:
-        """Raise `InvalidInput`: a topic is adopted where its log is opened."""
-        raise InvalidInput("a remote book does not adopt a topic: run it where the log is opened")
+        """Raise `InvalidInput`: adopting a topic needs direct access to its log."""
+        raise InvalidInput("a remote book does not adopt a topic: open the folder or .toml of the book")
 
     async def close(self) -> None:
         """Do nothing: the book closes the connection."""

@@ -44,14 +44,14 @@ from tidebook.runtime import tracing
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 
-#: The longest listing that a server answers.
+#: The longest listing that a server returns.
 LISTED_MAX = 10_000
 
 _decode_due = msgspec.json.Decoder(DueLine).decode
 
 
 async def _no_store() -> BrowsableStore:
-    raise InvalidInput("a remote book has no queue store of its own")
+    raise InvalidInput("a remote book has no queue store")
 
 
 class RemoteQueue(Queue):
@@ -78,15 +78,15 @@ class RemoteQueue(Queue):
         return Put(inserted, merged, self._runtime.clock.now_ms())
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]) -> Put | None:
-        """Raise `InvalidInput`: feeds run where the queue store is opened."""
-        raise InvalidInput("a remote book has no feeds: run the feed where the queue store is opened")
+        """Raise `InvalidInput`: feeds need direct access to the queue store."""
+        raise InvalidInput("a remote book has no feeds: run the feed where the folder or .toml of the book is open")
 
     async def marks(self, source: str) -> dict[int, str]:
-        """Raise `InvalidInput`: feeds run where the queue store is opened."""
-        raise InvalidInput("a remote book has no feeds: run the feed where the queue store is opened")
+        """Raise `InvalidInput`: feeds need direct access to the queue store."""
+        raise InvalidInput("a remote book has no feeds: run the feed where the folder or .toml of the book is open")
 
     def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
-        """Raise `InvalidInput`: a transaction of your own needs the same database."""
+        """Raise `InvalidInput`: your own transaction needs the same database."""
         raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
 
     async def open(self) -> Queue:
@@ -108,7 +108,7 @@ class RemoteQueue(Queue):
         If nothing is due, the server waits up to `wait_s` seconds for an entry.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
-            raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
+            raise InvalidInput(f"a claim must be for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
         done = _leases(self._own_jobs(finished)) if finished else ()
         body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex(), done)
         answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
@@ -176,7 +176,7 @@ class RemoteQueue(Queue):
         await self._connection.call("queues.remove_worker", self.name, id.hex())
 
     async def pause(self) -> None:
-        """Let no process claim entries until `resume`. See `Queue.pause`."""
+        """Prevent all processes from claiming entries until `resume`. See `Queue.pause`."""
         await self._connection.call("queues.pause", self.name)
 
     async def resume(self) -> None:
@@ -226,7 +226,7 @@ class RemoteQueues(Queues):
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]:
         """Return a queue by name; declared fields are checked and decoded in this process."""
         if settings is not None:
-            raise InvalidInput("a remote book cannot store settings of a queue: set them where the book is opened")
+            raise InvalidInput("a remote book cannot store settings of a queue: open the folder or .toml of the book")
         found = self._queues.get(queue_name(name))
         if found is None:
             found = self._queues[name] = RemoteQueue(name, self._connection, self._runtime)

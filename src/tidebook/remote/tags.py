@@ -50,7 +50,7 @@ class RemoteTags(Tags):
         check_tag(tag)
         start_position(tag, after, 0)
         if consistency not in (None, "horizon", "delay"):
-            raise InvalidInput(f'consistency is "horizon" or "delay", not {consistency!r}')
+            raise InvalidInput(f'consistency must be "horizon" or "delay", not {consistency!r}')
         wanted = check_topics(topics)
         query: dict[str, object] = {
             "since": after if isinstance(after, datetime) else None,
@@ -83,15 +83,15 @@ class RemoteTags(Tags):
         )
 
     async def set_bucket_size(self, size: str) -> Buckets:
-        """Raise `InvalidInput`: the bucket size is set where the store is opened."""
-        raise InvalidInput("a remote book does not change bucket sizes: run it where the store is opened")
+        """Raise `InvalidInput`: setting the bucket size needs direct access to the store."""
+        raise InvalidInput("a remote book does not change bucket sizes: open the folder or .toml of the book")
 
     async def buckets(self) -> Buckets:
-        """Raise `InvalidInput`: the bucket sizes are read where the store is opened."""
-        raise InvalidInput("a remote book does not read bucket sizes: run it where the store is opened")
+        """Raise `InvalidInput`: reading the bucket sizes needs direct access to the store."""
+        raise InvalidInput("a remote book does not read bucket sizes: open the folder or .toml of the book")
 
     async def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
-        """Write a tag's rows again from the journals in the store, and remove rows without an event."""
+        """Rewrite a tag's rows from the journals in the store, and remove rows without an event."""
         check_tag(tag)
         wanted = check_topics(topics)
         body = TagRebuildBody(None if wanted is None else tuple(sorted(wanted)))
@@ -99,7 +99,7 @@ class RemoteTags(Tags):
         return Rebuilt(tag, written=answer.written, removed=answer.removed)
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
-        """Return the time below which streams are complete, and the partition that holds it there."""
+        """Return the time below which streams are complete, and the partition that limits it."""
         answer = await self._horizon(topics)
         return Horizon(answer.time_ms, answer.most_ms, answer.topic, answer.partition)
 

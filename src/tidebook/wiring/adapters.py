@@ -36,7 +36,7 @@ def server_settings(settings: Settings, part: str, server: str, module: str, typ
     """Return the settings of the server of `part`; raise `InvalidInput` if its URL is of another kind of server."""
     section = settings.section(part)
     if section.url is None or scheme(section.url) != server:
-        raise InvalidInput(f"[{part}] url: {scheme(section.url or '')}:// is unknown; there is {server}://")
+        raise InvalidInput(f"[{part}] url: {scheme(section.url or '')}:// is unknown; use {server}://")
     return adapter_options(section, part, getattr(extra(module, server), type_))
 
 
@@ -94,7 +94,7 @@ async def connect_cassandra(address: str, keyspace: str, *, metrics: Metrics) ->
         section, "store", extra("tidebook.store.cassandra.settings", "cassandra").CassandraSettings
     )
     if settings.keyspace != keyspace:
-        raise InvalidInput(f"the address names keyspace {settings.keyspace}, and {keyspace} was asked for")
+        raise InvalidInput(f"the address names keyspace {settings.keyspace}, but {keyspace} was requested")
     return await adapter.connect(settings, metrics)
 
 

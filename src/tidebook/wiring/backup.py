@@ -41,7 +41,7 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
     """Copy those of `files` that exist in a book's folder into the new folder `target`.
 
     Writers wait only until every file has a snapshot, and while the outbox is copied. Raise InvalidInput if `target`
-    is not empty, and Corrupt if a page does not match its checksum: then nothing is left of the backup.
+    is not empty, and Corrupt if a page does not match its checksum: then no files of the backup remain.
     """
     sources = [folder / file for file in files if (folder / file).exists()]
     if not sources:
@@ -142,7 +142,7 @@ def restore(backup: Path, folder: Path, progress: Progress) -> BackupManifest:
     """Create a book's folder from a backup, and check every page of it.
 
     Raise NotFound if `backup` has no manifest, Corrupt if a file is missing or damaged, and InvalidInput if `folder`
-    is not empty. If this raises, `folder` is as it was.
+    is not empty. If this raises, `folder` is unchanged.
     """
     manifest = _read_manifest(backup)
     _refuse_unless_empty(folder)
@@ -154,7 +154,7 @@ def restore(backup: Path, folder: Path, progress: Progress) -> BackupManifest:
         for name, size_bytes in manifest.files.items():
             source = backup / name
             if not source.is_file() or source.stat().st_size != size_bytes:
-                raise Corrupt(f"{source} is missing or has not {size_bytes:,} bytes: this backup cannot be restored")
+                raise Corrupt(f"{source} is missing or not of {size_bytes:,} bytes: this backup cannot be restored")
             shutil.copyfile(source, new / name)
             _check(new / name, source)
             progress(name, size_bytes, size_bytes)
@@ -190,7 +190,7 @@ def _read_manifest(backup: Path) -> BackupManifest:
 def _refuse_unless_empty(folder: Path) -> None:
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise InvalidInput(f"{folder} is not empty: give a folder that does not exist yet")
+            raise InvalidInput(f"{folder} is not empty: choose a folder that does not exist yet")
     except OSError as error:
         raise from_os(error, folder) from error
 

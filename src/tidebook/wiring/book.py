@@ -22,7 +22,7 @@ from tidebook.store.port import StoreWriter
 from tidebook.wiring.adapters import extra, open_log, open_store
 from tidebook.wiring.settings import Settings, read_settings
 
-if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
+if TYPE_CHECKING:  # each part is imported at its first use: commands start often, and need only one or two of them
     from tidebook.domain.decider import Decider, DeciderOptions, HasInitial
     from tidebook.domain.process import ProcessManager
     from tidebook.domain.projection import Projection
@@ -57,12 +57,12 @@ def _decoder_of(events: Iterable[type[Any]]) -> Decode:
 class Book:
     """All data of one folder, or of one set of servers: journals, tags, write-ahead logs, queues and the outbox.
 
-    Open it with `async with tidebook.open(...) as book`. The log and the store open on entry, every other part at its
-    first use; leaving the block closes all of them. A book belongs to one event loop and one process: in a forked
+    Open it with `async with tidebook.open(...) as book`. The log and the store are opened on entry, every other part at
+    its first use; leaving the block closes all of them. A book belongs to one event loop and one process: in a forked
     child its methods raise `InvalidInput`.
 
-    `clock` gives the time of this process. Dates of an embedded queue are decided by `folder_clock`, the machine's own
-    by default, so that a process whose clock is wrong neither claims early nor ends the leases of others.
+    `clock` is the clock of this process. Dates of an embedded queue are compared with `folder_clock`, by default the
+    machine's clock, so that a process whose clock is wrong neither claims early nor ends the leases of others.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Book:
         return part
 
     def _shared(self) -> dict[str, Any]:
-        """Return the arguments that every part of the book is created with."""
+        """Return the arguments with which every part of the book is created."""
         return {"clock": self.clock, "ids": self.ids, "metrics": self.metrics}
 
     @overload
@@ -234,9 +234,9 @@ class Book:
     ) -> ProcessManager:
         """Return a process manager: decorate its handler `(effects, event)` with it, or use `on` for one type.
 
-        The handler says what an event causes: commands of deciders, queue entries, outbox messages. `into` is the
-        engine of the database that has its offsets, by default a file in the folder of an embedded book; to publish
-        outbox messages it must be the outbox's database. The other arguments are those of `projection`.
+        The handler declares the effects of an event: commands of deciders, queue entries, outbox messages. `into` is
+        the engine of the database that stores its offsets, by default a file in the folder of an embedded book; to
+        publish outbox messages it must be the outbox's database. The other arguments are those of `projection`.
         """
         from tidebook.wiring.projection import ProjectionContext, make_process
 
@@ -341,9 +341,9 @@ class Book:
     async def running(self, *parts: object, grace_s: float = GRACE_S) -> AsyncIterator[Supervisor]:
         """Run feeds, workers, relays, projections and your own parts within the block.
 
-        A part has `async def run()`, or is a coroutine function. One that fails is started again with a growing pause;
+        A part has `async def run()`, or is a coroutine function. One that fails is restarted with a growing pause;
         `status()` of the yielded supervisor and `book.health()` report it. At the block's end all are stopped; those
-        with `stop()`, like workers, may finish what they have begun within `grace_s`.
+        with `stop()`, like workers, may finish their current work within `grace_s`.
         """
         supervisor = Supervisor(parts, clock=self.clock, metrics=self.metrics, grace_s=grace_s)
         self._supervisors.append(supervisor)
@@ -437,7 +437,7 @@ class Book:
             await journal.close()
 
     async def create(self) -> None:
-        """Create a missing folder with its files, or a missing keyspace, now instead of at the first write."""
+        """Create a missing folder with its files, or a missing keyspace, now instead of on the first write."""
         from tidebook.wiring.lazy_folder import LazyLog, LazyStore
         from tidebook.wiring.lazy_keyspace import LazyKeyspace
 
@@ -493,7 +493,8 @@ def open(
 
     A missing folder is created by the first write, or on entry with `create=True`. Reads never create anything.
     With `replicate=True` this process replicates the log to the store, which streams by tag read; of several such
-    processes one does the work, and another takes over when it ends. With servers, `tidebook pipeline replicate` does.
+    processes one is active, and another takes over when it ends. With servers, use `tidebook pipeline replicate`
+    instead.
 
     `where` may also be the address of a server that `tidebook serve` runs, such as "https://host:8470": `token` is what
     `tidebook token create` printed there, and `tls_ca` the file of an authority that signed its certificate.
@@ -504,7 +505,7 @@ def open(
     """
     if isinstance(where, str) and where.lower().startswith(("http://", "https://")):
         if create or replicate:
-            raise InvalidInput("create and replicate are for a book in a folder: the server runs those of its book")
+            raise InvalidInput("create and replicate are for a book in a folder: a server replicates its own book")
         return open_remote(where, token=token, tls_ca=tls_ca)
     if token is not None or tls_ca is not None:
         raise InvalidInput("token and tls_ca are for the address of a server, such as https://host:8470")

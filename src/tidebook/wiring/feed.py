@@ -26,7 +26,7 @@ from tidebook.tags.subscription import SHARES, Subscription, share_of
 from tidebook.tags.tags import Tags
 
 BATCH_MAX: Final = 500
-#: The most events that are read ahead of the queue.
+#: How many events are read ahead at most.
 READ_AHEAD_MAX: Final = 2_000
 
 #: Returns the entry for an event, or None to skip the event.
@@ -81,11 +81,11 @@ class Feed:
 
     @property
     def problem(self) -> str | None:
-        """Why a running feed puts nothing; None if it waits for no replication."""
+        """Why a running feed puts nothing; None if it is not waiting for replication."""
         return None if self.waiting is None else self.waiting.describe()
 
     async def run(self, *, follow: bool = True) -> int:
-        """Put events until cancelled; with `follow=False`, put those that exist now. Return the count of entries."""
+        """Put events until cancelled; with `follow=False`, put those that exist now. Return the number of entries."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(READ_AHEAD_MAX)
 

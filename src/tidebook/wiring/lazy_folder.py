@@ -21,7 +21,7 @@ from tidebook.log.sqlite.log import SqliteLog
 from tidebook.sqlite.errors import from_os
 from tidebook.store.sqlite.store import SqliteStore
 
-#: How often a wait checks whether another process has created the files; no wake-up exists before that.
+#: The interval at which a wait checks whether another process has created the files; before that, nothing wakes it.
 POLL_INTERVAL_S = 0.2
 
 
@@ -31,7 +31,7 @@ class _LazyAdapter:
     _adapter_type: ClassVar[type]
     #: The methods that create a missing file.
     _creating: ClassVar[frozenset[str]]
-    #: The results of the others while the file is missing: they are called with the method's arguments.
+    #: The results of the other methods while the file is missing: functions that take the method's arguments.
     _results: ClassVar[Mapping[str, Callable[..., Any]]]
 
     def __init__(self, path: Path, make: Callable[[], Any]) -> None:

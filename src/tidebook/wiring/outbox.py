@@ -181,7 +181,7 @@ def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDa
     if scheme(url) in {"mysql", "mariadb"}:
         mysql = extra("tidebook.outbox.mysql", "mysql")
         return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, outbox)
-    raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; there are postgresql://, mysql:// and sqlite:///")
+    raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; use postgresql://, mysql:// or sqlite:///")
 
 
 def make_outbox(

@@ -53,14 +53,14 @@ def make_source(
     names = check_topics(topics)
     if tags is not None:
         if isinstance(tags, str | bytes):
-            raise InvalidInput(f"tags is a list of names, not a text: write tags=[{tags!r}]")
+            raise InvalidInput(f"tags must be a list of names, not a string: write tags=[{tags!r}]")
         wanted = list(dict.fromkeys(tags))
         for tag in wanted:
             check_tag(tag)
         if wanted:
             return TagSource(store, Horizons(store), wanted, names)
     if not names:
-        raise InvalidInput("a projection follows topics=[...] or tags=[...]")
+        raise InvalidInput("a projection needs topics=[...] or tags=[...]")
     if store.orders_topics:
         return TopicSource(store, Horizons(store), names)
     return LogTopicSource(log, store, Horizons(store), names)

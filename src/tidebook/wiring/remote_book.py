@@ -30,7 +30,7 @@ from tidebook.wiring.topics import TopicDescription
 class RemoteBook(Book):
     """A book that a server has open. Methods that need its log, store or database raise `InvalidInput`.
 
-    A request without an answer is repeated for half a minute, so that a restart of the server is not noticed.
+    A request without a response is repeated for half a minute, so that callers do not notice a restart of the server.
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:

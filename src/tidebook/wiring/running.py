@@ -20,8 +20,8 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.supervisor import RunStatus, Supervisor, on_stop_signal
 from tidebook.store.port import StoreWriter
 
-#: How often a part without wake-ups is asked whether it has settled.
-LOOK_S: Final = 0.01
+#: The interval at which a part without wake-ups is checked for having settled.
+SETTLE_POLL_S: Final = 0.01
 
 
 class OutboxRelay:
@@ -40,7 +40,7 @@ class OutboxRelay:
     async def settle(self) -> None:
         """Return once no message waits; parked messages and those that wait for a retry do not count."""
         while any(each.waiting for each in await self._outbox.status()):  # noqa: ASYNC110  it has no wake-up
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SETTLE_POLL_S)
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
 
@@ -89,7 +89,7 @@ class BookState:
         return Health(problems=tuple(problems), replication=replication, running=running)
 
     async def settle(self, *, clear_tags: bool, timeout_s: float) -> None:
-        """Replicate everything, bring it below the horizon, and let all parts settle, until nothing new is appended."""
+        """Replicate everything, bring it below the horizon, and settle all parts, until nothing new is appended."""
         try:
             async with asyncio.timeout(timeout_s):
                 while await self._settle_once(clear_tags=clear_tags):
@@ -101,14 +101,14 @@ class BookState:
             raise Unavailable(f"the book has not settled within {timeout_s:g} s: {why}") from error
 
     async def _settle_once(self, *, clear_tags: bool) -> bool:
-        """Replicate everything and settle all parts; return whether something was appended meanwhile."""
+        """Replicate everything and settle all parts; return whether something was appended in the meantime."""
         # Projections over whole topics wait for the horizon too, even if no event has a tag.
         done = await replicate_to_end(self._log, self._store, clear_tags=clear_tags, tick=True)
         for at, reason in done.stopped.items():
             raise Unavailable(f"the book cannot settle: {at} is stopped: {reason}")
         ends = await _ends(self._log, self._store)
         # A part may create work for any other, as a process manager does for a queue's worker, and their order is
-        # arbitrary: so there are as many passes as parts.
+        # arbitrary, so there are as many passes as parts.
         for _ in range(sum(len(supervisor.status()) for supervisor in self._supervisors)):
             for supervisor in self._supervisors:
                 await supervisor.settle()

@@ -39,7 +39,7 @@ class ServerCheck(msgspec.Struct, frozen=True):
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
-    """Check each server that the settings name; one that cannot be reached does not keep the others from a check."""
+    """Check each server that the settings name, even if another one cannot be reached."""
     for part, check in (("log", check_kafka), ("store", check_cassandra), ("sql", check_sql)):
         if settings.section(part).embedded:
             continue
@@ -54,7 +54,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
 
 
 async def check_kafka(settings: Settings) -> list[ServerCheck]:
-    """Check the brokers and what this user may do with them. Kafka reports neither its version nor its time."""
+    """Check the brokers and this user's permissions. Kafka reports neither its version nor its time."""
     options = kafka_settings(settings)
     admin = await asyncio.to_thread(_kafka_admin, options)
     cluster = await asyncio.to_thread(_kafka_answer, admin.describe_cluster, include_authorized_operations=True)
@@ -101,10 +101,10 @@ def check_replicas(keyspace: str, replication: dict[str, str], nodes: int) -> Se
     counts = replicas_of(replication)
     most, text = max(counts.values()), ", ".join(f"{dc} {n}".strip() for dc, n in counts.items())
     if most > nodes:
-        detail = f"keyspace {keyspace} wants {text} replicas of {nodes} nodes: add nodes, or lower the replication"
+        detail = f"keyspace {keyspace} needs {text} replicas on {nodes} nodes: add nodes, or lower the replication"
         return ServerCheck("store keyspace", False, detail)
     if most < 3 <= nodes:
-        detail = f"keyspace {keyspace} has {text} replicas of {nodes} nodes: with 3, a node may fail"
+        detail = f"keyspace {keyspace} has {text} replicas on {nodes} nodes: with 3, a node may fail"
         return ServerCheck("store keyspace", None, f"{detail} (ALTER KEYSPACE, then nodetool repair)")
     return ServerCheck("store keyspace", True, f"{keyspace}, replicas: {text}")
 
@@ -136,7 +136,7 @@ async def check_sql(settings: Settings) -> list[ServerCheck]:
 
 
 async def _ask_postgres(url: str) -> tuple[Any, float, float]:
-    """Return the row with everything that is checked, and the times before and after the question."""
+    """Return the row with everything that is checked, and the times before and after the query."""
     connect = extra("tidebook.postgres.connect", "postgres").connect_first
     async with await connect(url, application="tidebook doctor", settings="") as connection:
         began_s = time.time()
@@ -149,17 +149,17 @@ async def _ask_postgres(url: str) -> tuple[Any, float, float]:
 
 
 def check_clock(name: str, theirs_s: float, began_s: float, ended_s: float) -> ServerCheck:
-    """Compare a server's clock with this machine's, which asked at `began_s` and had the answer at `ended_s`."""
+    """Compare a server's clock with this machine's, which sent a query at `began_s` and had a result at `ended_s`."""
     skew_s = max(began_s - theirs_s, theirs_s - ended_s, 0.0)
     if skew_s <= CLOCK_SKEW_S_MAX:
         return ServerCheck(name, True, f"within {max(skew_s, ended_s - began_s):.1f} s of this machine's")
     ahead = "ahead of" if theirs_s > ended_s else "behind"
-    detail = f"{skew_s:.1f} s {ahead} this machine's: let NTP (chrony, systemd-timesyncd) set both clocks"
+    detail = f"{skew_s:.1f} s {ahead} this machine's: synchronize both clocks with NTP (chrony, systemd-timesyncd)"
     return ServerCheck(name, False, detail)
 
 
 async def check_topic(book: Book, status: TopicDescription, *, now_ms: int) -> list[ServerCheck]:
-    """Check a topic on Kafka: permissions, replicas, and how much of its retention unreplicated records have used."""
+    """Check a topic on Kafka: permissions, replicas, and its retention against the oldest unreplicated record."""
     if book.settings.section("log").embedded:
         return []
     try:
@@ -183,7 +183,7 @@ async def check_topic(book: Book, status: TopicDescription, *, now_ms: int) -> l
 def check_retention(name: str, retention_ms: int, waited_ms: int | None) -> ServerCheck:
     """Compare how long the oldest unreplicated record has waited (None: there is none) with the log's retention."""
     if retention_ms < 0:
-        return ServerCheck(f"{name} retention", True, "kept for ever: the log is never cut by time")
+        return ServerCheck(f"{name} retention", True, "kept forever: the log is never truncated by time")
     waited = "nothing waits" if waited_ms is None else f"the oldest unreplicated record has waited {_span(waited_ms)}"
     if waited_ms is not None and waited_ms > RETENTION_SHARE_MAX * retention_ms:
         detail = f"{waited} of {_span(retention_ms)}, after which it is lost: run 'tidebook pipeline replicate' now"

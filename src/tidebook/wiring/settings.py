@@ -85,9 +85,9 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
     environment = os.environ if environment is None else environment
     text = str(where)
     if not text:
-        raise InvalidInput("a book is a folder or a tidebook.toml: the name given is empty")
+        raise InvalidInput("a book is a folder or a tidebook.toml, but its name is empty")
     if "://" in text:
-        raise InvalidInput(f"{text.split('://')[0]}:// is not a book here: give a folder or a tidebook.toml")
+        raise InvalidInput(f"{text.split('://')[0]}:// is not supported here: use a folder or a tidebook.toml")
     path = Path(text)
     folder, sections = _read_file(path) if path.suffix == ".toml" else (path, {})
     for name in SERVERS:

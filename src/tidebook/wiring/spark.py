@@ -27,7 +27,7 @@ def require_book(settings: Settings, *, parts: Collection[str]) -> None:
         if not has_part(settings, part):
             raise NotFound(
                 f"there is no book in {settings.folder}: it has no {_FILES[part]}; "
-                "give the folder or the tidebook.toml of a book that has data"
+                "use the folder or the tidebook.toml of a book that has data"
             )
 
 

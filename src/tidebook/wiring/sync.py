@@ -202,7 +202,7 @@ class SyncBook(BlockingFacade[Book]):
 
 
 async def _made(make: Callable[[], Part]) -> Part:
-    """Return what `make` returns, made on the event loop that it belongs to."""
+    """Call `make` on the event loop to which its result belongs, and return the result."""
     return make()
 
 

@@ -55,8 +55,8 @@ async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescr
         if config is None:
             raise NotFound(f"there is no topic {topic}")
         raise Corrupt(
-            f"topic {topic}: the store has it and the log does not: restore the log, or run "
-            f"'tidebook journal adopt {topic}', which begins a new epoch on what the store has"
+            f"topic {topic}: it is in the store but not in the log: restore the log, or run "
+            f"'tidebook journal adopt {topic}', which begins a new epoch with the data of the store"
         )
     numbers = range(state.partitions if config is None else config.partitions)
     starts = [await log.start(topic, number) for number in numbers]
@@ -101,7 +101,7 @@ async def delete_topic(log: Log, store: StoreWriter, topic: str) -> None:
     if config is not None and not store.deletes_topics:
         raise InvalidInput(
             f"topic {topic} holds journals, and this store cannot delete them together: purge each with "
-            f"'tidebook journal purge {topic} ID'; the empty topic stays"
+            f"'tidebook journal purge {topic} ID'; the empty topic remains"
         )
     in_log = True
     try:

@@ -105,7 +105,7 @@ Mariadb.__module__ = "mariadb.connections"
 @pytest.mark.postgres
 def test_a_connection_in_autocommit_is_refused_unless_it_is_in_a_transaction(postgres: Database) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        with pytest.raises(InvalidInput, match="begin one"):
+        with pytest.raises(InvalidInput, match="begin a transaction"):
             outbox.publish(connection, topic="orders", payload=b"x")
         with connection.transaction():
             outbox.publish(connection, topic="orders", payload=b"x")
@@ -119,7 +119,7 @@ def test_every_mysql_driver_in_autocommit_is_refused_unless_it_is_in_a_transacti
 ) -> None:
     inner = pymysql.connect(**mysql_parameters(database.url), autocommit=True)
     connection = shape(inner)
-    with pytest.raises(InvalidInput, match="begin one"):
+    with pytest.raises(InvalidInput, match="begin a transaction"):
         outbox.publish(connection, topic="orders", payload=b"x")
     inner.begin()
     outbox.publish(connection, topic="orders", payload=b"x", key="k", ordered=True)
@@ -137,7 +137,7 @@ def test_every_mysql_driver_in_autocommit_is_refused_unless_it_is_in_a_transacti
 async def test_a_driver_that_only_sqlalchemy_knows_is_refused_in_autocommit(postgres: Database) -> None:
     engine = create_async_engine(postgres.url.replace("postgresql", "postgresql+asyncpg"))
     async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        with pytest.raises(InvalidInput, match="begin one"):
+        with pytest.raises(InvalidInput, match="begin a transaction"):
             await outbox.publish(connection, topic="orders", payload=b"x")
     async with engine.begin() as connection:
         await outbox.publish(connection, topic="orders", payload=b"x")
@@ -154,7 +154,7 @@ async def test_aiosqlite_may_leave_the_begin_to_sqlalchemys_events(database: Dat
         connection.isolation_level = None
 
     async with engine.connect() as connection:
-        with pytest.raises(InvalidInput, match="begin one"):
+        with pytest.raises(InvalidInput, match="begin a transaction"):
             await outbox.publish(connection, topic="orders", payload=b"x")
     sqlalchemy.event.listen(engine.sync_engine, "begin", lambda begun: begun.exec_driver_sql("BEGIN"))
     async with engine.begin() as connection:

@@ -36,7 +36,7 @@ def test_a_token_of_a_mistyped_book_is_refused_and_creates_nothing(tmp_path: Pat
 def test_a_book_of_another_server_is_not_served(tmp_path: Path) -> None:
     refused = command("serve", "--port", "0", "--book", "http://127.0.0.1:8470")
     assert refused.returncode == 2
-    assert "is served already" in refused.stderr
+    assert "is already served" in refused.stderr
 
 
 def test_doctor_checks_the_file_of_the_server_and_a_remote_server(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_a_form_of_another_content_type_is_refused(tmp_path: Path) -> None
 async def test_a_remote_book_without_a_token_explains_how_to_set_one(tmp_path: Path, create_token: CreateToken) -> None:
     await create_token("viewer")
     async with served(tmp_path / "book") as (url, _), tidebook.open(url) as book:
-        with pytest.raises(SignInRequired, match="needs a token: give it as token=, or to a command in TIDEBOOK_TOKEN"):
+        with pytest.raises(SignInRequired, match="needs a token: pass it as token=, or to a command in TIDEBOOK_TOKEN"):
             await book.journal("orders").pointer("o-1")
 
 

@@ -89,7 +89,7 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"splits": "1000000000"}, "the option splits must be a whole number from 1 to 10000"),
         ({"minSeqNr": "9" * 5000}, "the option minSeqNr must be a whole number from 1 on, not '9999"),
         ({"tag": ""}, "the option tag is empty: name a tag"),
-        ({"book": ""}, "the name given is empty"),
+        ({"book": ""}, "its name is empty"),
         ({"endingOffsets": '{"orders": {"0": 1, "00": 2}}'}, "the option endingOffsets must be JSON such as"),
         ({"endingOffsets": '{"orders": {"\u0663": 1}}'}, "the option endingOffsets must be JSON such as"),
         ({"asOfOffsets": f'{{"orders": {{"0": {10**30}}}}}'}, "the option asOfOffsets must be JSON such as"),

@@ -177,7 +177,7 @@ def test_a_class_with_unresolvable_annotations_is_refused() -> None:
 
 @pytest.mark.parametrize("required", ["false", 0, None])
 def test_required_is_true_or_false(required: Any) -> None:
-    with pytest.raises(InvalidInput, match="'to': required is true or false"):
+    with pytest.raises(InvalidInput, match="'to': required must be true or false"):
         fields_of({"to": {"type": "text", "required": required}})
 
 

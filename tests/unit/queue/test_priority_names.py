@@ -16,5 +16,5 @@ def test_every_named_priority_has_its_name_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("text", ["²", "9" * 5_000, "-1", "256", "urgent", "", "1.0"])
 def test_an_unknown_priority_is_bad_input(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--priority is 0 to 255"):
+    with pytest.raises(InvalidInput, match="--priority must be 0 to 255"):
         parse_priority(text)

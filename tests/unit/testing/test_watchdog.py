@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.commands import SIDE_BY_SIDE, UNUSED_PLUGINS
+from tools.commands import IN_PARALLEL, UNUSED_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFTEST = """
@@ -46,7 +46,7 @@ def test_in_one_process_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Pat
 
 
 def test_in_a_worker_process_the_run_ends_with_the_name_of_the_test_and_its_failure(tmp_path: Path) -> None:
-    done = run(tmp_path, *SIDE_BY_SIDE, "-n", "1")
+    done = run(tmp_path, *IN_PARALLEL, "-n", "1")
     assert done.returncode == 1
     assert "crashed while running 'test_stuck.py::test_that_leaves_something_open'" in done.stdout
     assert "assert False" in done.stdout

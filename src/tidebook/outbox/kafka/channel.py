@@ -29,7 +29,7 @@ class FirstFailure:
     """Records the first failure that is reported for a batch.
 
     The client references it for every message until the message's report is delivered. If it referenced the channel
-    instead, a report that never comes would keep the producer alive, and sending.
+    instead, a report that never comes would keep the producer alive and sending.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class KafkaChannel:
             producer.purge(blocking=True)
             producer.flush(CLOSE_S_MAX)
         except (KafkaException, SystemError):
-            pass  # the producer has failed; it only remains to close it
+            pass  # the producer has failed and can only be closed
         producer.log_client_lines()
         self._messages = ()
         # The client leaks an exception that it raises while it runs callbacks, and with it this frame and this
@@ -166,8 +166,8 @@ class KafkaChannel:
 class KafkaTransactionChannel(KafkaChannel):
     """Sends each batch as one transaction: a newer channel of the topic fences this one.
 
-    The client's transaction calls may exceed their timeout, and never return if the producer failed meanwhile. Each
-    runs in a separate thread, and `wait` returns in time, so that the relay can send its heartbeats.
+    The client's transaction calls may exceed their timeout, and never return if the producer fails during the call.
+    Each runs in a separate thread, and `wait` returns in time, so that the relay can send its heartbeats.
     """
 
     _call: ClientCall | None = None

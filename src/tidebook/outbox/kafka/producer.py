@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 LOGGER = logging.getLogger("tidebook.outbox")
 LINES_MAX = 100
-#: Lets the client choose the partition by the key.
+#: Makes the client choose the partition by the key.
 ANY_PARTITION = -1
 BATCH_BYTES_MAX = 1_000_000
 #: The client's maximum for one message.
@@ -79,7 +79,7 @@ def murmur2(data: bytes) -> int:
 
 
 def choose_partition(partition_key: bytes | None, partitions: int) -> int:
-    """Return the partition that Kafka's clients choose for a key; without one, the client chooses by the message's."""
+    """Return the partition that Kafka's clients choose for a key; without one, the client uses the message's key."""
     return ANY_PARTITION if partition_key is None else (murmur2(partition_key) & 0x7FFFFFFF) % partitions
 
 
@@ -152,7 +152,7 @@ class RelayProducer(Producer):
     """A producer that records a fatal error from the client's log, and is closed in a separate thread.
 
     Closing a producer waits for the client's threads, and so for a broker that does not answer: the relay's thread
-    would send no heartbeats meanwhile.
+    would send no heartbeats during that time.
 
     The client raises a fatal error out of `poll` and `flush`, and runs callbacks while the exception is propagating.
     Every call that they make then fails, a lock that they take is never released, and the error itself is wrapped or
@@ -180,7 +180,7 @@ class RelayProducer(Producer):
         return self._has_id
 
     def log_client_lines(self) -> None:
-        """Log the buffered lines, and record a fatal error and the producer id from them."""
+        """Log the buffered lines, and note whether they report a fatal error or a producer id."""
         lines = self.client_log.lines
         while lines:
             level, parts = lines.popleft()
@@ -191,7 +191,7 @@ class RelayProducer(Producer):
 
 
 def fatal_cause(error: BaseException, producer: RelayProducer) -> KafkaError:
-    """Return the Kafka error inside an exception: each callback may have wrapped a fatal one again, or lost it."""
+    """Return the Kafka error inside an exception; callbacks may have wrapped a fatal one repeatedly, or lost it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, KafkaException):

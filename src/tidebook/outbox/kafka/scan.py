@@ -46,7 +46,7 @@ def _consumer(client: Mapping[str, Any], positions: list[TopicPartition], **sett
         finally:
             consumer.close()
     except KafkaException as error:
-        raise Unavailable(f"reading topic {topic!r}: {error}") from error
+        raise Unavailable(f"topic {topic!r} cannot be read: {error}") from error
 
 
 def scan_range(
@@ -94,7 +94,7 @@ def scan_range(
                 elif error.code() == KafkaError._PARTITION_EOF:
                     position = message.offset()
                 else:
-                    raise Unavailable(f"reading topic {topic!r}: {error.str()}")
+                    raise Unavailable(f"topic {topic!r} cannot be read: {error.str()}")
                 if position > positions[partition]:
                     positions[partition], progress_at = position, time.monotonic()
                 if partition in remaining and position >= remaining[partition]:
@@ -107,7 +107,7 @@ def refuse_journal_topic(client: Mapping[str, Any], topic: str, partitions: int)
     remaining = set(range(partitions))
     deadline = time.monotonic() + STALL_S_MAX
     assigned = [TopicPartition(topic, p, _TAIL - LOOK_BACK_OFFSETS) for p in remaining]
-    # A truncated log may hold fewer records than that: its first record serves as well.
+    # A truncated log may hold fewer records than that; then reading starts at its first record.
     with _consumer(client, assigned, isolation_level="read_uncommitted", auto_offset_reset="earliest") as consumer:
         while remaining and time.monotonic() < deadline:
             message = consumer.poll(STEP_S)
@@ -121,6 +121,6 @@ def refuse_journal_topic(client: Mapping[str, Any], topic: str, partitions: int)
             if error.code() == KafkaError._PARTITION_EOF:
                 remaining.discard(message.partition() or 0)  # the partition is empty, or has only transaction markers
             elif error.code() not in TRANSIENT:
-                raise Unavailable(f"reading topic {topic!r}: {error.str()}")
+                raise Unavailable(f"topic {topic!r} cannot be read: {error.str()}")
     if remaining:
         raise Unavailable(f"topic {topic!r} cannot be read to its end: Kafka does not answer")

@@ -31,7 +31,7 @@ LOGGER = logging.getLogger("tidebook.outbox")
 POLL_S = 0.1
 #: How long the client may take to report, after a message's timeout.
 REPORT_S_MAX = 5.0
-#: How long a topic's number of partitions is cached, as Kafka's own clients do; and the timeout of a refresh.
+#: How long a topic's number of partitions is cached, as Kafka's clients do, and the timeout of a refresh.
 PARTITION_COUNT_TTL_S = 300.0
 REFRESH_S_MAX = 1.0
 #: A delivery report. Callbacks only store it: they may run while a fatal error of the producer is propagating, when a
@@ -155,14 +155,14 @@ class KafkaSender:
         self._forget_if_missing(error, topic)
         if error.code() in TOO_LARGE:
             return InvalidInput(
-                f"topic {topic!r}: Kafka refused a message of {len(message):,} bytes, or the batch that it went in "
-                f"({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send less at a time"
+                f"topic {topic!r}: Kafka refused a message of {len(message):,} bytes, or the batch that contained it "
+                f"({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send fewer at a time"
             )
         translated = not_acknowledged(error, topic, message.partition())
         if isinstance(translated, OutcomeUnknown):
             return OutcomeUnknown(
                 f"topic {topic!r}: Kafka did not acknowledge a message ({error.str()}): it may be in the log; "
-                "the backend 'db' would find out, and send it once",
+                "the backend 'db' would determine that, and send it once",
                 partition=message.partition(),
             )
         return translated

@@ -230,7 +230,7 @@ class KafkaTarget(RelayTarget):
         deadline = time.monotonic() + REQUEST_S_MAX
         while not producer.has_id():
             if time.monotonic() > deadline:
-                raise Unavailable(f"topic {topic.topic!r}: Kafka gave no producer id for {REQUEST_S_MAX:g} s")
+                raise Unavailable(f"topic {topic.topic!r}: Kafka assigned no producer id within {REQUEST_S_MAX:g} s")
             producer.poll(ID_STEP_S)
         return producer
 
@@ -257,7 +257,7 @@ class KafkaTarget(RelayTarget):
         return found
 
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
-        """Read the messages that the topic holds now."""
+        """Scan the messages that the topic holds now for those of the session."""
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return scan_range(
             self._client, topic.topic, session, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step

@@ -13,7 +13,7 @@ from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
 from tidebook.queue.postgres.statement_runner import StatementRunner
 from tidebook.queue.postgres.statements import LETTER_COLUMNS, PUT, number_array, put_parameters, statement
 
-#: How often the retry of a dead letter is attempted while entries with its key are put concurrently.
+#: How many times the retry of a dead letter is attempted while entries with its key are put concurrently.
 ATTEMPTS_MAX = 10
 
 

@@ -15,7 +15,8 @@ from tidebook.queue.postgres.install import add_slot
 from tidebook.queue.postgres.statement_runner import StatementRunner
 
 SLOTS_MAX: Final = 24
-#: When a period ends, the last entries of a draining partition are moved on, if there are at most this many.
+#: When a period ends, the last entries of a draining partition are moved to the current one if there are at most this
+#: many.
 STRAGGLERS_MAX: Final = 1_000
 #: How long clearing and rotating may wait for a lock, since other statements queue up after them.
 _LOCK_MS_MAX: Final = 100
@@ -112,7 +113,7 @@ class Partitions:
     async def _rotate(self, connection: Connection, table: str, expected: PeriodState, now_ms: int) -> bool:
         """Begin a new period if the table is still in the expected one; return False if open transactions prevent it.
 
-        Some attempts wait briefly for the lock that puts share, while later puts wait after it.
+        Some attempts wait briefly for the lock that puts share, while later puts queue up after it.
         """
         self._attempts[table] = attempts = self._attempts.get(table, 0) + 1
         function = "pg_advisory_xact_lock" if attempts % WAIT_EVERY == 0 else "pg_try_advisory_xact_lock"

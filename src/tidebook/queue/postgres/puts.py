@@ -13,7 +13,7 @@ from tidebook.queue.port import Put, Synchronous
 from tidebook.runtime.autocommit import commits_each_statement, number_placeholders, sqlalchemy_connection
 
 _LEVELS = ("off", "local", "remote_write", "on", "remote_apply")
-_ACCEPTED = "give a psycopg connection, or a SQLAlchemy session or connection on psycopg or asyncpg, sync or async"
+_ACCEPTED = "pass a psycopg connection, or a SQLAlchemy session or connection on psycopg or asyncpg, sync or async"
 
 
 class PutCall(NamedTuple):
@@ -93,7 +93,7 @@ def _connection_of(transaction: Any) -> Any:
 
 def _require_transaction(connection: Any) -> None:
     if commits_each_statement(connection.connection if isinstance(connection, _SqlAlchemy) else connection):
-        raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and put inside it")
+        raise InvalidInput("the connection is in autocommit mode: begin a transaction, and put inside it")
 
 
 def _raise_commit_level(level: Synchronous) -> bytes:

@@ -94,6 +94,6 @@ class PostgresWakeups:
                 await self._runner.rows(
                     f"DELETE FROM {self._schema}.wake WHERE sleeper = %s RETURNING queue", (sleeper.hex(),)
                 )
-            except TidebookError:  # the published sleep expires by itself
+            except TidebookError:  # the published sleep expires anyway
                 pass
         self._sleepers.clear()

@@ -154,7 +154,7 @@ def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -
 
 
 def _take_fitting(rows: list[_Row], room_bytes: int) -> tuple[list[_Row], int]:
-    """Return the first rows whose data fits into the room, at least one, and the room that is left."""
+    """Return the first rows whose data fits into the given size, at least one, and the remaining size."""
     for index, row in enumerate(rows):
         data = row[10]
         room_bytes -= data if type(data) is int else len(data) // 2  # type: ignore[arg-type]

@@ -55,12 +55,12 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> b
 
 
 def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Put dead letters back in this order; return how many there still were."""
+    """Put dead letters back in this order; return how many still existed."""
     return sum(retry(session, now_ms, queue, id) for id in ids)
 
 
 def drop_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Delete dead letters; return how many there still were."""
+    """Delete dead letters; return how many still existed."""
     return sum(drop(session, now_ms, queue, id) for id in ids)
 
 

@@ -62,7 +62,7 @@ def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> 
 
 
 def requeue_expired(connection: apsw.Connection, queue: QueueRef, now_ms: int, hashes: str) -> None:
-    """Let entries of these keys with an expired lease wait again, so that a put can be merged into them."""
+    """Return entries of these keys with an expired lease to waiting, so that a put can be merged into them."""
     rows: list[Any] = connection.execute(_EXPIRED_LEASES_OF, (queue.id, hashes)).fetchall()
     for id, timeouts, expires_at, process_at in rows:
         if expires_at <= now_ms:
