@@ -6,13 +6,14 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.processor_time import ProcessorTime
 from tests.secret_scan import SecretScan
 from tests.watchdog import Watchdog
 from tidebook.testing.servers.server import Server
@@ -32,11 +33,14 @@ QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long tests, and every test in its full form")
+    parser.addoption("--processor-time", action="store_true", help="report the files that use the processor most")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog())
     config.pluginmanager.register(SecretScan())
+    if config.getoption("--processor-time"):
+        config.pluginmanager.register(ProcessorTime(status_file()))
     settings.load_profile("long" if config.getoption("--long") else "short")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
@@ -64,10 +68,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the collected tests from garbage collections: a full one would visit ten thousand of them each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude ten thousand tests from garbage collections, which would visit them each time, already here."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

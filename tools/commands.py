@@ -39,6 +39,8 @@ BENCH_SERVERS = {
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
 IN_PARALLEL = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+#: The options of a run of all tests.
+FULL_RUN = ("--cache-clear", "--processor-time")
 #: Plugins that each process would need half a second to load, and that only tests with a server use.
 UNUSED_PLUGINS = ("-p", "no:schemathesis")
 #: pytest's exit code for failed tests, but not for a run that was interrupted or could not start.
@@ -109,7 +111,7 @@ def test(arguments: list[str]) -> int:
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
         temporary = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
         variables = environment.variables() | server_variables | temporary
-        code = _python("-m", "pytest", *IN_PARALLEL, *(rest or ["--cache-clear"]), variables=variables)
+        code = _python("-m", "pytest", *IN_PARALLEL, *(rest or FULL_RUN), variables=variables)
         failed = _failed_tests() if code == TESTS_FAILED and not rest else []
         if not 0 < len(failed) <= RETRIED_TESTS_MAX:
             return code

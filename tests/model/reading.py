@@ -230,7 +230,7 @@ class Reading:
     ) -> None:
         self.world = world
         self.start, self.to = start, to
-        self._settings = JournalSettings(page_events=page_events)
+        self._settings, self._metrics = JournalSettings(page_events=page_events), Metrics()
         self._reader = reader
         self._begins_with = "pointer" if reader is BarrierLast else "end"
         self._next: dict[tuple[int, int | tuple[int, ...]], Node] = {}
@@ -246,9 +246,9 @@ class Reading:
         return found
 
     def _run(self, answers: tuple[int | tuple[int, ...], ...]) -> Node:
-        log, store, metrics = AskedLog(self.world), AskedStore(), Metrics()
-        cache = HeadCache(log, store, KEY.topic, 0, CONFIG, self._settings, metrics)  # type: ignore[arg-type]
-        reader = self._reader(log, store, cache, self._settings, metrics)  # type: ignore[arg-type]
+        log, store = AskedLog(self.world), AskedStore()
+        cache = HeadCache(log, store, KEY.topic, 0, CONFIG, self._settings, self._metrics)  # type: ignore[arg-type]
+        reader = self._reader(log, store, cache, self._settings, self._metrics)  # type: ignore[arg-type]
         events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
         left, barriers_given, yielded, offsets = list(answers), [], [], []
         asked: list[tuple[str, Any]] = []

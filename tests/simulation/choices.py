@@ -29,11 +29,18 @@ class RecordedChoices(random.Random):
         super().__init__(seed)
 
     def random(self) -> float:
-        return float(self._next(super().random(), CALM))
+        drawn = super().random()
+        if self._replayed is not None:
+            return float(self._replay(CALM))
+        self.recorded.append(drawn)
+        return drawn
 
     def getrandbits(self, k: int) -> int:
         drawn = super().getrandbits(k)
-        return int(self._next(drawn, 0)) & ((1 << k) - 1)
+        if self._replayed is not None:
+            return int(self._replay(0)) & ((1 << k) - 1)
+        self.recorded.append(drawn)
+        return drawn
 
     def randbytes(self, n: int) -> bytes:
         """Return bytes that identify something: they are never replaced, so that they stay unique."""
@@ -47,12 +54,11 @@ class RecordedChoices(random.Random):
         """Return a separate source for a part of the simulation; its choices are recorded together with these."""
         return RecordedChoices(self.random(), self._replayed, recorded=self.recorded)
 
-    def _next(self, drawn: float, calm: float) -> float:
+    def _replay(self, calm: float) -> float:
+        assert self._replayed is not None
         place = len(self.recorded)
-        chosen: float = drawn
-        if self._replayed is not None:
-            found = self._replayed[place] if place < len(self._replayed) else IS_CALM
-            chosen = calm if found is IS_CALM or (isinstance(calm, int) and not isinstance(found, int)) else found
+        found = self._replayed[place] if place < len(self._replayed) else IS_CALM
+        chosen = calm if found is IS_CALM or (isinstance(calm, int) and not isinstance(found, int)) else found
         self.recorded.append(chosen)
         return chosen
 

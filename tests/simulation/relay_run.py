@@ -34,6 +34,7 @@ from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import SQL, StoreStatements
 from tidebook.outbox.store import OutboxStore
 from tidebook.outbox.topic_relay import RelayShutdown
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.histories.call import pair_lines
 from tidebook.testing.histories.line import HistoryLine
 from tidebook.testing.histories.outboxes import check_outbox
@@ -71,6 +72,8 @@ def _open_engine() -> sqlite3.Connection:
 
 #: One engine for all runs of a process: each run empties the tables.
 _ENGINE: list[sqlite3.Connection] = []
+#: The metrics of all runs of a process: thousands of relays would spend their time making them.
+_METRICS = Metrics()
 
 
 class Faults(msgspec.Struct):
@@ -633,7 +636,11 @@ class RelayProcess(SimulatedProcess):
         scheduler, settings = run.scheduler, run.settings
         target = SimulatedTarget(run.log, self, settings.fence_ms)
         self.relay = Relay(
-            Connections(run.database, settings, self), lambda _: target, settings, ids=SeededIds(run.chance)
+            Connections(run.database, settings, self),
+            lambda _: target,
+            settings,
+            ids=SeededIds(run.chance),
+            metrics=_METRICS,
         )
         self.relay._shutdown = self.relay._state.shutdown = SimulatedShutdown(scheduler)
         self.relay._wakeup = SimulatedWakeup(scheduler)  # type: ignore[assignment]

@@ -40,7 +40,9 @@ class ThreadScheduler:
         self.now_s = 0.0
         self._hub = getcurrent()
         self._due: list[tuple[float, int, SimulatedThread | Callable[[], None]]] = []
-        self._count = 0
+        self._count = self._steps = 0
+        #: The time to which the present call of `run` runs.
+        self._until_s = 0.0
         self._threads: list[SimulatedThread] = []
         self._is_over = False
 
@@ -59,20 +61,24 @@ class ThreadScheduler:
         """Let the calling thread wait, longer if its process is paused; a thread of a dead process never continues."""
         thread = getcurrent()
         assert isinstance(thread, SimulatedThread)
-        if self._is_over or thread.process.dead:
+        process = thread.process
+        if self._is_over or process.dead:
             raise GreenletExit  # clean-up code of a dead process has no effect
-        self._wake(self.now_s + seconds, thread)
+        wakes_s = self.now_s + seconds
+        if process.paused_until_s <= wakes_s <= self._until_s and (not self._due or wakes_s < self._due[0][0]):
+            self._count_step()
+            self.now_s = wakes_s  # nothing else is due before
+            return
+        self._wake(wakes_s, thread)
         self._hub.switch()
-        if thread.process.dead:
+        if process.dead:
             raise GreenletExit
 
     def run(self, until_s: float) -> None:
         """Run until this time."""
-        steps = 0
+        self._steps, self._until_s = 0, until_s
         while self._due and self._due[0][0] <= until_s:
-            steps += 1
-            if steps > STEPS_MAX:
-                raise RuntimeError("the run does not end")
+            self._count_step()
             when_s, _, what = heapq.heappop(self._due)
             self.now_s = max(self.now_s, when_s)
             if not isinstance(what, SimulatedThread):
@@ -90,6 +96,11 @@ class ThreadScheduler:
         for thread in self._threads:
             if thread:
                 thread.throw(GreenletExit)
+
+    def _count_step(self) -> None:
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            raise RuntimeError("the run does not end")
 
     def _wake(self, when_s: float, what: SimulatedThread | Callable[[], None]) -> None:
         self._count += 1

@@ -125,6 +125,8 @@ class OutcomeScan:
             if self._may_have_missed(flight):
                 if table_meta is not None and table_meta.incarnation == self._incarnations.get(part.table):
                     known = await self._look_up_in_table(table_meta, flight, flight.record)
+                elif table_meta is not None and table_meta.incarnation == _acknowledged_at(flight):
+                    self._add(table_meta.incarnation, flight.record)  # the record at this offset created the table
                 else:  # dropped or created meanwhile: only finding the record proves its outcome
                     await self._add_record_at(None if table_meta is None else table_meta.mapping.get(part.first))
                     known = self.offset_of(flight) is not None
@@ -166,6 +168,10 @@ class OutcomeScan:
         for record in page.records:
             self._add(record.offset, read_record(record.value))
         return bool(page.records)
+
+
+def _acknowledged_at(flight: InFlightRecord) -> int | None:
+    return flight.outcome.offset if isinstance(flight.outcome, Acknowledged) else None
 
 
 def _identity(write: Write) -> tuple[int, int, int]:

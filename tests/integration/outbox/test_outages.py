@@ -27,22 +27,18 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 QUICK = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, stop_s=2, batch_rows=50)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Kafka]:
-    """Start a separate Kafka that the test may kill."""
-    with Kafka(tmp_path / "kafka") as kafka:
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """Start a separate Kafka that tests may kill; each leaves it running."""
+    with Kafka(tmp_path_factory.mktemp("broker") / "kafka").for_now() as kafka:
         yield kafka
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Postgres]:
     """Start a separate PostgreSQL that the test may kill."""
-    postgres = Postgres(tmp_path / "postgres")
-    postgres.start()
-    try:
+    with Postgres(tmp_path / "postgres").for_now() as postgres:
         yield postgres
-    finally:
-        postgres.remove()
 
 
 def pairs(start: int, stop: int) -> list[tuple[bytes, bytes]]:
@@ -62,12 +58,14 @@ def test_a_broker_outage_loses_and_reorders_no_message(postgres: Database, broke
         publish(postgres, topic, *pairs(0, 500))
         until(lambda: relay.metrics.counted("outbox_sent") > 50, "some are sent")
         broker.kill9()
-        publish(postgres, topic, *pairs(500, 1000))
-        until(lambda: relay.metrics.counted("outbox_rests") > 0, "the topic rests")
-        with opened_store(postgres) as store:
-            [status] = store.status(count_max=10_000)
-        assert status.waiting > 0
-        broker.restart()
+        try:
+            publish(postgres, topic, *pairs(500, 1000))
+            until(lambda: relay.metrics.counted("outbox_rests") > 0, "the topic rests")
+            with opened_store(postgres) as store:
+                [status] = store.status(count_max=10_000)
+            assert status.waiting > 0
+        finally:
+            broker.restart()
         until(lambda: postgres.waiting() == 0, "everything is sent")
     assert numbers(cluster, topic) == list(range(1000))
     cluster.close()

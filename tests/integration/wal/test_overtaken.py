@@ -130,6 +130,24 @@ async def test_a_truncated_write_whose_table_was_dropped_is_unknown(log: FaultyL
     assert await contents(region) == {1: [(1, b"b")]}
 
 
+async def test_a_truncated_write_that_created_its_table_is_resolved(log: FaultyLog, other: Wal) -> None:
+    region = await make_wal(log, "o").open_region(7, create=True)
+    await region.write(2, [b"a"])
+    reader = await other.open_region(7, writable=False)
+    await reader.mark_deleted(2, 2)  # so that the next acknowledgement leaves a gap, and the log is read
+    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
+    writing = asyncio.ensure_future(region.write(1, [b"b"]))
+    await log.holds(1)
+    await reader.mark_deleted(1, 2)
+    await reader.clean()
+    assert (await reader.status()).log_start > region.meta.next_offset
+    log.fault = lambda _: None
+    log.release([True])
+    assert (await writing).first == 1
+    assert (await region.write(1, [b"c"])).first == 2
+    assert await contents(region) == {1: [(2, b"c")]}
+
+
 @pytest.mark.parametrize("kind", [MarkDeleted, DropTable])
 async def test_an_acknowledged_mark_that_is_not_in_the_log_is_resolved(log: FaultyLog, other: Wal, kind: type) -> None:
     region = await make_wal(log, "o", attempts_max=1).open_region(7, create=True)
