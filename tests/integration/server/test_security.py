@@ -240,6 +240,21 @@ async def test_a_client_that_checks_names_connects_by_tls(tmp_path: Path, create
                 await http.get("/v1/topics", extensions=sni)
 
 
+async def test_tls_1_2_is_served_with_authenticated_encryption_only(tmp_path: Path) -> None:
+    tls, ca = make_tls(tmp_path)
+    async with served(tmp_path / "book", tls=tls) as (url, _):
+        modern, old = (ssl.create_default_context(cafile=str(ca)) for _ in range(2))
+        modern.maximum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
+        modern.set_ciphers("ECDHE+AESGCM")
+        old.set_ciphers("ECDHE-ECDSA-AES256-SHA384:ECDHE-RSA-AES256-SHA384")
+        port = httpx.URL(url).port
+        _, writer = await asyncio.open_connection("localhost", port, ssl=modern)
+        assert "GCM" in writer.get_extra_info("cipher")[0]
+        writer.close()
+        with pytest.raises(OSError):
+            await asyncio.open_connection("localhost", port, ssl=old)
+
+
 def test_tokens_are_shown_once_by_the_command(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tidebook.cli", *arguments, "--book", str(tmp_path / "book"), "--json"]
