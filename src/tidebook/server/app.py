@@ -31,7 +31,20 @@ from tidebook.api.route import Route
 from tidebook.api.routes import BY_NAME, ROUTES
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.runtime import tracing
-from tidebook.server import access, health, journals, monitoring, outbox, pipeline, queues, tags, topics, wal
+from tidebook.server import (
+    access,
+    appends,
+    health,
+    journals,
+    monitoring,
+    outbox,
+    pipeline,
+    queues,
+    snapshots,
+    tags,
+    topics,
+    wal,
+)
 from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
@@ -73,6 +86,8 @@ HANDLERS: Final[dict[str, Handler]] = {
     **monitoring.HANDLERS,
     **topics.HANDLERS,
     **journals.HANDLERS,
+    **appends.HANDLERS,
+    **snapshots.HANDLERS,
     **tags.HANDLERS,
     **queues.HANDLERS,
     **outbox.HANDLERS,
