@@ -207,6 +207,15 @@ async def test_requests_without_a_token_do_not_use_up_the_rate_of_others(
         assert (await http.get("/sign-in")).status_code == 429
 
 
+@pytest.mark.parametrize("token", ["viewer", "tb_unknown", None])
+async def test_refused_requests_are_counted_too(tmp_path: Path, create_token: CreateToken, token: str | None) -> None:
+    viewer = (await create_token("viewer")).token
+    file = settings(tmp_path, "[server]\nrate_per_s = 0.001\nrate_burst = 2\n")
+    async with served(file) as (url, _), client(url, viewer if token == "viewer" else token) as http:
+        refused = 403 if token == "viewer" else 401
+        assert [(await http.delete("/v1/topics/orders")).status_code for _ in range(3)] == [refused, refused, 429]
+
+
 async def test_a_public_address_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:
     with pytest.raises(InvalidInput, match="--tls-cert"):
         async with served(tmp_path / "book", host="0.0.0.0"):
