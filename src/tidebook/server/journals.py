@@ -70,7 +70,7 @@ async def read(call: Call) -> Lines:
 
         followed = follow_journal(call.state, journal, id, ("api", mask is None), encode, start=start, after=after)
         return Lines(lambda _: followed, live=True, events=True)
-    pages = EventPages(journal, id, query)
+    pages = JournalPages(journal, id, query)
     return Lines(lambda lines: _chunks(lines, pages, query.limit, call.mask(topic), with_ids=call.wants_events))
 
 
@@ -79,7 +79,7 @@ def _event_line(event: ReadEvent, mask: Mask | None) -> EventLine:
     return line if mask is None else mask.line(line, event.payload, event.metadata)
 
 
-class EventPages:
+class JournalPages:
     """The events of a read, and how many of the current page may be sent together."""
 
     def __init__(self, journal: Journal, id: str, query: ReadQuery) -> None:
@@ -94,7 +94,7 @@ class EventPages:
 
 
 async def _chunks(
-    lines: Lines, pages: EventPages, limit: int | None, mask: Mask | None, *, with_ids: bool
+    lines: Lines, pages: JournalPages, limit: int | None, mask: Mask | None, *, with_ids: bool
 ) -> AsyncGenerator[Chunk, None]:
     """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
     chunk: list[ReadEvent | EventLine] = []
