@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -30,6 +30,7 @@ from bench.timing import percentile, report, timed
 from tidebook import Event
 from tidebook.api.access import Role
 from tidebook.api.route import Route
+from tidebook.queue.job import Job
 from tidebook.server.app import ServerApp
 from tidebook.server.protocol import BoundedProtocol
 from tidebook.server.serve import collect_garbage_rarely, new_event_loop
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=f"one of: {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="a fifth of the work")
     options = parser.parse_args(argv)
+    collect_garbage_rarely()  # as in the server, so that the work in process has the same advantage
     figures: dict[str, float] = {}
     scale = 5 if options.quick else 1
     for part in options.only or PARTS:
@@ -75,6 +77,7 @@ def _ratios(figures: dict[str, float]) -> dict[str, float]:
         "read_vs_in_process": ("read_events_per_s", "in_process_read_events_per_s"),
         "first_byte_vs_first_event": ("first_byte_ms", "in_process_first_event_ms"),
         "queue_vs_in_process": ("queue_jobs_per_s", "in_process_queue_jobs_per_s"),
+        "queue_vs_in_process_one_call": ("queue_jobs_per_s", "in_process_queue_one_call_jobs_per_s"),
     }
     found = {name: figures[a] / figures[b] for name, (a, b) in pairs.items() if a in figures}
     return found | ({"sse_p50_ms": figures["sse_p50_ms"]} if "sse_p50_ms" in figures else {})
@@ -138,6 +141,53 @@ async def serving(folder: Path) -> AsyncIterator[tuple[int, int]]:
         process.wait(60)
 
 
+class Caller(asyncio.Protocol):
+    """A keep-alive connection for one call at a time, without streams: the clients have one core of two."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._received = b""
+        self._answer: asyncio.Future[bytes] | None = None
+
+    @classmethod
+    async def open(cls, port: int) -> Caller:
+        """Connect to the server."""
+        _, caller = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return caller
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Resolve the call when its answer is complete."""
+        self._received = data = self._received + data
+        head, end, body = data.partition(b"\r\n\r\n")
+        _, found, rest = head.partition(b"\r\ncontent-length: ")
+        if not end or (found and len(body) < int(rest.partition(b"\r")[0])):
+            return
+        self._received = b""
+        assert self._answer is not None
+        assert head[9:10] == b"2", data
+        self._answer.set_result(body)
+
+    def call(self, method: str, path: str, body: bytes = b"") -> asyncio.Future[bytes]:
+        """Send a request and return the body of its answer."""
+        self._answer = asyncio.get_running_loop().create_future()
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return self._answer
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail the call, unless it is over."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error or ConnectionResetError("the server has closed the connection"))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._transport.close()
+
+
 class Cpu:
     """The CPU time of a process, on Linux: that of its event loop, which is the main thread, and of the others."""
 
@@ -158,12 +208,12 @@ class Cpu:
         figures[f"{name}_threads_cpu_us"] = sum(spent.values()) / total / 1000
 
 
-async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
+async def clients(port: int, count: int, total: int, call: Callable[[Caller, int], Awaitable[Any]]) -> float:
     """Make `total` calls with this many clients; return the calls per second."""
-    connections = [await Connection.open(port) for _ in range(count)]
+    connections = [await Caller.open(port) for _ in range(count)]
     numbers = iter(range(total))
 
-    async def work(connection: Connection) -> None:
+    async def work(connection: Caller) -> None:
         for number in numbers:
             await call(connection, number)
 
@@ -171,7 +221,7 @@ async def clients(port: int, count: int, total: int, call: Callable[[Connection,
     await asyncio.gather(*(work(each) for each in connections))
     rate = total / (time.perf_counter() - began)
     for each in connections:
-        each.writer.close()
+        each.close()
     return rate
 
 
@@ -242,7 +292,7 @@ async def append(figures: dict[str, float], scale: int) -> None:
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         async with serving(Path(folder) / "book") as (port, pid):
 
-            async def call(connection: Connection, number: int) -> None:
+            async def call(connection: Caller, number: int) -> None:
                 await connection.call("POST", f"/v1/journals/bench/j-{number % 500}/events", body)
 
             await clients(port, CLIENTS, total // 10, call)  # warms up
@@ -264,7 +314,7 @@ async def batch(figures: dict[str, float], scale: int) -> None:
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         async with serving(Path(folder) / "book") as (port, _):
 
-            async def call(connection: Connection, number: int) -> None:
+            async def call(connection: Caller, number: int) -> None:
                 await connection.call("POST", "/v1/journals/bench", body)
 
             await clients(port, 8, 50, call)
@@ -386,18 +436,19 @@ async def queue(figures: dict[str, float], scale: int) -> None:
                     await book.queue("bench").put_many([PAYLOAD] * 1000)
         async with serving(Path(folder) / "book") as (port, pid):
 
-            async def call(connection: Connection, number: int) -> None:
-                answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", b'{"together":false}'))
+            async def call(connection: Caller, number: int) -> None:
+                claimed = await connection.call("POST", "/v1/queues/bench/claims", b'{"together":false}')
+                answer = msgspec.json.decode(claimed)
                 body = msgspec.json.encode({"leases": [job["lease"] for job in answer["jobs"]]})
                 await connection.call("POST", "/v1/queues/bench/done", body)
 
             with timed("claim and done over HTTP"):
                 figures["queue_two_calls_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total // 2, call)
-            held: dict[Connection, list[str]] = {}
+            held: dict[Caller, list[str]] = {}
 
-            async def claim_and_finish(connection: Connection, number: int) -> None:
+            async def claim_and_finish(connection: Caller, number: int) -> None:
                 body = msgspec.json.encode({"together": False, "done": held.get(connection, [])})
-                answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", body))
+                answer = msgspec.json.decode(await connection.call("POST", "/v1/queues/bench/claims", body))
                 held[connection] = [job["lease"] for job in answer["jobs"]]
 
             cpu = Cpu(pid)
@@ -405,7 +456,7 @@ async def queue(figures: dict[str, float], scale: int) -> None:
                 figures["queue_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total // 2, claim_and_finish)
             cpu.report(figures, "queue", total // 2)
         async with open_book(Path(folder) / "other") as book:
-            jobs, numbers = book.queue("bench"), iter(range(total))
+            jobs, numbers = book.queue("bench"), iter(range(total // 2))
 
             async def work() -> None:
                 for _ in numbers:
@@ -414,8 +465,20 @@ async def queue(figures: dict[str, float], scale: int) -> None:
             cpu = Cpu(os.getpid())
             with timed("claim and done in process") as watch:
                 await asyncio.gather(*(work() for _ in range(QUEUE_CLIENTS)))
-            figures["in_process_queue_jobs_per_s"] = watch.rate(total)
-            cpu.report(figures, "in_process_queue", total)
+            figures["in_process_queue_jobs_per_s"] = watch.rate(total // 2)
+            cpu.report(figures, "in_process_queue", total // 2)
+            numbers = iter(range(total // 2))
+
+            async def work_in_one_call() -> None:
+                finished: list[Job[Any]] = []
+                for _ in numbers:
+                    finished = await jobs.claim(1, together=False, finished=finished)
+
+            cpu = Cpu(os.getpid())
+            with timed("claims in process that finish the job before") as watch:
+                await asyncio.gather(*(work_in_one_call() for _ in range(QUEUE_CLIENTS)))
+            figures["in_process_queue_one_call_jobs_per_s"] = watch.rate(total // 2)
+            cpu.report(figures, "in_process_queue_one_call", total // 2)
 
 
 _PARTS: dict[str, Callable[[dict[str, float], int], Coroutine[Any, Any, None]]] = {

@@ -302,12 +302,16 @@ class DueLine(msgspec.Struct, frozen=True):
     due_at: datetime
 
 
+_SixteenBytes = Annotated[bytes, Meta(min_length=16, max_length=16)]
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class _Lease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    keyhash: bytes
-    token: bytes
-    slot: int
-    together: int
-    id: int
+    keyhash: _SixteenBytes
+    token: _SixteenBytes
+    slot: _Number
+    together: _Number
+    id: _Number
     key: str | None
 
 
@@ -329,7 +333,4 @@ def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
         found = _decode(binascii.a2b_base64((text + "=" * (-len(text) % 4)).encode().translate(_FROM_URL)))
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:
         raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged") from error
-    numbers = (found.slot, found.together, found.id)
-    if len(found.keyhash) != 16 or len(found.token) != 16 or not all(0 <= each < 2**63 for each in numbers):
-        raise InvalidInput(f"{text[:40]!r} is not a lease: send the lease of a claimed job back unchanged")
     return LeasedEntry(found.keyhash, found.token, found.slot, found.together), found.id, found.key

@@ -12,7 +12,15 @@ import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
+from tidebook.core.payload import (
+    BYTES,
+    JSON,
+    EncodedJson,
+    decode_payload,
+    encode_json,
+    encode_payload,
+    encode_text,
+)
 
 if TYPE_CHECKING:  # the default lets `Event` stand for `Event[Any]`
     from typing_extensions import TypeVar
@@ -233,8 +241,11 @@ def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
         if not isinstance(event, Event):
             raise _not_an_event(event)
         payload = event.payload
-        if type(payload) is bytes and not event.tags and event.metadata is None and event.type is None:
+        is_plain = not event.tags and event.metadata is None and event.type is None
+        if is_plain and type(payload) is bytes:
             encoded.append((BYTES, payload))
+        elif is_plain and type(payload) is EncodedJson:
+            encoded.append((JSON, payload.data))
         else:
             encodable = _encodable(event)
             encoded.append(encodable)

@@ -81,8 +81,11 @@ class Journal:
         ids: Ids,
         settings: JournalSettings | None = None,
         metrics: Metrics | None = None,
+        on_open: Callable[[Journal], object] | None = None,
     ) -> None:
         self.topic = topic_name(topic)
+        #: Called when the topic is open: then there is something to close.
+        self._on_open = on_open
         self._log = log
         self._store = store
         self._clock = clock
@@ -111,6 +114,8 @@ class Journal:
                         self._open = await open_topic(
                             self._log, self._store, self.topic, config, self._settings, self._metrics
                         )
+                        if self._on_open is not None:
+                            self._on_open(self)
         return self._open
 
     async def _open_or_create(self, check: Callable[[TopicConfig], object] | None = None) -> OpenTopic:

@@ -220,12 +220,12 @@ class Queue(Generic[D]):
             raise InvalidInput(f"worker must be the id of a worker, 16 bytes, not {worker!r:.60}")
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
-        call = ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES])
+        together, holder = together and limit > SMALL_CLAIM, worker[: port.HOLDER_BYTES]
         if not finished:
-            return await self._run_claim(call)
+            return await self._run_claim(ClaimCall(limit, lease_ms, together, holder))
         own_jobs = self._own_jobs(finished)
         with self._ending("queue.done", own_jobs):
-            return await self._run_claim(call._replace(finished=own_jobs))
+            return await self._run_claim(ClaimCall(limit, lease_ms, together, holder, own_jobs))
 
     async def _run_claim(self, call: ClaimCall) -> list[Job[D]]:
         start_ns = time.time_ns() if tracing.is_on() else None

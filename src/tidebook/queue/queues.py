@@ -13,6 +13,7 @@ from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.queue.views import DeadLetter, QueueStatus, check_list_limit
+from tidebook.runtime.named_parts import NamedParts
 
 
 class Queues:
@@ -20,7 +21,7 @@ class Queues:
 
     def __init__(self, runtime: QueueRuntime) -> None:
         self._runtime = runtime
-        self._queues: dict[str, Queue] = {}
+        self._queues: NamedParts[Queue] = NamedParts()
 
     @overload
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> Queue[D]: ...
@@ -28,9 +29,11 @@ class Queues:
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]: ...
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]:
         """Return a queue by name; settings and declared fields are stored with it when it is first used."""
-        found = self._queues.get(queue_name(name))
+        found = self._queues.opened.get(queue_name(name))
         if found is None:
-            found = self._queues[name] = Queue(name, self._runtime)
+            found = self._queues.find(name) or self._queues.add(name, Queue(name, self._runtime))
+            if self._runtime.is_open(name):
+                self._queues.keep(name, found)
         if settings is not None:
             self._runtime.configure(name, settings)
         if fields is not None:
@@ -65,7 +68,7 @@ class Queues:
 
     async def close(self) -> None:
         """Finish the calls in flight, then release the store."""
-        for queue in self._queues.values():
+        for queue in self._queues:
             await queue.close()
         await self._runtime.close()
 

@@ -134,6 +134,10 @@ class QueueRuntime:
         given = (each if isinstance(each, Entry) else Entry(data=each) for each in entries)
         return merge_same_keys(new_entry(entry, self.check(name, entry.data), self.ids) for entry in given)
 
+    def is_open(self, name: str) -> bool:
+        """Return whether a queue was used before."""
+        return name in self._refs
+
     def opened(self, name: str) -> tuple[QueueRef, QueueStore]:
         """Return a queue that was used before, and its store, without waiting; raise InvalidInput otherwise."""
         ref, store = self._refs.get(name), self._store

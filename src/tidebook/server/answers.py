@@ -14,6 +14,8 @@ Send = Callable[[Message], Awaitable[None]]
 #: Encoded values with the ids of their server-sent events, or lines of NDJSON.
 Chunk = list[tuple[str, bytes]] | bytes
 CHUNK_NAMES = 256
+#: A chunk ends when it has this size, so it is larger by one value at most.
+CHUNK_BYTES = 1_000_000
 
 
 class Lines:
@@ -35,6 +37,29 @@ class Lines:
         #: Where the read continues.
         self.next: int | str | None = None
         self.source = read(self)
+
+
+class ChunkBuffer:
+    """Collects the encoded values of a chunk, up to a number of them and to `CHUNK_BYTES`."""
+
+    def __init__(self, values_max: int) -> None:
+        self._max = values_max
+        self._values: list[tuple[str, bytes]] = []
+        self._bytes = 0
+
+    def add(self, id: str, encoded: bytes) -> bool:
+        """Add a value; return whether the chunk is to be sent now."""
+        self._values.append((id, encoded))
+        self._bytes += len(encoded)
+        return len(self._values) >= self._max or self._bytes >= CHUNK_BYTES
+
+    def take(self) -> list[tuple[str, bytes]]:
+        """Return the values, and begin the next chunk."""
+        values, self._values, self._bytes = self._values, [], 0
+        return values
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
 
 
 async def name_chunks(

@@ -31,11 +31,25 @@ from tidebook.api.route import Route
 from tidebook.api.routes import BY_NAME, ROUTES
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.runtime import tracing
-from tidebook.server import access, health, journals, monitoring, outbox, pipeline, queues, tags, topics, wal
+from tidebook.server import (
+    access,
+    appends,
+    health,
+    journals,
+    monitoring,
+    outbox,
+    pipeline,
+    queues,
+    snapshots,
+    tags,
+    topics,
+    wal,
+)
 from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
 from tidebook.server.idempotency import EncodedAnswer, check_key
+from tidebook.server.principal import ANONYMOUS
 from tidebook.server.protocol import send_answer, take_body
 from tidebook.server.router import Router
 from tidebook.server.state import ServerState
@@ -73,6 +87,8 @@ HANDLERS: Final[dict[str, Handler]] = {
     **monitoring.HANDLERS,
     **topics.HANDLERS,
     **journals.HANDLERS,
+    **appends.HANDLERS,
+    **snapshots.HANDLERS,
     **tags.HANDLERS,
     **queues.HANDLERS,
     **outbox.HANDLERS,
@@ -186,9 +202,13 @@ class ServerApp:
         exchange: Exchange,
     ) -> None:
         state, route = self.state, endpoint.route
-        principal = state.gate.authenticate(route.method, headers)
-        index = endpoint.name_index
         client = scope["client"][0] if scope.get("client") else ""
+        try:
+            principal = state.gate.authenticate(route.method, headers)
+        except SignInRequired:
+            state.gate.count(ANONYMOUS, client)
+            raise
+        index = endpoint.name_index
         state.gate.authorize(principal, route, None if index is None else parameters[index], client)
         call = Call(state, route, parameters, headers, principal, client, receive)
         if route.query is not None or scope["query_string"]:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 
 from tidebook.runtime.futures import cancel_quietly
-from tidebook.server.answers import Chunk
+from tidebook.server.answers import Chunk, ChunkBuffer
 
 E = TypeVar("E")
 #: A place in the stream; it grows from event to event.
@@ -52,6 +52,11 @@ class Broadcast(Generic[E]):
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.followers = 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether an error has ended the stream: its followers end with that error."""
+        return self._task is not None and self._task.done()
+
     async def follow(
         self,
         catch_up: Callable[[Place | None], AsyncIterator[E]],
@@ -63,26 +68,22 @@ class Broadcast(Generic[E]):
             self._task = asyncio.create_task(self._run())
         await asyncio.shield(self._ready)
         while True:
-            index = self._next
-            chunk: list[tuple[str, bytes]] = []
+            index, buffer = self._next, ChunkBuffer(CHUNK_EVENTS)
             async with aclosing(catch_up(last)) as events:  # type: ignore[type-var]
                 async for event in events:
                     line = self._line(event)
                     if last is not None and line.place <= last:
                         continue
                     last = line.place
-                    if wanted(line):
-                        chunk.append((line.id, line.encoded))
-                    if len(chunk) >= CHUNK_EVENTS:
-                        yield chunk
-                        chunk = []
-            if chunk:
-                yield chunk
+                    if wanted(line) and buffer.add(line.id, line.encoded):
+                        yield buffer.take()
+            if buffer:
+                yield buffer.take()
             while index >= self._next - len(self._ring):
                 if index == self._next:
                     await self._wait_for_event()
                     continue
-                chunk = []
+                chunk: list[tuple[str, bytes]] = []
                 ring, first = self._ring, self._next - len(self._ring)
                 if index < first:
                     break
@@ -162,7 +163,7 @@ class Broadcasts:
     ) -> AsyncGenerator[Chunk, None]:
         """Follow the stream of a key."""
         broadcast = self._by_key.get(key)
-        if broadcast is None:
+        if broadcast is None or broadcast.has_ended:  # its last followers may take a while to leave
             broadcast = self._by_key[key] = Broadcast(start, line)
         broadcast.followers += 1
         try:
@@ -171,6 +172,7 @@ class Broadcasts:
                     yield chunk
         finally:
             broadcast.followers -= 1
-            if not broadcast.followers and self._by_key.get(key) is broadcast:
-                del self._by_key[key]
+            if not broadcast.followers:
+                if self._by_key.get(key) is broadcast:
+                    del self._by_key[key]
                 await broadcast.close()

@@ -118,11 +118,20 @@ class Gate:
                 raise PermissionDenied("send the csrf_token of GET /v1/session as the header X-CSRF-Token")
         return principal
 
-    def authorize(self, principal: Principal, route: Route, name: str | None, client: str = "") -> None:
-        """Check the role and the prefix of a token against a route and the name in its path; count the request.
+    def count(self, principal: Principal, client: str) -> None:
+        """Count a request, also one that is refused later; raise `TooManyRequests` if there were too many.
 
         Requests without a token are counted for each client, so that none of them uses up what the others may send.
         """
+        self._rate.take(principal.id or client)
+
+    def authorize(self, principal: Principal, route: Route, name: str | None, client: str | None = None) -> None:
+        """Check the role and the prefix of a token against a route and the name in its path.
+
+        With a client, count the request first.
+        """
+        if client is not None:
+            self.count(principal, client)
         if principal.role < route.role:
             if principal.role is Role.PUBLIC:
                 raise SignInRequired("this needs a token: send it as 'Authorization: Bearer tb_…'")
@@ -134,7 +143,6 @@ class Gate:
             self._check_name(principal, route, name)
         elif principal.prefix and route.scope == "book":
             raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
-        self._rate.take(principal.id or client)
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:
         if principal.prefix and not principal.may_see(name):

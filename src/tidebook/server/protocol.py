@@ -27,6 +27,7 @@ SENDING_S_MAX = 30.0
 
 _encode = msgspec.json.Encoder().encode
 _NO_TRAILERS: Final[Any] = deque(maxlen=0)
+_BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 
 
 def take_body(receive: Receive) -> bytes | None:
@@ -100,8 +101,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the request; headers that are collected from now on are trailers, which nothing reads."""
+        if self.parser.should_upgrade():
+            self._refuse_upgrade()
         HttpToolsProtocol.on_headers_complete(self)
         self.headers = _NO_TRAILERS
+
+    def _refuse_upgrade(self) -> None:
+        """Refuse a request that has a body and asks for another protocol; without a body, that is ignored.
+
+        The parser takes what follows the head for the other protocol, and later for the next request: a body that a
+        proxy has forwarded would be executed.
+        """
+        if any(name in _BODY_HEADERS for name, _ in self.headers):
+            error = InvalidInput("this server speaks HTTP/1.1 only: leave Upgrade out of requests with a body")
+            self._refuse(error, 400)
+            raise error
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, and restart the count of bytes that are not body."""
@@ -128,6 +142,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, error: TidebookError, status: int) -> None:
+        if self.transport.is_closing():  # it was refused before
+            return
         if self._is_answering:  # a second answer would be mistaken for a part of the first
             self.transport.abort()
             return

@@ -23,6 +23,8 @@ from tidebook.wiring.book import Book
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8470
 BACKLOG = 2_048
+#: Of TLS 1.2; those of TLS 1.3 are always allowed. uvicorn's default depends on its version, and has been weaker.
+TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 #: How long an idle connection is kept.
 KEEP_ALIVE_S = 75
 #: How many new objects start a collection, and how many collections start one of the older objects.
@@ -113,6 +115,7 @@ async def serve(
             backlog=BACKLOG,
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
+            ssl_ciphers=TLS_CIPHERS,
         )
     )
     state.connections = server.server_state.connections

@@ -10,7 +10,7 @@ import msgspec
 
 from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
 from tidebook.core.errors import InvalidInput
-from tidebook.server.answers import Chunk, Lines, name_chunks
+from tidebook.server.answers import Chunk, ChunkBuffer, Lines, name_chunks
 from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Handler, topics_of
 from tidebook.tags.event import TaggedEvent, encode_offset, position_before
@@ -70,8 +70,7 @@ def _event_line(call: Call, event: TaggedEvent) -> TaggedEventLine:
 async def _chunks(
     call: Call, lines: Lines, events: AsyncIterator[TaggedEvent], limit: int | None
 ) -> AsyncGenerator[Chunk, None]:
-    prefix = call.principal.prefix
-    chunk: list[tuple[str, bytes]] = []
+    prefix, buffer = call.principal.prefix, ChunkBuffer(1 if lines.live else CHUNK_EVENTS)
     count, last = 0, ""
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
@@ -83,12 +82,10 @@ async def _chunks(
             count += 1
             line = _event_line(call, event)
             last = line.tag_offset
-            chunk.append((last, _encode(line)))
-            if lines.live or len(chunk) >= CHUNK_EVENTS:
-                yield chunk
-                chunk = []
-    if chunk:
-        yield chunk
+            if buffer.add(last, _encode(line)):
+                yield buffer.take()
+    if buffer:
+        yield buffer.take()
 
 
 async def list_tags(call: Call) -> Lines:

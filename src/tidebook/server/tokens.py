@@ -174,8 +174,10 @@ class Tokens:
         now_s = time.monotonic()
         if now_s - self._refreshed_s < REFRESH_S:
             return
-        self._refreshed_s = now_s
         rows = self._database.select(f"SELECT hash, {_COLUMNS} FROM token")
+        self._refreshed_s = (
+            now_s  # not if this failed: a server that has not read its tokens must not seem to have none
+        )
         self._any = bool(rows)
         self._by_hash = {
             hash_: Principal(id, name, Role(role), prefix, expires_at)

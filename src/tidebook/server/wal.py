@@ -23,7 +23,7 @@ from tidebook.api.wal import (
     WriteAnswer,
 )
 from tidebook.core.errors import InvalidInput
-from tidebook.server.answers import Chunk, Lines
+from tidebook.server.answers import Chunk, ChunkBuffer, Lines
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
 from tidebook.wal.region import Region
@@ -115,7 +115,7 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     table, start, from_offset, limit = query.table, query.start, query.from_offset, query.limit
     entries = region.read(from_offset=from_offset) if table is None else region.read_table(table, start=start)
-    chunk: list[tuple[str, bytes]] = []
+    buffer = ChunkBuffer(CHUNK_ENTRIES)
     count = offset = 0
     async with aclosing(entries):
         async for entry in entries:
@@ -125,12 +125,10 @@ async def _chunks(
                 break
             count, offset = count + 1, entry.offset
             payload = entry.payload if mask is None else mask(entry.payload)
-            chunk.append(("", _encode(WalEntryLine.of(entry, payload))))
-            if len(chunk) >= CHUNK_ENTRIES:
-                yield chunk
-                chunk = []
-    if chunk:
-        yield chunk
+            if buffer.add("", _encode(WalEntryLine.of(entry, payload))):
+                yield buffer.take()
+    if buffer:
+        yield buffer.take()
 
 
 async def mark_deleted(call: Call) -> None:

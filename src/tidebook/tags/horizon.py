@@ -108,9 +108,10 @@ class Horizons:
         for topic in set(self._partitions) - set(registered if wanted is None else self._partitions):
             del self._partitions[topic]
         for topic, found in pointers.items():
-            if _moved_backwards(self._pointers.get(topic, {}), found):
+            if _moved_backwards(self._pointers.pop(topic, {}), found):
                 self._partitions.pop(topic, None)
-        self._pointers |= pointers
+            if found:  # a reader may name any number of topics that do not exist
+                self._pointers[topic] = found
         # A copy: while configurations are read below, another read may remove a topic, which must still count here.
         counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
         new = [topic for topic in registered if topic not in counts]

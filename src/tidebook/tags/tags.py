@@ -42,6 +42,8 @@ from tidebook.tags.subscription import LEASE_S, Offsets, Subscription, Subscript
 #: A delayed stream may have new events whenever time has passed, even if no pointer moved.
 DELAYED_POLL_S = 0.25
 BUCKET_CHANGES_MAX = 10
+#: How many sets of topics have gauges; a reader may ask for any set, also of topics that do not exist.
+REPORTED_MAX = 1_000
 
 #: Returns the decoder of the payloads of classes.
 DecoderOf = Callable[[Iterable[type[Any]]], Decode]
@@ -72,6 +74,8 @@ class Tags:
         self._metrics = metrics or Metrics()
         self._decoder_of = decoder_of
         self._first_ms = _parse_ms(self._settings.first_time_bucket)
+        #: The sets of topics whose horizon has gauges.
+        self._reported: set[str] = set()
 
     def read(
         self,
@@ -141,11 +145,7 @@ class Tags:
         belongs to other topics.
         """
         horizon = await self._horizons.read(topics)
-        label = "*" if topics is None else ",".join(sorted(topics))
-        lag_ms, behind_ms = self._clock.now_ms() - horizon.time_ms, horizon.most_ms - horizon.time_ms
-        self._metrics.gauge("tags_horizon_lag_seconds", lag_ms / 1000, topics=label)
-        # Unlike the lag, this does not grow while nothing is appended.
-        self._metrics.gauge("tags_horizon_behind_seconds", behind_ms / 1000, topics=label)
+        self._report(horizon, "*" if topics is None else ",".join(sorted(topics)))
         limit = self._settings.page_events
 
         def request(after: TagPosition | None) -> asyncio.Future[Sequence[TagRow]]:
@@ -166,6 +166,15 @@ class Tags:
             cancel_quietly(pending)
         if horizon.time_ms > (from_ms if position is None else max(from_ms, position.time_ms)):
             yield SubscriptionPage((), position_before(tag, horizon.time_ms))
+
+    def _report(self, horizon: Horizon, label: str) -> None:
+        if horizon.topic is None or (label not in self._reported and len(self._reported) >= REPORTED_MAX):
+            return
+        self._reported.add(label)
+        lag_ms, behind_ms = self._clock.now_ms() - horizon.time_ms, horizon.most_ms - horizon.time_ms
+        self._metrics.gauge("tags_horizon_lag_seconds", lag_ms / 1000, topics=label)
+        # Unlike the lag, this does not grow while nothing is appended.
+        self._metrics.gauge("tags_horizon_behind_seconds", behind_ms / 1000, topics=label)
 
     def _horizon_wait(self, stream: str, topics: frozenset[str] | None, on_waiting: OnWaiting | None) -> HorizonWait:
         return HorizonWait(self._store, self._clock, self._horizons, topics, stream=stream, report=on_waiting)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.port import Log
@@ -29,6 +30,7 @@ class Wal:
         ids: Ids,
         metrics: Metrics,
         settings: WalSettings | None = None,
+        on_open: Callable[[Wal], object] | None = None,
     ) -> None:
         self.namespace = namespace_name(namespace)
         self._log = log
@@ -37,7 +39,10 @@ class Wal:
         self._metrics = metrics
         self._settings = settings or WalSettings()
         self._open: dict[tuple[RegionId, bool], Region] = {}
-        self._open_locks: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        #: Called when a region is open: then there is something to close.
+        self._on_open = on_open
+        #: The locks that calls hold or wait for.
+        self._open_locks: WeakValueDictionary[RegionId, asyncio.Lock] = WeakValueDictionary()
 
     async def open_region(
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
@@ -56,7 +61,7 @@ class Wal:
         region = region_id(id)
         if on_pinned is not None and not callable(on_pinned):
             raise InvalidInput(f"on_pinned must be callable, not {type(on_pinned).__name__}")
-        async with self._open_locks[region]:
+        async with self._open_lock(region):
             known = self._open.get((region, writable))
             if known is not None and (not writable or known.writable) and await known.exists():
                 await known.reopen(on_pinned)
@@ -73,7 +78,12 @@ class Wal:
             if known is not None:
                 await known.close()
             self._open[region, writable] = opened
+            if self._on_open is not None:
+                self._on_open(self)
             return opened
+
+    def _open_lock(self, region: RegionId) -> asyncio.Lock:
+        return self._open_locks.setdefault(region, asyncio.Lock())
 
     def _topics(self, region: RegionId) -> RegionTopics:
         return RegionTopics(self._log, self.namespace, region, self._settings)
@@ -87,7 +97,7 @@ class Wal:
         """Delete a region and all its entries permanently; raise `NotFound` if it does not exist."""
         region = region_id(id)
         topics = self._topics(region)
-        async with self._open_locks[region]:
+        async with self._open_lock(region):
             if await topics.find_id() is None:
                 raise NotFound(f"namespace {self.namespace!r} has no region {region}")
             for writable in (True, False):

@@ -16,6 +16,7 @@ from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.named_parts import NamedParts
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.runtime.supervisor import GRACE_S, Supervisor
 from tidebook.store.port import StoreWriter
@@ -92,10 +93,10 @@ class Book:
     def _forget_parts(self) -> None:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
-        self._journals: dict[str, Journal] = {}
+        self._journals: NamedParts[Journal] = NamedParts()
         self._event_types = TopicTypes()
         self._tags: Tags | None = None
-        self._wals: dict[str, Wal] = {}
+        self._wals: NamedParts[Wal] = NamedParts()
         self._queues: Queues | None = None
         self._outbox: AsyncOutbox | None = None
         self._replication: InlineReplication | None = None
@@ -147,13 +148,16 @@ class Book:
 
     def _journal(self, topic: str) -> Journal:
         self._refuse_fork()
-        found = self._journals.get(topic_name(topic))
+        found = self._journals.opened.get(topic_name(topic)) or self._journals.find(topic)
         if found is None:
-            settings = self.settings.options("journal", JournalSettings)
-            found = Journal(topic, log=self.log, store=self.store, settings=settings, **self._shared())
-            self._journals[topic] = found
-            self._stack.push_async_callback(found.close)
+            settings, opened = self.settings.options("journal", JournalSettings), self._keep_journal
+            found = Journal(topic, log=self.log, store=self.store, settings=settings, on_open=opened, **self._shared())
+            self._journals.add(topic, found)
         return found
+
+    def _keep_journal(self, journal: Journal) -> None:
+        self._journals.keep(journal.topic, journal)
+        self._stack.push_async_callback(journal.close)
 
     @overload  # the state is what `initial` returns
     def decider(self, topic: str, decider: HasInitial[S], **options: Unpack[DeciderOptions]) -> Decider[S]: ...
@@ -271,15 +275,20 @@ class Book:
     def wal(self, namespace: str) -> Wal:
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         self._refuse_fork()
-        found = self._wals.get(namespace)
+        found = self._wals.find(namespace)
         if found is None:
             from tidebook.wal.settings import WalSettings
             from tidebook.wal.wal import Wal
 
             settings = self.settings.options("wal", WalSettings)
-            found = self._wals[namespace] = Wal(self.log, namespace, settings=settings, **self._shared())
-            self._stack.push_async_callback(found.close)
+            found = Wal(self.log, namespace, settings=settings, on_open=self._keep_wal, **self._shared())
+            self._wals.add(namespace, found)
         return found
+
+    def _keep_wal(self, wal: Wal) -> None:
+        if wal.namespace not in self._wals.opened:
+            self._wals.keep(wal.namespace, wal)
+            self._stack.push_async_callback(wal.close)
 
     @property
     def queues(self) -> Queues:
@@ -433,7 +442,7 @@ class Book:
         from tidebook.wiring.topics import delete_topic
 
         await delete_topic(self.log, self.store, topic)
-        if (journal := self._journals.pop(topic, None)) is not None:
+        if (journal := self._journals.remove(topic)) is not None:
             await journal.close()
 
     async def create(self) -> None:

@@ -56,9 +56,9 @@ class RemoteBook(Book):
         raise InvalidInput(f"{what} is only on the server: use the methods of the book, or open its folder or .toml")
 
     def _journal(self, topic: str) -> Journal:
-        found = self._journals.get(topic_name(topic))
+        found = self._journals.find(topic_name(topic))
         if found is None:
-            found = self._journals[topic] = RemoteJournal(topic, self._connection, self.ids)
+            found = self._journals.keep(topic, RemoteJournal(topic, self._connection, self.ids))
         return found
 
     @property
@@ -70,9 +70,9 @@ class RemoteBook(Book):
 
     def wal(self, namespace: str) -> Wal:
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""
-        found = self._wals.get(namespace)
+        found = self._wals.find(namespace)
         if found is None:
-            found = self._wals[namespace] = cast(Wal, RemoteWal(namespace, self._connection))
+            found = self._wals.keep(namespace, cast(Wal, RemoteWal(namespace, self._connection)))
         return found
 
     @property
@@ -124,7 +124,7 @@ class RemoteBook(Book):
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
         await self._connection.call("topics.delete", topic_name(topic))
-        self._journals.pop(topic, None)
+        self._journals.remove(topic)
 
     async def readiness(self) -> dict[str, str | None]:
         """Return the parts that the server needs, each with the reason why it is not ready, or None."""
@@ -150,7 +150,7 @@ class RemoteBook(Book):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.forked:
-            for wal in self._wals.values():
+            for wal in self._wals:
                 await wal.close()
         await self._connection.close()
         self._forget_parts()

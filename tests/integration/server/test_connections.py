@@ -136,3 +136,32 @@ async def _answered(http: httpx.AsyncClient) -> str:
     while (answer := await http.get("/metrics")).status_code == 503:
         pass
     return answer.text
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("length", ["content-length: 48", "transfer-encoding: chunked"])
+async def test_the_body_of_a_request_for_another_protocol_is_not_taken_for_a_request(
+    tmp_path: Path, split: bool, length: str
+) -> None:
+    inner = b"DELETE /v1/topics/orders HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    upgrade = "connection: upgrade\r\nupgrade: h2c\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{upgrade}{length}\r\n\r\n"
+    async with served(tmp_path / "book") as (url, book):
+        await book.journal("orders").create()
+        reader, writer = await connect(url)
+        writer.write(head.encode() + (b"" if split else inner))
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"leave Upgrade out" in await reader.readuntil(b"}")
+        if split:
+            writer.write(inner)
+        assert not await rest_of(reader)
+        assert await book.topics() == ["orders"]
+        writer.close()
+
+
+async def test_a_request_for_another_protocol_without_a_body_is_answered(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        for _ in range(2):
+            asked = await http.get("/v1/topics", headers={"connection": "upgrade", "upgrade": "h2c"})
+            assert (asked.status_code, asked.http_version) == (200, "HTTP/1.1")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import apsw
 import pytest
 
+import tidebook
 from tests.integration.server.conftest import CreateToken
+from tests.integration.server.examples import EXAMPLES, prepare, request_of
 from tests.integration.server.running import client, served
 from tidebook import Event
+from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import OutcomeUnknown
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
@@ -88,6 +92,36 @@ async def test_a_put_is_put_once_also_after_a_restart(tmp_path: Path) -> None:
         assert again.json() == first.json()
         assert again.headers["idempotency-replayed"] == "true"
         assert (await book.queue("mail").status()).due == 1
+
+
+#: These start child processes with Spark, and end them.
+JOBS = ("pipeline.start", "pipeline.cancel")
+
+
+async def test_every_change_happens_and_is_audited_once_for_its_key(tmp_path: Path, create_token: CreateToken) -> None:
+    token, changed = (await create_token("admin")).token, Counter[str]()
+    async with served(tmp_path / "book") as (url, book), client(url, token) as http:
+        known = {**await prepare(book), "token": token}
+        for name in EXAMPLES:
+            route = BY_NAME[name]
+            if not route.mutates or name in JOBS:
+                continue
+            keyed = {"idempotency-key": f"key-of-{name}"}
+            first, second = [await http.send(request_of(http, route, known, headers=keyed)) for _ in range(2)]
+            if route.answers_secret:
+                assert (first.status_code, second.status_code) == (400, 400)
+                first = await http.send(request_of(http, route, known))
+            else:
+                assert second.headers["idempotency-replayed"] == "true", name
+                assert (first.status_code, first.content) == (second.status_code, second.content)
+            assert first.status_code == route.status, (name, first.text)
+            changed[name] += 1
+            known |= {"session": first.json()["session"]} if name == "wal.open_session" else {}
+            known |= {"new_token": first.json()["id"]} if name == "access.create_token" else {}
+    async with tidebook.open(tmp_path / "book") as book:
+        audit = book.journal("tidebook-audit")
+        audited = [event.payload["action"] async for id in audit.ids() async for event in audit.read(id)]
+    assert Counter(audited) == changed + Counter(["server.start", "server.stop"])
 
 
 async def test_concurrent_repeats_put_once(tmp_path: Path) -> None:

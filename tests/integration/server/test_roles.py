@@ -10,13 +10,15 @@ import pytest
 
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.examples import prepare, request_of
-from tests.integration.server.running import client, served
+from tests.integration.server.running import client, lines, served
 from tidebook import Event
 from tidebook.api.access import Role
 from tidebook.api.routes import ROUTES
+from tidebook.replication.ticks import tick
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.tokens import Tokens
+from tidebook.testing.replicating import replicate
 
 
 async def test_every_route_declares_a_role_and_keeps_to_it(tmp_path: Path, create_token: CreateToken) -> None:
@@ -63,6 +65,27 @@ async def test_the_items_of_other_prefixes_are_left_out(tmp_path: Path, create_t
         await book.queue("other").open()
         assert (await http.get("/v1/topics")).json() == {"topics": []}
         assert [each["queue"] for each in (await http.get("/v1/queues")).json()["queues"]] == ["other"]
+
+
+async def test_events_of_other_prefixes_are_left_out_of_a_tag(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("viewer", prefix="other")).token
+    topics = ("orders", "other-1")
+    async with served(tmp_path / "book") as (url, book), client(url, token) as http:
+        for topic in topics:
+            await book.journal(topic).append("o-1", [Event(topic, tags={"paid"})])
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+        await tick(book.log, book.store, topics)
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+        for topics_wanted in ({}, {"topics": "orders,other-1"}):
+            *events, _ = lines(await http.get("/v1/tags/paid/events", params=topics_wanted))
+            assert [each["payload"] for each in events] == ["other-1"]
+        async with asyncio.timeout(30), http.stream("GET", "/v1/tags/paid/events?follow=true") as followed:
+            async for line in followed.aiter_lines():
+                if line.startswith("data: "):
+                    assert json.loads(line.removeprefix("data: "))["payload"] == "other-1"
+                    break
 
 
 async def test_a_revoked_token_is_refused_within_seconds(tmp_path: Path, create_token: CreateToken) -> None:

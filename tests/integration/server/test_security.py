@@ -207,6 +207,15 @@ async def test_requests_without_a_token_do_not_use_up_the_rate_of_others(
         assert (await http.get("/sign-in")).status_code == 429
 
 
+@pytest.mark.parametrize("token", ["viewer", "tb_unknown", None])
+async def test_refused_requests_are_counted_too(tmp_path: Path, create_token: CreateToken, token: str | None) -> None:
+    viewer = (await create_token("viewer")).token
+    file = settings(tmp_path, "[server]\nrate_per_s = 0.001\nrate_burst = 2\n")
+    async with served(file) as (url, _), client(url, viewer if token == "viewer" else token) as http:
+        refused = 403 if token == "viewer" else 401
+        assert [(await http.delete("/v1/topics/orders")).status_code for _ in range(3)] == [refused, refused, 429]
+
+
 async def test_a_public_address_needs_tls_and_tokens(tmp_path: Path, create_token: CreateToken) -> None:
     with pytest.raises(InvalidInput, match="--tls-cert"):
         async with served(tmp_path / "book", host="0.0.0.0"):
@@ -238,6 +247,21 @@ async def test_a_client_that_checks_names_connects_by_tls(tmp_path: Path, create
         async with client(f"https://127.0.0.1:{port}", token, verify=trusting) as http:
             with pytest.raises(httpx.ConnectError, match=r"other\.example"):
                 await http.get("/v1/topics", extensions=sni)
+
+
+async def test_tls_1_2_is_served_with_authenticated_encryption_only(tmp_path: Path) -> None:
+    tls, ca = make_tls(tmp_path)
+    async with served(tmp_path / "book", tls=tls) as (url, _):
+        modern, old = (ssl.create_default_context(cafile=str(ca)) for _ in range(2))
+        modern.maximum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
+        modern.set_ciphers("ECDHE+AESGCM")
+        old.set_ciphers("ECDHE-ECDSA-AES256-SHA384:ECDHE-RSA-AES256-SHA384")
+        port = httpx.URL(url).port
+        _, writer = await asyncio.open_connection("localhost", port, ssl=modern)
+        assert "GCM" in writer.get_extra_info("cipher")[0]
+        writer.close()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("localhost", port, ssl=old)
 
 
 def test_tokens_are_shown_once_by_the_command(tmp_path: Path) -> None:

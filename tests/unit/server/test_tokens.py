@@ -1,4 +1,4 @@
-"""Tokens of the server: the bound on their number."""
+"""Tokens of the server: the bound on their number, and a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.core.errors import InvalidInput
-from tidebook.server.database import ServerDatabase
+from tidebook.core.errors import InvalidInput, TidebookError
+from tidebook.server.database import FILE, ServerDatabase
 from tidebook.server.tokens import Tokens
 from tidebook.testing.clock import ManualClock
 
@@ -32,3 +32,11 @@ async def test_a_new_token_replaces_the_oldest_invalid_one_at_the_bound(
     with pytest.raises(InvalidInput, match="revoke some first"):
         await tokens.create("fourth", "viewer")
     await database.close()
+
+
+async def test_tokens_that_cannot_be_read_are_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"this is not a database " * 1_000)
+    tokens = Tokens(ServerDatabase(tmp_path), ManualClock(1_000))
+    for _ in range(2):  # without any token, a server on loopback is open to all
+        with pytest.raises(TidebookError):
+            _ = tokens.any

@@ -25,7 +25,7 @@ from tidebook.server.console.page import LiveView, Page, RenderRow
 from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
-from tidebook.server.journals import after_event_id, follow_journal, resumed
+from tidebook.server.journal_stream import after_event_id, follow_journal, resumed
 from tidebook.server.masking import Mask
 
 EVENTS_MAX: Final = 50

@@ -1,0 +1,46 @@
+"""The parts of a book by name, without memory for names that were only asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+Part = TypeVar("Part")
+
+
+class NamedParts(Generic[Part]):
+    """One object of each name in use, so that its callers share it.
+
+    An object that was not opened holds nothing, and is forgotten when its last caller has dropped it: a server is asked
+    for any number of names that do not exist. An opened one is kept.
+    """
+
+    def __init__(self) -> None:
+        #: Those that are kept, by name; a caller may look here first.
+        self.opened: dict[str, Part] = {}
+        self._unopened: WeakValueDictionary[str, Part] = WeakValueDictionary()
+
+    def find(self, name: str) -> Part | None:
+        """Return the object of a name; None if nobody uses it."""
+        return self.opened.get(name) or self._unopened.get(name)
+
+    def add(self, name: str, part: Part) -> Part:
+        """Add an object that is not open yet, and return it."""
+        self._unopened[name] = part
+        return part
+
+    def keep(self, name: str, part: Part) -> Part:
+        """Keep an object until it is removed, and return it."""
+        self.opened[name] = part
+        self._unopened.pop(name, None)
+        return part
+
+    def remove(self, name: str) -> Part | None:
+        """Forget the object of a name, and return it if it was open."""
+        self._unopened.pop(name, None)
+        return self.opened.pop(name, None)
+
+    def __iter__(self) -> Iterator[Part]:
+        yield from list(self.opened.values())
+        yield from list(self._unopened.values())

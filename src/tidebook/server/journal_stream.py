@@ -1,0 +1,107 @@
+"""Follow a journal: the old events, then the new ones, from where an earlier stream ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+from zlib import crc32
+
+from tidebook.core.errors import InvalidInput, Truncated
+from tidebook.core.event import ReadEvent
+from tidebook.core.key import Key, journal_id
+from tidebook.core.seq_nr import FIRST
+from tidebook.journal.journal import Journal
+from tidebook.journal.view import read_events
+from tidebook.server.answers import Chunk
+from tidebook.server.broadcast import Line, Place
+from tidebook.server.state import ServerState
+
+
+async def resumed(
+    state: ServerState, journal: Journal, id: str, start: int, after: Place | None
+) -> tuple[int, Place | None]:
+    """Return where a follower continues: at the beginning if its topic was deleted, since offsets start again then."""
+    if after is None:
+        return start, None
+    head = await journal.head(id)
+    if head is None:
+        is_deleted = await state.book.store.topic_config(journal.topic) is None
+    else:
+        is_deleted = head.position.offset < after[0]
+    return (FIRST, None) if is_deleted else (start, after)
+
+
+def follow_journal(
+    state: ServerState, journal: Journal, id: str, form: tuple[Any, ...], encode: Callable[[ReadEvent], bytes], *,
+    start: int, after: Place | None,
+) -> AsyncGenerator[Chunk, None]:  # fmt: skip
+    """Follow a journal from number `start`, or from the event after a place.
+
+    All followers that want the same `form` share one reader and what `encode` returns for an event.
+    """
+    key = Key(journal.topic, journal_id(id))
+
+    async def begin() -> AsyncIterator[ReadEvent]:
+        return journal.tail(id, start=(await journal.pointer(id) or 0) + 1)
+
+    def line(event: ReadEvent) -> Line:
+        # All records of a journal are in one partition, so offsets also grow across a purge.
+        return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encode(event))
+
+    is_begun = False
+
+    def wanted(each: Line) -> bool:
+        if after is not None:
+            return each.place > after
+        # Events before `start` are left out until the first one is delivered: after a purge numbers start again.
+        nonlocal is_begun
+        is_begun = is_begun or each.place[1] >= start
+        return is_begun
+
+    return state.broadcasts.follow(
+        ("journal", *key, *form),
+        begin,
+        line,
+        lambda last: _read_after(journal, id, start, last or after),
+        wanted,
+    )
+
+
+async def _read_after(journal: Journal, id: str, start: int, after: Place | None) -> AsyncIterator[ReadEvent]:
+    """Read the events after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
+    while (head := await journal.head(id)) is not None:
+        if after is not None:
+            start = FIRST if head.incarnation.offset > after[0] else after[1] + 1
+        start = max(start, head.delete_to + 1)  # a read of one incarnation refuses to begin before the deleted events
+        try:
+            read = journal.read_decoded(id, read_events, start=start, incarnation=head.incarnation)
+            async with aclosing(read) as events:  # type: ignore[type-var]
+                async for event in events:
+                    after = (event.offset, event.seq_nr)
+                    yield event
+            return
+        except Truncated:
+            continue  # deleted or purged during the read: continue with what is left
+
+
+def _event_id(event: ReadEvent, key: Key) -> str:
+    """Return the id of a server-sent event: number and offset, which shows a purge, and a checksum of the journal."""
+    return f"{event.seq_nr}-{event.offset}-{_checksum(key)}"
+
+
+def after_event_id(text: str, key: Key) -> tuple[int, Place | None]:
+    """Return the number that follows an event, and its place; a number alone is taken too, and has no place."""
+    seq_nr, *more = text.split("-")
+    numbers = [seq_nr, *more[:1]]
+    if len(more) not in (0, 2) or not all(each.isascii() and each.isdecimal() and len(each) < 17 for each in numbers):
+        raise InvalidInput(f"Last-Event-ID is the id of an event of this stream, not {text[:40]!r}")
+    if not more:
+        return int(seq_nr) + 1, None
+    if more[1] != _checksum(key):
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is of another journal: leave it out to start at the beginning")
+    return int(seq_nr) + 1, (int(more[0]), int(seq_nr))
+
+
+def _checksum(key: Key) -> str:
+    return f"{crc32(f'{key.topic}/{key.id}'.encode()):08x}"
