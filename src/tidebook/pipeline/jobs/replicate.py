@@ -201,6 +201,8 @@ class Replication:
         #: lease are reported at its end, but the pointers show them at once.
         self._leased_from: tuple[dict[Partition, int], int] | None = None
         self._counted: tuple[float, int] | None = None
+        #: The configurations of all topics when the latest leases or query began.
+        self._known: dict[str, TopicConfig] = {}
         #: The partitions of topics whose log is not the configured one.
         self._without_log: set[str] = set()
         self._began = time.monotonic()
@@ -279,7 +281,7 @@ class Replication:
                     backoff.reset()
                 failures += 1
                 cause = self._cause(error)
-                if not once and self._has_other_logs():
+                if not once and self._topics_changed():
                     self._report(self.progress(waiting=str(cause)))
                     self._stop.wait(backoff.next_s())
                     continue
@@ -303,12 +305,17 @@ class Replication:
                 return found
         return error
 
-    def _has_other_logs(self) -> bool:
-        """Return whether the log of a topic is not the configured one: the operator adopts or restores it."""
+    def _topics_changed(self) -> bool:
+        """Return whether a failure may come from a change of topics: the next try has their present configurations.
+
+        A topic was deleted from the book, or its log is not the configured one until it is adopted or restored.
+        """
         try:
-            return bool(self._portal.run(find_other_logs(self._book.log, self._book.store, self._configs())))
+            configs = self._configs()
+            others = self._portal.run(find_other_logs(self._book.log, self._book.store, configs))
         except TidebookError:
             return False
+        return configs != self._known or bool(others)
 
     def _configs(self) -> dict[str, TopicConfig]:
         return self._portal.run(topic_configs(self._book.store, self._topics))
@@ -316,7 +323,7 @@ class Replication:
     def _run_from_pointers(self, *, once: bool) -> bool:
         """Run leases or a query from the pointers; return False if another must follow."""
         book, settings = self._book, self._settings
-        configs = self._configs()
+        configs = self._known = self._configs()
         if not once:
             configs = self._portal.run(self._without_other_logs(configs))
         if not configs:
@@ -515,7 +522,8 @@ class Replication:
         """Return the topics that can be replicated; the partitions of the others are stopped until they can be."""
         reasons = await find_other_logs(self._book.log, self._book.store, configs)
         stopped = {f"{topic}/{at}": why for topic, why in reasons.items() for at in range(configs[topic].partitions)}
-        resumed = dict.fromkeys(self._without_log - stopped.keys())
+        deleted = {at for at in self._progress.stopped if at.rpartition("/")[0] not in configs}
+        resumed = dict.fromkeys(deleted | self._without_log - stopped.keys())
         self._without_log = set(stopped)
         self._add(records=0, parked=0, stopped={**resumed, **stopped})
         return {topic: config for topic, config in configs.items() if topic not in reasons}
