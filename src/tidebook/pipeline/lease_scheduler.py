@@ -26,9 +26,9 @@ OVERLAP_S = 1.0
 HANDOVER_S = 5.0
 #: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
-#: Each abandoned lease doubles that time for its lane, up to this, until one ends in time: a lease includes the start of
-#: its worker, which on busy cores may take longer than the lease. Otherwise every worker would be killed before it has
-#: replicated anything.
+#: Each abandoned lease doubles that time for its lane, up to this, until one ends in time: a lease includes the start
+#: of its worker, which on busy cores may take longer than the lease. Otherwise every worker would be killed before it
+#: has replicated anything.
 OVERDUE_S_MAX = 80.0
 #: The duration of a lease with fixed stops, which ends by itself.
 ENDLESS_S = 1e9
