@@ -71,7 +71,8 @@ async def _replicated(book: Book, topic: str, partition: int, offset: int) -> fl
 async def job(where: Path, topic: str) -> AsyncIterator[None]:
     """Run `tidebook pipeline replicate` for one topic."""
     code = "from tidebook.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "pipeline", "replicate", "--book", str(where), "--topic", topic]
+    command = [sys.executable, "-c", code, "pipeline", "replicate", "--engine", "spark"]
+    command += ["--book", str(where), "--topic", topic]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )

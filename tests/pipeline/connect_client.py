@@ -7,9 +7,12 @@ import sys
 
 from tests.pipeline.one_frame import PUSHDOWN, query_one_frame
 
+#: Options that are wrong: a value, a missing book, an unknown topic, an unknown option.
+WRONG = ({"freshness": "now"}, {"book": "/nowhere/book"}, {"topic": "oders"}, {"topics": "orders"})
+
 
 def main() -> None:
-    """Read a table, run several queries over one of its frames, read a stream; print the rows, and an error."""
+    """Read a table, run several queries over one of its frames, read a stream; print the rows and the errors."""
     url, folder, checkpoint = sys.argv[1:]
     from pyspark.sql import SparkSession
 
@@ -30,13 +33,14 @@ def main() -> None:
     streamed = spark.read.parquet(f"{checkpoint}/out").collect()
     # Otherwise Spark's own client adds the server's stack trace to every error.
     spark.conf.set("spark.sql.connect.serverStacktrace.enabled", "false")
-    try:
-        reader.option("freshness", "now").load().count()
-        error = ""
-    except Exception as caught:
-        error = str(caught)
+    errors = []
+    for option in WRONG:
+        try:
+            spark.read.format("tidebook").options(**{"book": folder, "topic": "orders", **option}).load().count()
+        except Exception as caught:
+            errors.append(str(caught))
     found = {name: sorted(map(tuple, each)) for name, each in {"table": rows, "stream": streamed}.items()}
-    print(json.dumps({**found, "queries": queries, "error": error}))
+    print(json.dumps({**found, "queries": queries, "errors": errors}))
     spark.stop()
 
 

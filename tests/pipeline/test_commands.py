@@ -76,7 +76,8 @@ def test_a_running_replication_reports_its_progress_and_ends_cleanly_on_request(
 ) -> None:
     portal.run(write_history(embedded, topic, steps=40))
     folder, port = str(embedded.settings.folder), free_port()
-    with running("pipeline", "replicate", "--json", "--metrics", f"127.0.0.1:{port}", "--book", folder) as command:
+    options = ("--engine", "spark", "--json", "--metrics", f"127.0.0.1:{port}")
+    with running("pipeline", "replicate", *options, "--book", folder) as command:
         first = command.until(lambda row: row["records"] > 0 and row["lag"] == 0)
         assert {"records", "records_per_s", "batch_s", "parked", "waiting", "stopped"} <= first.keys()
         portal.run(embedded.journal(topic).append("late", [Event(1)]))
@@ -101,7 +102,7 @@ def test_status_reports_the_lag_in_records_and_seconds_and_the_parked_records(
     before = cli("pipeline", "status")
     assert sum(row.get("lag", 0) for row in before.rows) == 2
     assert sum(row.get("lag_s", 0) for row in before.rows) > 0
-    assert cli("pipeline", "replicate", "--once").code == 0
+    assert cli("pipeline", "replicate", "--once", "--engine", "spark").code == 0
     *partitions, job = cli("pipeline", "status").rows
     assert [row["lag"] for row in partitions] == [0] * 4
     assert job["parked"] == 1
@@ -119,7 +120,7 @@ def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
     portal.run(write_garbage(embedded, topic, value=newer_record()))
-    done = cli("pipeline", "replicate", "--once")
+    done = cli("pipeline", "replicate", "--once", "--engine", "spark")
     assert done.code == 5
     assert "is stopped" in done.err
     assert "upgrade" in done.err
@@ -241,7 +242,7 @@ def test_inline_replication_alongside_the_job_changes_nothing(
     job = Replication(spark, embedded, portal, report=lambda progress: seen.set() if progress.partitions else None)
     thread = threading.Thread(target=job.run)
     where = ("--json", "--book", str(embedded.settings.folder))
-    with running("pipeline", "replicate", "--engine", "inline", *where) as beside:
+    with running("pipeline", "replicate", *where) as beside:
         thread.start()
         try:
             assert seen.wait(120)
@@ -252,7 +253,7 @@ def test_inline_replication_alongside_the_job_changes_nothing(
             job.stop()
             thread.join(120)
         assert beside.end()[0] == 0
-    assert cli("pipeline", "replicate", "--once", "--engine", "inline").code == 0
+    assert cli("pipeline", "replicate", "--once").code == 0
     assert_as_expected(embedded, portal, "orders", open_book)
     status = cli("pipeline", "status")
     assert {row["lag"] for row in status.rows if "lag" in row} == {0}

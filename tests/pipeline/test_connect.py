@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.connect_client import WRONG
 from tests.pipeline.one_frame import EVENTS, IDS, expected_rows
 from tests.pipeline.workloads import replicate_here
 from tidebook.core.event import Event
@@ -40,6 +41,13 @@ def test_a_connect_client_reads_tables_several_queries_over_one_frame_and_stream
     assert found["stream"] == replicated
     queries = {name: [list(row) for row in rows] for name, rows in expected_rows().items()}
     assert found["queries"] == {"false": queries, "true": queries}
-    first, *more = [line for line in found["error"].splitlines() if line.strip()]
-    assert first.endswith("the option freshness must be one of log, store, not 'now'")
-    assert [line.strip() for line in more] == ["SQLSTATE: 38000"]
+    errors = [[line.strip() for line in error.splitlines() if line.strip()] for error in found["errors"]]
+    assert [more for _, *more in errors] == [["SQLSTATE: 38000"]] * len(WRONG)
+    messages = (
+        "one of log, store, not 'now'",
+        "there is no book in /nowhere",
+        "topic oders is not",
+        "did you mean topic?",
+    )
+    for (first, *_), message in zip(errors, messages, strict=True):
+        assert message in first

@@ -20,7 +20,7 @@ from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
-from tests.pipeline.workloads import rows_of, write_history
+from tests.pipeline.workloads import newer_record, rows_of, write_garbage, write_history
 from tidebook.core.errors import LogLost
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
@@ -143,6 +143,32 @@ def test_a_stop_does_not_wait_for_a_store_that_hangs(
         await_replicated(embedded, portal, topic)
         for name in ("setting", "set_setting", "pointers", "topics", "topic_config"):
             monkeypatch.setattr(embedded.store, name, hang)
+
+
+@pytest.mark.parametrize("settings", [SHORT, BATCHES], ids=["leases", "micro-batches"])
+def test_a_topic_deleted_from_the_book_and_created_again_does_not_end_the_pipeline(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, settings: PipelineSettings
+) -> None:
+    """A partition of the deleted topic was stopped at a record of a newer version; the new one has more partitions."""
+    other = f"{topic}-other"
+    for name in (topic, other):
+        portal.run(embedded.journal(name).append("a", [Event("old")]))
+    job = replication(spark, embedded, portal, topic, other, settings=settings)
+    with running(job):
+        for name in (topic, other):
+            await_replicated(embedded, portal, name)
+        portal.run(write_garbage(embedded, topic, "a", value=newer_record()))
+        until(lambda: bool(job.progress().stopped), "the stopped partition was not reported")
+        portal.run(embedded.delete_topic(topic))
+        until(lambda: not job.progress().stopped, "the deleted topic is still reported")
+        portal.run(embedded.journal(other).append("a", [Event("meanwhile")]))
+        await_replicated(embedded, portal, other)
+        portal.run(embedded.log.create_topic(topic, 6))
+        for number in range(20):
+            portal.run(embedded.journal(topic).append(f"b-{number}", [Event(number)]))
+        await_replicated(embedded, portal, topic)
+    assert job.progress().stopped == {}
+    assert set(portal.run(rows_of(embedded.store, topic))["heads"]) == {f"b-{number}" for number in range(20)}
 
 
 def test_micro_batches_catch_up_on_a_backlog_before_leases_begin(

@@ -180,6 +180,41 @@ def stream(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **opti
     return [row for batch in batches(spark, book, topic, checkpoint, **options) for row in batch]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": "nobody"}, "topic nobody is not in the store"),
+        ({"topic": ","}, "the option topic lists at least one name"),
+        ({"freshness": "log"}, "the option freshness is for tables"),
+        ({"splits": "2"}, "the option splits is unknown"),
+        ({"startingOffsets": '{"orders": {"0": 1}}'}, "name the partitions 0 to 3, each"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "1 second"}], ids=["now", "repeated"])
+def test_a_wrong_option_of_a_stream_is_one_line(
+    spark: SparkSession,
+    embedded: Book,
+    portal: BlockingPortal,
+    tmp_path: Path,
+    options: dict[str, str],
+    message: str,
+    trigger: dict[str, Any],
+) -> None:
+    portal.run(embedded.journal("orders").append("a", [Event({"step": 1})]))
+    given = {"book": str(embedded.settings.folder), "topic": "orders", **options}
+
+    def run() -> None:
+        writer = spark.readStream.format("tidebook").options(**given).load().writeStream.format("noop")
+        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(**trigger).start().awaitTermination()
+
+    with pytest.raises(Exception, match=message) as caught:
+        run()
+    text = str(caught.value)
+    assert "Traceback" not in text
+    assert message in text.splitlines()[0]
+
+
 def test_a_stream_continues_where_it_stopped_and_stays_within_its_limit(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:

@@ -40,7 +40,14 @@ from tidebook.pipeline.errors import failure_of, run_with_retries
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import replay_parked
-from tidebook.pipeline.session import ignore_spark_exit, job_context, job_session, pipeline_settings, submitted
+from tidebook.pipeline.session import (
+    choose_engine,
+    ignore_spark_exit,
+    job_context,
+    job_session,
+    pipeline_settings,
+    submitted,
+)
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.inline import InlineStatus, replicate_to_end
 from tidebook.replication.status import (
@@ -57,7 +64,7 @@ from tidebook.runtime.json_log import log_as_json
 from tidebook.runtime.metrics import serve_metrics
 from tidebook.wal.record import ID_MAX
 from tidebook.wiring.book import Book
-from tidebook.wiring.replication import inline_replication, is_embedded, require_embedded
+from tidebook.wiring.replication import inline_replication, require_embedded
 from tidebook.wiring.settings import Settings
 from tidebook.wiring.spark import clears_tags
 
@@ -302,7 +309,7 @@ def replicate(
     metrics: MetricsOption = None,
     accept_loss: bool = flag("--accept-loss", "Skip records that the log has lost, and print their offsets."),
     engine: EngineChoice | None = option(
-        "inline|spark", "inline: in this process, for an embedded book; spark: the default if it is installed."
+        "inline|spark", "inline: in this process, the default of an embedded book; spark: the default with servers."
     ),
     until_input_ends: bool = typer.Option(False, "--until-input-ends", hidden=True),
     log_json: LogJsonOption = False,
@@ -350,13 +357,12 @@ def replicate(
 
 
 def _engine_of(settings: Settings, chosen: EngineChoice | None) -> Engine:
-    """Return the chosen engine, or that of the settings; without either, Spark where it is installed or needed."""
-    engine = pipeline_settings(settings).engine if chosen is None else chosen.value
-    if engine is None:
-        engine = "inline" if is_embedded(settings) and missing_for_spark() is not None else "spark"
-    if engine == "inline":
+    """Return the engine that was chosen, else Spark if `spark-submit` started this process, else that of the book."""
+    if chosen is None:
+        return "spark" if submitted() else choose_engine(settings)
+    if chosen == EngineChoice.INLINE:
         require_embedded(settings, "the engine 'inline'")
-    return engine
+    return chosen.value
 
 
 async def _replicate_inline(

@@ -279,6 +279,8 @@ class SliceWrites(msgspec.Struct, frozen=True, gc=False):
     pointer: Pointer
     keys: tuple[tuple[Write, ...], ...]
     parked: tuple[Parked, ...] = ()
+    #: The log's id of the topic whose records these are, if it must still be the configured one.
+    topic_id: str | None = None
 
 
 def plan_key(

@@ -26,9 +26,9 @@ OVERLAP_S = 1.0
 HANDOVER_S = 5.0
 #: A lease is abandoned this long after it should have ended: its task is killed and its partitions are leased again.
 OVERDUE_S = 5.0
-#: Each abandoned lease doubles that time for its lane, up to this limit. A lease includes the start of its worker,
-#: which on busy cores may take longer than the lease. Otherwise every worker would be killed before it has replicated
-#: anything.
+#: Each abandoned lease doubles that time for its lane, up to this limit, until a lease ends in time. A lease includes
+#: the start of its worker, which on busy cores may take longer than the lease. Otherwise every worker would be killed
+#: before it has replicated anything.
 OVERDUE_S_MAX = 80.0
 #: The duration of a lease with stop offsets, which ends when it has reached them.
 ENDLESS_S = 1e9
@@ -214,6 +214,8 @@ class LeaseScheduler:
         self._remove(lane, running)
         if ended.error is not None:
             raise ended.error
+        lane.overdue.reset()
+        lane.overdue_s = lane.overdue.next_s()
         self._on_end(ended.results)
 
     def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:

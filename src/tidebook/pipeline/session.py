@@ -73,7 +73,8 @@ PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the jobs run, and their intervals and limits."""
 
-    #: The engine that replicates under `tidebook up`; by default `inline` if log and store are embedded, else `spark`.
+    #: The engine of `tidebook up` and `tidebook pipeline replicate`; by default `inline` if log and store are embedded,
+    #: else `spark`.
     engine: Engine | None = None
     #: Spark's master, unless the job was started by `spark-submit`.
     master: str = "local[*]"
@@ -116,7 +117,7 @@ def pipeline_settings(settings: Settings) -> PipelineSettings:
 
 
 def choose_engine(settings: Settings) -> Engine:
-    """Return what replicates under `tidebook up`; raise `InvalidInput` if `inline` is set for a book on servers."""
+    """Return the engine that replicates a book; raise `InvalidInput` if `inline` is set for a book on servers."""
     engine = pipeline_settings(settings).engine
     if engine == "inline":
         require_embedded(settings, '[pipeline] engine = "inline"')

@@ -152,6 +152,8 @@ class PartitionReplicator:
             try:
                 await self._apply(page.records, start, page.next_offset)
             except Fenced:
+                if await self.next_offset() == start:
+                    raise  # by the topic, which was deleted or adopted
                 continue  # another replicator has moved the pointer
             self.records += len(page.records) if count else 0
 

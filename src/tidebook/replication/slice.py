@@ -114,7 +114,7 @@ async def plan_slice(
         )
         if key_writes:
             keys.append(key_writes)
-    writes = SliceWrites(topic, partition, pointer_before, pointer, tuple(keys), tuple(grouped.parked))
+    writes = SliceWrites(topic, partition, pointer_before, pointer, tuple(keys), tuple(grouped.parked), config.topic_id)
     return SlicePlan(pointer, writes, grouped.stopped_by)
 
 

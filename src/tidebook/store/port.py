@@ -200,7 +200,8 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
 
         Idempotent. A slice that is late (the pointer has moved since the slice was planned) changes nothing that is
         newer: the adapter either drops its outdated writes or raises Fenced without applying any. The pointer never
-        moves back. Raise NotFound if the adapter needs the topic's configuration and there is none.
+        moves back. Raise NotFound if the adapter needs the topic's configuration and there is none, and Fenced if
+        the adapter deletes topics and this one was deleted or created again since (`writes.topic_id`).
         """
         ...
 

@@ -49,6 +49,8 @@ def kafka_client_options(settings: Settings) -> dict[str, str]:
         "security.protocol": kafka.protocol.upper(),
         "request.timeout.ms": str(kafka.request_timeout_ms),
         "default.api.timeout.ms": str(2 * kafka.request_timeout_ms),
+        # Otherwise a consumer of a deleted topic creates it, where the brokers allow that.
+        "allow.auto.create.topics": "false",
         # The same isolation as every other reader: skipping a record would change the sequence numbers of a journal.
         "isolation.level": "read_uncommitted",
     }

@@ -216,12 +216,16 @@ async def test_up_replicates_without_spark_and_shows_it(tmp_path: Path) -> None:
         assert time.monotonic() - began_s < 5  # including the interpreter's shutdown
 
 
-def test_replicate_once_inline_prints_its_result(tmp_path: Path) -> None:
+def test_replicate_once_of_a_folder_does_not_load_spark_and_prints_its_result(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book") as book:
         book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
-    command = [sys.executable, "-m", "tidebook.cli", "pipeline", "replicate", "--engine", "inline", "--once", "--json"]
-    done = subprocess.run([*command, "--book", str(tmp_path / "book")], capture_output=True, text=True, check=True)
-    row = json.loads(done.stdout.splitlines()[-1])
+    code = "import atexit, sys; atexit.register(lambda: print('pyspark' in sys.modules))"
+    command = [sys.executable, "-c", f"{code}; from tidebook.cli.app import main; main()"]
+    command += ["pipeline", "replicate", "--once", "--json", "--book", str(tmp_path / "book")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *_, last, loads_spark = done.stdout.splitlines()
+    assert loads_spark == "False"
+    row = json.loads(last)
     assert (row["done"], row["stopped"]) == (True, {})
     assert row["records"] >= 1
     with tidebook.open_sync(tmp_path / "book") as book:

@@ -224,7 +224,7 @@ def test_an_outbox_without_tables_names_the_remedy(cli: Cli, tmp_path: Path) -> 
 
 def test_a_master_that_spark_does_not_know_is_refused(cli: Cli, tmp_path: Path) -> None:
     settings = tmp_path / "tidebook.toml"
-    settings.write_text('[pipeline]\nmaster = "nonsense"\n')
+    settings.write_text('[pipeline]\nengine = "spark"\nmaster = "nonsense"\n')
     cli("journal", "append", "orders", "o-1", "1", "--book", str(settings))
     refused(cli("pipeline", "replicate", "--once", "--book", str(settings)), 2, "[pipeline] master")
 
@@ -244,6 +244,6 @@ def test_the_type_of_an_event_is_given_and_shown(cli: Cli) -> None:
     first, second = map(json.loads, cli("journal", "read", "accounts", "a-1", "--json").out.splitlines())
     assert (first["type"], first["version"]) == ("deposited", 3)
     assert "type" not in second
-    assert cli("pipeline", "replicate", "--once", "--engine", "inline").code == 0
+    assert cli("pipeline", "replicate", "--once").code == 0
     [row] = map(json.loads, cli("tags", "read", "t", "--json").out.splitlines())
     assert (row["type"], row["version"], row["payload"]) == ("deposited", 3, {"amount": 5})

@@ -128,6 +128,26 @@ def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partit
     assert scheduler.records == 3
 
 
+def test_a_hung_lease_is_killed_as_early_as_the_first_one_if_others_have_ended_in_time_since(clock: Clock) -> None:
+    scheduler = RecordingScheduler(slots=2)
+    scheduler.assign({"orders": TopicConfig(topic_id="a", partitions=1)})
+    for hung in (1, 2):
+        while len(scheduler.cancelled) < hung:
+            clock.now_s += 0.5
+            scheduler.step(0)
+    clock.now_s += LEASE_S
+    scheduler.step(0)
+    scheduler.end(scheduler.jobs[-2])
+    scheduler.step(0)
+    hangs = scheduler.jobs[-1]
+    clock.now_s = hangs.began_s + LEASE_S + OVERLAP_S + OVERDUE_S - 0.01
+    scheduler.step(0)
+    assert hangs not in scheduler.cancelled
+    clock.now_s += 0.02
+    scheduler.step(0)
+    assert hangs in scheduler.cancelled
+
+
 def test_a_new_topic_is_leased_with_the_others_and_the_leases_before_are_revoked(clock: Clock) -> None:
     scheduler = RecordingScheduler(slots=2)
     scheduler.assign(ORDERS)

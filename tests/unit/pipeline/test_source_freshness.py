@@ -26,9 +26,11 @@ from tidebook.pipeline.source import tail as tail_module
 from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journals import JournalsReader
 from tidebook.pipeline.source.tail import RECORDS_PER_SHARE, TailRange, assign_shares
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
+from tidebook.wiring.settings import read_settings, settings_to_json
 
 IDS = ("a", "b", "c")
 Row = tuple[str, int, int, int, Any]
@@ -255,6 +257,29 @@ def test_a_table_is_read_across_an_adopt_with_an_unreplicated_tail(
     assert table(book, topic, asOfOffsets=json.dumps({topic: {**old, str(home): offset - 1}})) == []
     with pytest.raises(InvalidInput, match="of epoch 2, not up to offset 0 of epoch 3"):
         table(book, topic, asOfOffsets=json.dumps({topic: {"epoch": 3, "0": 0, "1": 0}}))
+
+
+@pytest.mark.parametrize("freshness", ["log", "store"])
+def test_a_topic_that_is_replicated_and_adopted_while_a_table_is_planned_is_whole(
+    book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch, freshness: str
+) -> None:
+    append(book, portal, topic, "a", 1)
+    portal.run(replicate_here(book, book.store, topic))
+    append(book, portal, topic, "a", 2)
+    planned = reader(book, topic, freshness=freshness)
+    worker = SparkWorker.of(settings_to_json(read_settings(str(book.settings.folder))))
+    store: Any = worker.run(worker.store())
+    read_config = store.topic_config
+
+    async def adopted_before(topic: str) -> Any:
+        monkeypatch.undo()  # the pointers are read by now
+        portal.run(replicate_here(book, book.store, topic))
+        portal.run(lose_log(book, topic))
+        portal.run(book.journal(topic).adopt())
+        return await read_config(topic)
+
+    monkeypatch.setattr(store, "topic_config", adopted_before)
+    assert [row[1] for row in rows_of(planned)] == [1, 2]
 
 
 # A table is as of its positions, or it raises

@@ -24,6 +24,7 @@ from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journal_stream import JournalStream
 from tidebook.pipeline.source.journals import JournalsReader
 from tidebook.pipeline.source.options import Options, Selection
+from tidebook.pipeline.source.regions import RegionsReader
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -91,6 +92,8 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"tag": ""}, "the option tag is empty: name a tag"),
         ({"book": ""}, "its name is empty"),
         ({"endingOffsets": '{"orders": {"0": 1, "00": 2}}'}, "the option endingOffsets must be JSON such as"),
+        ({"asOfOffsets": '{"orders": {"epoch": -1, "0": -1}}'}, "the option asOfOffsets must be JSON such as"),
+        ({"endingOffsets": '{"orders": {"epoch": 0, "0": 1}}'}, "the option endingOffsets must be JSON such as"),
         ({"endingOffsets": '{"orders": {"\u0663": 1}}'}, "the option endingOffsets must be JSON such as"),
         ({"asOfOffsets": f'{{"orders": {{"0": {10**30}}}}}'}, "the option asOfOffsets must be JSON such as"),
         ({"asOfOffsets": "[" * 100_000}, "the option asOfOffsets must be JSON such as"),
@@ -122,6 +125,12 @@ def test_offsets_of_a_topic_or_a_partition_that_is_not_read_are_refused(book: Bo
         numbers(book, **{name: json.dumps({**others, "oders": everywhere})})
     with pytest.raises(InvalidInput, match=f"the option {name} names partition 4 of topic orders, which has 4"):
         numbers(book, **{name: json.dumps({"orders": {**others.get("orders", everywhere), "4": 0}})})
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_offsets_of_an_epoch_that_has_not_begun_are_refused(book: Book, name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the option {name} names epoch 2 of topic orders, which is in epoch 1"):
+        numbers(book, **{name: '{"orders": {"epoch": 2, "0": 1}}'})
 
 
 @pytest.mark.parametrize("freshness", ["log", "store"])
@@ -172,6 +181,21 @@ def test_a_missing_book_is_an_error_and_nothing_is_created(tmp_path: Path) -> No
     with pytest.raises(InvalidInput, match="there is no such settings file"):
         TidebookSource({"book": str(tmp_path / "nope.toml")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_ahead_log_that_does_not_exist_is_an_error_and_an_empty_one_has_no_rows(
+    book: Book, portal: BlockingPortal
+) -> None:
+    def rows(namespace: str) -> list[int]:
+        reader = RegionsReader({"book": str(book.settings.folder), "wal": namespace})
+        return [batch.num_rows for part in reader.partitions() for batch in reader.read(part)]
+
+    portal.run(book.wal("metrics").open_region(7, create=True))
+    topics = portal.run(book.log.topics())
+    assert rows("metrics") == []
+    with pytest.raises(NotFound, match="there is no write-ahead log metric: "):
+        rows("metric")
+    assert portal.run(book.log.topics()) == topics
 
 
 def test_an_unknown_topic_is_an_error(book: Book) -> None:

@@ -134,6 +134,28 @@ async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
 
 
 @pytest.mark.timeout(20)
+async def test_a_replicator_of_a_topic_that_was_created_again_is_fenced_and_neither_loses_nor_parks_a_record(
+    bench: Bench,
+) -> None:
+    """It has the configuration of the deleted topic, in whose partition some of the journals would not have been."""
+    store, ids = bench.opened_store, [str(number) for number in range(20)]
+    old = await store.set_topic_config(TOPIC, topic_config("old", partitions=2), expected=None)
+    await store.delete_topic(TOPIC)
+    new = await store.set_topic_config(TOPIC, topic_config("new", partitions=1), expected=None)
+    await bench.opened_log.create_topic(TOPIC, 1)
+    records = records_of([(id, append()) for id in ids])
+    for record in records:
+        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    with pytest.raises(Fenced):
+        await replicator(bench, old).catch_up(len(records))
+    with pytest.raises(Fenced):
+        await replicator(bench, old).replicate(records[5:])  # it reads those before them from the log
+    assert await store.pointers(TOPIC) == {}
+    assert [each async for each in store.parked()] == []
+    await replicator(bench, new).catch_up(len(records))
+    assert (await store.heads(TOPIC, ids)).keys() == set(ids)
+
+
 @pytest.mark.parametrize("there", [0, 2])
 async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
     bench: Bench, config: TopicConfig, there: int

@@ -202,6 +202,8 @@ class Replication:
         #: reports its records only at its end, so until then they are counted from the pointers.
         self._leased_from: tuple[dict[Partition, int], int] | None = None
         self._counted: tuple[float, int] | None = None
+        #: The configurations of all topics when the latest leases or query began.
+        self._known: dict[str, TopicConfig] = {}
         #: The partitions of topics that are not in the configured log.
         self._without_log: set[str] = set()
         self._began = time.monotonic()
@@ -280,7 +282,7 @@ class Replication:
                     backoff.reset()
                 failures += 1
                 cause = self._cause(error)
-                if not once and self._has_other_logs():
+                if not once and self._topics_changed():
                     self._report(self.progress(waiting=str(cause)))
                     self._stop.wait(backoff.next_s())
                     continue
@@ -304,12 +306,17 @@ class Replication:
                 return found
         return error
 
-    def _has_other_logs(self) -> bool:
-        """Return whether a topic is not in the configured log, until an operator adopts or restores the log."""
+    def _topics_changed(self) -> bool:
+        """Return whether a failure may come from a change of topics: the next try uses their current configurations.
+
+        A topic was deleted from the book, or is not in the configured log until an operator adopts or restores the log.
+        """
         try:
-            return bool(self._portal.run(find_other_logs(self._book.log, self._book.store, self._configs())))
+            configs = self._configs()
+            others = self._portal.run(find_other_logs(self._book.log, self._book.store, configs))
         except TidebookError:
             return False
+        return configs != self._known or bool(others)
 
     def _configs(self) -> dict[str, TopicConfig]:
         return self._portal.run(topic_configs(self._book.store, self._topics))
@@ -317,7 +324,7 @@ class Replication:
     def _run_from_pointers(self, *, once: bool) -> bool:
         """Run leases or a query from the pointers; return False if another round of them is needed."""
         book, settings = self._book, self._settings
-        configs = self._configs()
+        configs = self._known = self._configs()
         if not once:
             configs = self._portal.run(self._without_other_logs(configs))
         if not configs:
@@ -516,7 +523,8 @@ class Replication:
         """Return the topics that are in the configured log; mark the partitions of the other topics as stopped."""
         reasons = await find_other_logs(self._book.log, self._book.store, configs)
         stopped = {f"{topic}/{at}": why for topic, why in reasons.items() for at in range(configs[topic].partitions)}
-        resumed = dict.fromkeys(self._without_log - stopped.keys())
+        deleted = {at for at in self._progress.stopped if at.rpartition("/")[0] not in configs}
+        resumed = dict.fromkeys(deleted | self._without_log - stopped.keys())
         self._without_log = set(stopped)
         self._add(records=0, parked=0, stopped={**resumed, **stopped})
         return {topic: config for topic, config in configs.items() if topic not in reasons}

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.pipeline.source import journals, regions
 from tidebook.pipeline.source.event_page import events_schema
-from tidebook.pipeline.source.journal_stream import JournalStream
+from tidebook.pipeline.source.journal_stream import JournalStream, RefusedStream
 from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_line_errors
 from tidebook.wiring.settings import Settings, settings_to_json
 
@@ -58,11 +58,13 @@ class TidebookSource(DataSource):
             return regions.RegionsReader(options) if self._is_wal() else journals.JournalsReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        with one_line_errors():
+        try:
             if self._is_wal():
                 raise InvalidInput("the regions of a namespace cannot be streamed: use spark.read")
             self._check_columns(schema)
             return JournalStream(dict(self.options))
+        except (InvalidInput, NotFound) as error:
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refuse to write: only a journal's own append gives an event its number."""

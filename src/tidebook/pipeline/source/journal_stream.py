@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound
+from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, TidebookError
 from tidebook.core.event import decode_event
 from tidebook.core.replication_plan import EventRow, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
@@ -74,7 +74,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._worker.run(self._bounds(replicated=True))
+        with one_line_errors():
+            self._target = self._worker.run(self._bounds(replicated=True))
         self._worker.run(self._warn_of_lag())
 
     async def _warn_of_lag(self) -> bool:
@@ -96,7 +97,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the replicated end within the limit; events have sequence numbers only once they are replicated."""
-        self._worker.run(self._check(start))
+        with one_line_errors():
+            self._worker.run(self._check(start))
         found = self._target or self._worker.run(self._bounds(replicated=True))
         if self._target is None:
             self._warn_of_stall(found)
@@ -188,6 +190,19 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not selection.takes(id, row.seq_nr, row.timestamp_ms):
             return False
         return selection.tag is None or selection.tag in decode_event(row.encoded).tags
+
+
+class RefusedStream(JournalStream):
+    """A stream with wrong options: its first call raises the error, since Spark shows none of `streamReader`."""
+
+    def __init__(self, error: TidebookError) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> NoReturn:
+        with one_line_errors():
+            raise self._error
+
+    initialOffset = prepareForTriggerAvailableNow = getDefaultReadLimit
 
 
 async def _topic_config(worker: SparkWorker, topic: str) -> TopicConfig:

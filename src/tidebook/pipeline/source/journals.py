@@ -138,13 +138,13 @@ class JournalsReader(DataSourceReader):
     async def _parts(self, worker: SparkWorker) -> list[InputPartition]:
         store = await worker.store()
         parts: list[InputPartition] = []
-        read: dict[str, int] = {}
+        read: dict[str, TopicConfig] = {}
         for topic in await self._topics(store):
             pointers = await store.pointers(topic)  # read first: the configuration's epoch is not older
             config = await store.topic_config(topic)
             if config is None:
                 continue  # deleted meanwhile
-            read[topic] = config.partitions
+            read[topic] = config
             ids = self._selection.ids
             homes = sorted({partition_of(id, config.partitions) for id in ids} if ids else range(config.partitions))
             ends = {number: _next(pointers.get(number), config) for number in homes}
@@ -197,7 +197,7 @@ class JournalsReader(DataSourceReader):
         if self._as_of is not None:
             as_of = as_of_positions(self._as_of, topic, config, ends, replicated=self._freshness == "store")
             until = {number: min(end, as_of[number].next) for number, end in until.items()}
-        stored_until = {number: pointer.position.next for number, pointer in pointers.items()}
+        stored_until = {number: _next(pointers.get(number), config) for number in until}
         tails = tuple(each for each in tails if each.start < each.stop)
         return JournalsPlan(topic, config, since, until, stored_until, self._as_of_ms, tails)
 
@@ -231,8 +231,13 @@ class JournalsReader(DataSourceReader):
 
 
 def _next(pointer: Pointer | None, config: TopicConfig) -> Position:
-    """Return the first position that is not replicated."""
-    return Position(config.epoch, 0) if pointer is None else pointer.position.next
+    """Return the first position that is not replicated.
+
+    If the configuration's epoch began after the pointer was read, that is its start: what the store has of older epochs
+    was replicated before, perhaps after that pointer.
+    """
+    start = Position(config.epoch, 0)
+    return start if pointer is None else max(pointer.position.next, start)
 
 
 def as_of_positions(

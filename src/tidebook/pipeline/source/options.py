@@ -17,9 +17,10 @@ import msgspec
 
 from tidebook.core.bounds import OFFSET_MAX
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.core.position import Position
+from tidebook.core.position import FIRST_EPOCH, Position
+from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
-from tidebook.pipeline.source.records import EPOCH, Offsets
+from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
 from tidebook.wiring.settings import DEFAULT_BOOK, read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
@@ -50,21 +51,26 @@ def _is_number(partition: str) -> bool:
     return partition.isascii() and partition.isdecimal() and len(partition) < 10 and str(int(partition)) == partition
 
 
-def check_offsets(name: str, offsets: Offsets, partitions: Mapping[str, int]) -> None:
-    """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition that does not exist.
+def check_offsets(name: str, offsets: Offsets, configs: Mapping[str, TopicConfig]) -> None:
+    """Raise `InvalidInput` if an option's offsets name a topic that is not read, or no partition or epoch of it.
 
     Such a bound would be ignored silently, and the rows would differ from those that the caller expects.
     """
     for topic, numbers in offsets.items():
-        if topic not in partitions:
+        if topic not in configs:
             raise InvalidInput(
                 f"the option {name} names the topic {topic}, which is not read: add it to the option topic"
             )
+        config = configs[topic]
         for number in partition_offsets(numbers):
-            if int(number) >= partitions[topic]:
+            if int(number) >= config.partitions:
                 raise InvalidInput(
-                    f"the option {name} names partition {number} of topic {topic}, which has {partitions[topic]}"
+                    f"the option {name} names partition {number} of topic {topic}: it has 0 to {config.partitions - 1}"
                 )
+        if epoch_of(numbers) > config.epoch:
+            raise InvalidInput(
+                f"the option {name} names epoch {epoch_of(numbers)} of topic {topic}, which is in epoch {config.epoch}"
+            )
 
 
 def positions(numbers: Mapping[str, int], epoch: int) -> dict[int, Position]:
@@ -188,7 +194,8 @@ class Options:
             raise InvalidInput(f"{expected}: {error}") from error
         for numbers in offsets.values():
             for partition, offset in numbers.items():
-                if not (partition == EPOCH or _is_number(partition)) or not least <= offset <= OFFSET_MAX:
+                lowest = FIRST_EPOCH if partition == EPOCH else least
+                if not (partition == EPOCH or _is_number(partition)) or not lowest <= offset <= OFFSET_MAX:
                     raise InvalidInput(expected)
         return offsets
 

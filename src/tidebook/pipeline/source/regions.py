@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.payload import TYPE_NAMES, encode_payload
 from tidebook.log.port import Log
 from tidebook.pipeline.arrow import arrow_schema
@@ -130,7 +130,10 @@ class RegionsReader(DataSourceReader):
     async def _plan(self, worker: SparkWorker) -> list[RegionSlice]:
         wal = open_wal(await worker.log(), self._namespace)
         slices: list[RegionSlice] = []
-        for id in await wal.regions() if self._region is None else [self._region]:
+        regions = await wal.regions() if self._region is None else [self._region]
+        if not regions:
+            raise NotFound(f"there is no write-ahead log {self._namespace}: the log has no region of it")
+        for id in regions:
             region = await wal.open_region(id, writable=False)
             mappings = {
                 table: table_meta.mapping

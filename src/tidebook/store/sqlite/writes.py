@@ -85,6 +85,11 @@ def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | 
         )
     if current is not None and current.position > writes.pointer.position:
         return None
+    if writes.topic_id is not None and _topic_id(transaction.connection, writes.topic) != writes.topic_id:
+        return Fenced(
+            f"topic {writes.topic} was deleted, created again or adopted after this slice was planned: "
+            "read its configuration again"
+        )
     _put_keys(transaction, writes.keys)
     parked: list[Any] = []
     for each in writes.parked:
@@ -96,6 +101,11 @@ def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | 
     )
     transaction.channels.update((channel_of(*partition), ANY_POINTER))
     return None
+
+
+def _topic_id(connection: apsw.Connection, topic: str) -> str | None:
+    config = _config_of(connection, topic)
+    return None if config is None else config.topic_id
 
 
 @one_by_one
@@ -233,13 +243,17 @@ def set_config(
     """Set a topic's configuration if the current one is `expected`; return the one in force afterwards, or NotFound."""
     topic, config, expected = new
     execute = transaction.connection.execute
-    row: Any = execute("SELECT config FROM topic_config WHERE topic = ?", (topic,)).fetchone()
-    current = None if row is None else decode_config(row[0])
+    current = _config_of(transaction.connection, topic)
     if current == expected:
         execute("INSERT OR REPLACE INTO topic_config VALUES (?, ?)", (topic, _encode_config(config)))
         transaction.channels.add(ANY_POINTER)  # a new topic has no pointers yet, and a replicator waits for it
         return config
     return current or NotFound(f"the store has no configuration of topic {topic!r}: set it with expected=None")
+
+
+def _config_of(connection: apsw.Connection, topic: str) -> TopicConfig | None:
+    row: Any = connection.execute("SELECT config FROM topic_config WHERE topic = ?", (topic,)).fetchone()
+    return None if row is None else decode_config(row[0])
 
 
 @one_by_one

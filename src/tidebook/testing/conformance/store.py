@@ -16,9 +16,9 @@ import asyncio
 
 import pytest
 
-from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.errors import Fenced, InvalidInput, NotFound
 from tidebook.core.key import Key
-from tidebook.replication.slice import replicate_slice
+from tidebook.replication.slice import plan_slice, replicate_slice
 from tidebook.store.port import StoredSnapshot, StoreWriter
 from tidebook.testing.conformance.journal_records import append, records_of, topic_config
 from tidebook.testing.conformance.store_reading import StoreReadingCases
@@ -57,6 +57,27 @@ class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
         assert await store.heads(topic, ["a", "b"]) == {}
         assert await store.events(Key(topic, "a"), head, after=0, to=9, limit=9) == []
         assert await store.snapshots(Key(topic, "a"), head.incarnation) == []
+
+    @pytest.mark.parametrize("created_again", [False, True])
+    async def test_a_slice_of_a_topic_that_was_deleted_since_is_fenced(
+        self, store: StoreWriter, topic: str, created_again: bool
+    ) -> None:
+        if not store.deletes_topics:
+            return
+        config = await store.set_topic_config(topic, topic_config("x"), expected=None)
+        late = (await plan_slice(store, topic, 0, records_of([("a", append(2)), ("a", append(2))]), config)).writes
+        assert late is not None
+        await store.delete_topic(topic)
+        if created_again:
+            config = await store.set_topic_config(topic, topic_config("y"), expected=None)
+        with pytest.raises(Fenced):
+            await store.apply(late)
+        assert (await store.pointers(topic), await store.heads(topic, ["a"])) == ({}, {})
+        if created_again:
+            await replicate_slice(store, topic, 0, records_of([("a", append())]), config)
+            head = await store.head(Key(topic, "a"))
+            assert head is not None
+            assert head.seq_nr == 1
 
     async def test_a_configuration_is_set_once(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
         mine, other = topic_config("mine"), topic_config("other")
