@@ -15,9 +15,10 @@ usage: ./dev COMMAND
                            set up what is missing, start the real servers, run every test
   setup                    all extras and development tools into .venv, nothing else
   check                    format, lint, types, import contracts, unit tests: under two minutes
-  bench NAME | all [NAME...] [--quick] [--report]
+  bench NAME | all [NAME...] [--quick] [--report] [--add FILE]
                            one benchmark, whose last line of output is one JSON object; or all of them one after
-                           another, with a report of their last results (--report: the report alone)
+                           another, with a report of their last results (--report: the report alone; --add: with
+                           the output of one benchmark, instead of running any)
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests notice
   faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]

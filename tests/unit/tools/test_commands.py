@@ -158,6 +158,9 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
         (["tags", "--only", "catch-up"], []),
         (["tags", "--store=both"], ["cassandra"]),
         (["tags", "--store", "cassandra"], ["cassandra"]),
+        (["all"], ["kafka", "cassandra", "postgres"]),
+        (["all", "--report"], []),
+        (["all", "--add", "result.json"], []),
         ([], []),
     ],
 )
