@@ -40,6 +40,9 @@ DESTROYING = [
     "wal drop metrics 7 1",
     "wal delete metrics 7",
     "outbox parked drop orders --all",
+    "outbox parked drop orders 1",
+    "queue flags mail --drop 1",
+    "token revoke 1",
 ]
 
 

@@ -32,7 +32,7 @@ AT_LEAST = {
 }  # fmt: skip
 
 
-def result(name: str, command: str = "", *, date: str = "2026-11-18 10:00", **figures: Any) -> dict[str, Any]:
+def result(name: str, *, command: str = "", date: str = "2026-11-18 10:00", **figures: Any) -> dict[str, Any]:
     conditions = {
         "command": command or f"./dev bench {name}", "date": date, "seconds": 12.5, "load_before": 0.1, "cores": 2,
         "python": "3.11.7",
@@ -75,7 +75,7 @@ def test_the_last_results_become_a_page_plots_and_one_json_file(tmp_path: Path) 
     for name, value in (("queue", 2.0), ("embedded", 0.5)):
         figure = {"queue": "drain_vs_pgqueuer", "embedded": "sends_64_vs_bare_sqlite"}[name]
         target = {"queue": 3.0, "embedded": 0.25}[name]
-        keep(result(name, **{figure: value}, targets={figure: target}), results)
+        keep({**result(name, targets={figure: target}), figure: value}, results)
     page = tmp_path / "docs" / "all.md"
     write_report(read_results(results), page=page, build=tmp_path / "build")
     text = page.read_text()
@@ -92,8 +92,8 @@ def test_the_last_results_become_a_page_plots_and_one_json_file(tmp_path: Path) 
 
 
 def test_a_page_says_of_each_figure_when_and_at_which_load_it_was_measured(tmp_path: Path) -> None:
-    keep(result("queue", "./dev bench queue --quick", date="2026-11-18 10:00", a=1.0, b=2.0), tmp_path)
-    keep(result("queue", "./dev bench queue --part b", date="2026-11-19 11:30", b=3.0), tmp_path)
+    keep(result("queue", command="./dev bench queue --quick", date="2026-11-18 10:00", a=1.0, b=2.0), tmp_path)
+    keep(result("queue", command="./dev bench queue --part b", date="2026-11-19 11:30", b=3.0), tmp_path)
     page = tmp_path / "docs" / "all.md"
     write_report(read_results(tmp_path), page=page, build=tmp_path / "build")
     text = page.read_text()
