@@ -29,7 +29,7 @@ SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 BENCH_SERVERS = {
     "all": ("kafka", "cassandra", "postgres"),
     "cassandra": ("cassandra",),
-    "domain": ("postgres",),
+    "domain": ("kafka", "cassandra", "postgres"),
     "kafka": ("kafka", "cassandra"),
     "outbox": ("kafka", "postgres"),
     "pipeline": ("kafka", "cassandra"),

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
 from tools import commands
 from tools.__main__ import main
-from tools.commands import COMMANDS, SERVER_NAMES, _take_without, bench_servers
+from tools.commands import BENCH_SERVERS, COMMANDS, SERVER_NAMES, _take_without, bench_servers
 from tools.environment import ROOT
 
 
@@ -144,6 +145,19 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras.pop("all") == [f"tidebook[{','.join(extras)}]"]
     assert sorted(extras) == sorted(EXTRAS)
+
+
+#: The address of a server that a benchmark reads.
+ADDRESS = re.compile(r'\["(kafka|cassandra|postgres|mariadb)"\]\["')
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_servers_of_a_benchmark_are_started_for_it(name: str) -> None:
+    source = [ROOT / "bench" / f"{name}.py", *(ROOT / "bench" / f"{name}_parts").glob("*.py")]
+    used = {server for file in source for server in ADDRESS.findall(file.read_text())}
+    # wal starts its own broker unless one is running, and console needs servers only with --servers.
+    assert used <= {*BENCH_SERVERS.get(name, ())} or name in {"wal", "console"}
+    assert {*BENCH_SERVERS.get(name, ())} <= {*BENCH_SERVERS["all"]}
 
 
 @pytest.mark.parametrize(
