@@ -36,6 +36,10 @@ usage: ./dev COMMAND
 """
 
 
+#: The commands that run a program which answers --help; for the others it is this text, and nothing is installed.
+WITH_HELP = {"up", "bench", "mutate", "faults", "fuzz", "servers"}
+
+
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     if not arguments or arguments[0] in {"help", "-h", "--help"}:
@@ -46,6 +50,9 @@ def main(arguments: list[str]) -> int:
     if command is None:
         print(f"dev: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
+    if name not in WITH_HELP and {*rest} & {"-h", "--help"}:
+        print(USAGE, end="")
+        return 0
     try:
         return command(rest)
     except SetupError as error:

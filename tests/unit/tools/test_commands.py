@@ -16,7 +16,7 @@ from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
 from tools import commands
-from tools.__main__ import main
+from tools.__main__ import WITH_HELP, main
 from tools.commands import BENCH_SERVERS, COMMANDS, SERVER_NAMES, _take_without, bench_servers
 from tools.environment import ROOT
 
@@ -133,6 +133,16 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     message = capsys.readouterr().out
     assert re.findall(r"^  (\w+) ", message, re.M) == [*COMMANDS]
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - WITH_HELP))
+def test_help_of_a_command_runs_nothing(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(COMMANDS, name, lambda arguments: pytest.fail(f"{name} was run"))
+    assert main([name, option]) == 0
+    assert capsys.readouterr().out.startswith("usage: ./dev")
 
 
 @pytest.mark.parametrize("name", ["publish"])
