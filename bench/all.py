@@ -205,9 +205,9 @@ def _figure(ratio: Ratio) -> str:
 def _conditions(result: Result) -> str:
     """Return when, how long and beside what load a run was, as text."""
     found = result["conditions"]
-    load = "unknown load" if found["load_before"] is None else f"load {found['load_before']:g}"
+    load = "load not recorded" if found["load_before"] is None else f"load {found['load_before']:g} before it"
     machine = f"{found['cores']} cores, Python {found['python']}"
-    return f"{found['date']} UTC, {found['seconds']:g} s, {machine}, {load} before it"
+    return f"{found['date']} UTC, {found['seconds']:g} s, {machine}, {load}"
 
 
 _HEAD = """\
