@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 
 from bench.all import BENCHES
+from bench.conditions import begin
 
 
 def main(arguments: list[str]) -> int:
@@ -13,6 +14,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in (*BENCHES, "all"):
         print(f"usage: bench NAME, one of: {', '.join(BENCHES)}; or bench all", file=sys.stderr)
         return 2
+    begin(arguments)
     return import_module(f"bench.{arguments[0]}").main(arguments[1:]) or 0
 
 

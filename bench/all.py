@@ -1,7 +1,8 @@
 """`python -m bench all`: run benchmarks one after another, keep their results, and write one report of all.
 
-The last result of each benchmark is a JSON file in `docs/benchmarks/results`. The report is made from these files: as
-the page `docs/benchmarks/all.md` of the documentation with its plots, and as one HTML file and one JSON file in
+`docs/benchmarks/results` has a JSON file for each benchmark with the runs that its last figures come from: a run of
+some parts replaces the figures of these parts, and the others keep theirs. The report is made from these files: as
+`docs/benchmarks/all.md` with its plots, which the documentation shows, and as one HTML file and one JSON file in
 `build/bench`.
 """
 
@@ -9,14 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +51,9 @@ AT_MOST = frozenset(
 )  # fmt: skip
 #: Prefixes of ratios that are measured on several stores.
 STORES = ("embedded_", "cassandra_")
-NO_RATIO = frozenset(("bench", "targets", "figures"))
+NO_RATIO = frozenset(("bench", "targets", "figures", "conditions"))
+#: The line that a benchmark prints: its ratios by name, their targets, the figures, and the conditions of the run.
+Result = dict[str, Any]
 
 
 class Ratio(NamedTuple):
@@ -84,11 +83,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench all", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--report", action="store_true", help="only write the report of the last results")
+    parser.add_argument(
+        "--add", action="append", metavar="FILE", default=[],
+        help="only add the result in this file, the output of ./dev bench NAME; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="a fraction of the work; the figures are rough")
     options = parser.parse_args(argv)
     if unknown := {*options.names} - {*BENCHES}:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
-    chosen = [] if options.report else [each for each in BENCHES if each in (options.names or BENCHES)]
+    for file in options.add:
+        keep(json.loads(Path(file).read_text().splitlines()[-1]), RESULTS)
+    chosen = [] if options.report or options.add else [each for each in BENCHES if each in (options.names or BENCHES)]
     failed = []
     for number, name in enumerate(chosen, 1):
         print(f"bench {name} ({number} of {len(chosen)})", file=sys.stderr, flush=True)
@@ -96,21 +101,19 @@ def main(argv: list[str]) -> int:
         if result is None:
             failed.append(name)
             continue
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        keep(result, RESULTS)
     results = read_results(RESULTS)
     write_report(results, page=PAGE, build=BUILD)
-    missed = [each for result in results for each in ratios(result) if each.share is not None and each.share < 1]
+    every = [each for runs in results for one in runs for each in ratios(one)]
+    missed = [each for each in every if each.share is not None and each.share < 1]
     print(f"the report is in {BUILD.relative_to(ROOT)}/report.html and {PAGE.relative_to(ROOT)}", file=sys.stderr)
     summary = {"bench": "all", "run": chosen, "failed": failed, "missed": [f"{r.bench}.{r.name}" for r in missed]}
     print(json.dumps(summary))
     return 1 if failed else 0
 
 
-def run(name: str, arguments: list[str], limit_s: float) -> dict[str, Any] | None:
-    """Run one benchmark as a process and return its result with the conditions; None if it failed or took too long."""
-    load_before = os.getloadavg()[0]
-    began_s = time.monotonic()
+def run(name: str, arguments: list[str], limit_s: float) -> Result | None:
+    """Run one benchmark as a process and return its result; None if it failed or took too long."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench", name, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -125,15 +128,8 @@ def run(name: str, arguments: list[str], limit_s: float) -> dict[str, Any] | Non
     if process.returncode != 0:
         print(f"bench {name}: ended with code {process.returncode}", file=sys.stderr)
         return None
-    return {
-        "command": " ".join(["./dev", "bench", name, *arguments]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "seconds": round(time.monotonic() - began_s, 1),
-        "load_before": round(load_before, 1),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "result": json.loads(output.splitlines()[-1]),
-    }
+    result: Result = json.loads(output.splitlines()[-1])
+    return result
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -145,25 +141,46 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Return the last results, in the order of the benchmarks."""
+def keep(result: Result, folder: Path) -> None:
+    """Add a result to the runs of its benchmark; its ratios replace those of earlier runs, which may vanish."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{result['bench']}.json"
+    runs = json.loads(file.read_text()) if file.exists() else []
+    file.write_text(json.dumps(last_runs([*runs, result]), indent=1) + "\n")
+
+
+def last_runs(runs: Iterable[Result]) -> list[Result]:
+    """Return the runs with the last value of each ratio, oldest first; a run keeps no ratio that a later one has."""
+    found: list[Result] = []
+    later: set[str] = set()
+    for each in sorted(runs, key=lambda each: str(each["conditions"]["date"]), reverse=True):
+        names = {ratio.name for ratio in ratios(each)}
+        if names - later:
+            left = {name: value for name, value in each.items() if name not in names & later}
+            targets = {name: target for name, target in each["targets"].items() if name not in later}
+            found.insert(0, left | {"targets": targets})
+        later |= names
+    return found
+
+
+def read_results(folder: Path) -> list[list[Result]]:
+    """Return the last runs of each benchmark, in the order of the benchmarks."""
     return [json.loads((folder / f"{name}.json").read_text()) for name in BENCHES if (folder / f"{name}.json").exists()]
 
 
 def ratios(result: Mapping[str, Any]) -> list[Ratio]:
-    """Return the figures of a result, those with a target first."""
-    found = result["result"]
-    targets = found.get("targets", {})
-    names = [name for name, value in found.items() if name not in NO_RATIO and isinstance(value, int | float)]
+    """Return the ratios of a result, those with a target first."""
+    targets = result["targets"]
+    names = [name for name, value in result.items() if name not in NO_RATIO and isinstance(value, int | float)]
     ordered = sorted(names, key=lambda name: name not in targets)
-    return [Ratio(found["bench"], name, float(found[name]), targets.get(name)) for name in ordered]
+    return [Ratio(result["bench"], name, float(result[name]), targets.get(name)) for name in ordered]
 
 
-def write_report(results: list[dict[str, Any]], *, page: Path, build: Path) -> None:
+def write_report(results: list[list[Result]], *, page: Path, build: Path) -> None:
     """Write the page of the documentation with its plots, and the report as HTML and JSON."""
     build.mkdir(parents=True, exist_ok=True)
     page.parent.mkdir(parents=True, exist_ok=True)
-    plots = {result["result"]["bench"]: _plot(result) for result in results}
+    plots = {runs[0]["bench"]: _plot(runs) for runs in results}
     images = page.parent / "results"
     images.mkdir(exist_ok=True)
     for name, plot in plots.items():
@@ -173,11 +190,10 @@ def write_report(results: list[dict[str, Any]], *, page: Path, build: Path) -> N
     (build / "report.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _plot(result: Mapping[str, Any]) -> str:
-    bars = [
-        Bar(each.name, each.share, _figure(each)) for each in ratios(result) if each.share is not None
-    ]  # fmt: skip
-    return draw_bars(f"{result['result']['bench']}: each figure relative to its target", bars)
+def _plot(runs: Sequence[Result]) -> str:
+    every = [each for one in runs for each in ratios(one)]
+    bars = [Bar(each.name, each.share, _figure(each)) for each in every if each.share is not None]
+    return draw_bars(f"{runs[0]['bench']}: each figure relative to its target", bars)
 
 
 def _figure(ratio: Ratio) -> str:
@@ -186,37 +202,52 @@ def _figure(ratio: Ratio) -> str:
     return f"{ratio.value:g} (target: at {'most' if ratio.at_most else 'least'} {ratio.target:g})"
 
 
-def _conditions(result: Mapping[str, Any]) -> str:
-    machine = f"{result['cores']} cores, Python {result['python']}, load {result['load_before']} before it began"
-    return f"{result['date']}, {result['seconds']:g} s, {machine}"
+def _conditions(result: Result) -> str:
+    """Return when, how long and beside what load a run was, as text."""
+    found = result["conditions"]
+    load = "load not recorded" if found["load_before"] is None else f"load {found['load_before']:g} before it"
+    machine = f"{found['cores']} cores, Python {found['python']}"
+    return f"{found['date']} UTC, {found['seconds']:g} s, {machine}, {load}"
 
 
 _HEAD = """\
 # All figures of the last runs
 
 `./dev bench all` writes this page: it runs every benchmark, one after another, and draws each figure relative to its
-target. A bar that reaches the line has reached the target, whether that is a minimum or a maximum. `./dev bench all
-NAME` repeats one of them, and `./dev bench all --report` only redraws the report. A load of 1 or more before a run
-means that other programs used the machine, and that its figures are rough; so are those of a command with `--quick`,
-which does a fraction of the work.
+target. A bar that reaches the line has reached the target, whether that is a minimum or a maximum. A figure in bold
+misses it.
+
+`./dev bench all NAME` repeats one of them. `./dev bench all --add FILE` adds the output of a single
+`./dev bench NAME …`, which may be a run of some parts: its figures replace those of the same name. The figures of one
+benchmark may therefore come from several runs; the last column is the number of the run. `./dev bench all --report`
+only redraws the report.
+
+The load is the average of the minute before a run, in which the servers of the benchmark may have started. A load of 1
+or more without servers means that other programs used the machine, and that the figures are rough. So are those of a
+command with `--quick`, which does a fraction of the work.
 """
 
 
-def _markdown(results: Sequence[Mapping[str, Any]]) -> str:
+def _markdown(results: Sequence[Sequence[Result]]) -> str:
     parts = [_HEAD]
-    for result in results:
-        name = result["result"]["bench"]
-        rows = "\n".join(f"| `{each.name}` | {_cell(each)} | {_target(each)} |" for each in ratios(result))
+    for runs in results:
+        name = runs[0]["bench"]
+        listed = "\n".join(
+            f"{number}. `{one['conditions']['command']}`: {_conditions(one)}" for number, one in enumerate(runs, 1)
+        )
+        rows = "\n".join(
+            f"| `{each.name}` | {_cell(each)} | {_target(each)} | {number} |"
+            for number, one in enumerate(runs, 1)
+            for each in ratios(one)
+        )
         parts.append(
-            f"## {name}\n\n`{result['command']}`: {_conditions(result)}. Details: [{name}]({name}.md).\n\n"
+            f"## {name}\n\n{listed}\n\nDetails: [{name}]({name}.md).\n\n"
             f"![Figures of {name} relative to their targets](results/{name}.svg)\n\n"
-            f"| figure | value | target |\n|---|---|---|\n{rows}\n"
+            f"| figure | value | target | run |\n|---|---|---|---|\n{rows}\n"
         )
-    measured = {result["result"]["bench"] for result in results}
+    measured = {runs[0]["bench"] for runs in results}
     if missing := [f"`{name}`" for name in BENCHES if name not in measured]:
-        parts.append(
-            f"## Without a result\n\nThese have not been run with `./dev bench all` yet: {', '.join(missing)}.\n"
-        )
+        parts.append(f"## Without a result\n\nThese have no result yet: {', '.join(missing)}.\n")
     return "\n".join(parts)
 
 
@@ -229,22 +260,23 @@ def _target(ratio: Ratio) -> str:
     return "" if ratio.target is None else f"at {'most' if ratio.at_most else 'least'} {ratio.target:g}"
 
 
-def _html(results: Iterable[Mapping[str, Any]], plots: Mapping[str, str]) -> str:
+def _html(results: Iterable[Sequence[Result]], plots: Mapping[str, str]) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Tidebook: benchmarks</title>",
         "<style>body{font:15px system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "td,th{text-align:left;padding:.2rem 1rem .2rem 0}.missed{color:#b42318;font-weight:600}</style>",
         "<h1>Tidebook: benchmarks</h1><p>Each figure relative to its target; 1 or more has reached it.</p>",
     ]
-    for result in results:
-        name = result["result"]["bench"]
-        parts.append(
-            f"<h2>{escape(name)}</h2><p><code>{escape(result['command'])}</code>: {escape(_conditions(result))}"
-        )
-        parts.append(plots[name])
-        parts.append("<table><tr><th>figure<th>value<th>target")
-        for each in ratios(result):
-            missed = ' class="missed"' if each.share is not None and each.share < 1 else ""
-            parts.append(f"<tr><td>{escape(each.name)}<td{missed}>{each.value:g}<td>{_target(each)}")
+    for runs in results:
+        name = runs[0]["bench"]
+        parts.append(f"<h2>{escape(name)}</h2><ol>")
+        for one in runs:
+            parts.append(f"<li><code>{escape(one['conditions']['command'])}</code>: {escape(_conditions(one))}")
+        parts.append(f"</ol>{plots[name]}<table><tr><th>figure<th>value<th>target<th>run")
+        for number, one in enumerate(runs, 1):
+            for each in ratios(one):
+                missed = ' class="missed"' if each.share is not None and each.share < 1 else ""
+                cells = f"<td>{escape(each.name)}<td{missed}>{each.value:g}<td>{_target(each)}<td>{number}"
+                parts.append(f"<tr>{cells}")
         parts.append("</table>")
     return "\n".join(parts) + "\n"

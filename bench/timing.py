@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+from bench.conditions import conditions
+
 
 class Stopwatch:
     """The duration of the block that it timed, in seconds."""
@@ -56,6 +58,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def report(name: str, ratios: Mapping[str, float], figures: Mapping[str, Any], targets: Mapping[str, float]) -> None:
-    """Print the result line: ratios by name, the figures from which they were computed, and the targets."""
+    """Print the result line: ratios by name, their targets, the figures they were computed from, and the conditions."""
     rounded = {key: round(value, 3) for key, value in ratios.items()}
-    print(json.dumps({"bench": name, **rounded, "targets": dict(targets), "figures": dict(figures)}))
+    line = {"bench": name, **rounded, "targets": dict(targets), "figures": dict(figures), "conditions": conditions()}
+    print(json.dumps(line))

@@ -15,9 +15,10 @@ usage: ./dev COMMAND
                            set up what is missing, start the real servers, run every test
   setup                    all extras and development tools into .venv, nothing else
   check                    format, lint, types, import contracts, unit tests: under two minutes
-  bench NAME | all [NAME...] [--quick] [--report]
+  bench NAME | all [NAME...] [--quick] [--report] [--add FILE]
                            one benchmark, whose last line of output is one JSON object; or all of them one after
-                           another, with a report of their last results (--report: the report alone)
+                           another, with a report of their last results (--report: the report alone; --add: with
+                           the output of one benchmark, instead of running any)
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests detect
   faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
@@ -35,6 +36,10 @@ usage: ./dev COMMAND
 """
 
 
+#: The commands that run a program which answers --help; for the others it is this text, and nothing is installed.
+WITH_HELP = {"up", "bench", "mutate", "faults", "fuzz", "servers"}
+
+
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     if not arguments or arguments[0] in {"help", "-h", "--help"}:
@@ -45,6 +50,9 @@ def main(arguments: list[str]) -> int:
     if command is None:
         print(f"dev: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
+    if name not in WITH_HELP and {*rest} & {"-h", "--help"}:
+        print(USAGE, end="")
+        return 0
     try:
         return command(rest)
     except SetupError as error:

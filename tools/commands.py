@@ -29,7 +29,7 @@ SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 BENCH_SERVERS = {
     "all": ("kafka", "cassandra", "postgres"),
     "cassandra": ("cassandra",),
-    "domain": ("postgres",),
+    "domain": ("kafka", "cassandra", "postgres"),
     "kafka": ("kafka", "cassandra"),
     "outbox": ("kafka", "postgres"),
     "pipeline": ("kafka", "cassandra"),
@@ -194,7 +194,8 @@ def servers(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run one benchmark, on new servers unless some are running; its last line is one JSON object."""
     _install_with_java()
-    if arguments[:1] == ["console"] or (arguments[:1] == ["all"] and "--report" not in arguments):
+    runs_nothing = {argument.partition("=")[0] for argument in arguments} & {"--report", "--add"}
+    if arguments[:1] == ["console"] or (arguments[:1] == ["all"] and not runs_nothing):
         chromium.ensure()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
@@ -219,7 +220,7 @@ def faults(arguments: list[str]) -> int:
 def bench_servers(arguments: list[str]) -> list[str]:
     """Return the servers to start: none if the arguments name servers or ask for help."""
     words = {word for argument in arguments for word in argument.split("=")}
-    if words & {"--book", "--address", "--help", "-h", "--report"} or os.environ.get("TIDEBOOK_SERVERS"):
+    if words & {"--book", "--address", "--help", "-h", "--report", "--add"} or os.environ.get("TIDEBOOK_SERVERS"):
         return []
     if "console" in words:  # the book of the benchmark is embedded by default
         return [*SERVER_NAMES[:3]] if "--servers" in words else []

@@ -3,9 +3,15 @@
 This module holds only the public names. Each one is imported at its first use, so `import tidebook` loads no driver.
 """
 
+from __future__ import annotations
+
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+#: As in `typing`, which takes longer to import than all that the command line needs before it handles Ctrl-C.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 if sys.platform == "win32":  # the files of a book are shared by locks that only POSIX has
     raise ImportError("Tidebook runs on Linux and macOS; on Windows, run it in WSL 2")

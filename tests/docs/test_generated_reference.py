@@ -41,26 +41,114 @@ NOTES = {
 }
 #: Sections that are described by hand in the reference: one has only a URL, the other names of topics and fields.
 BY_HAND = {"sql", "mask"}
-#: The objects that users of the API receive, besides the names of the module `tidebook` itself.
+#: The objects that users of the API make or receive, besides the errors.
 CLASSES = (
     "tidebook.wiring.book:Book",
+    "tidebook.wiring.sync:SyncBook",
+    "tidebook.runtime.supervisor:Supervisor",
+    "tidebook.runtime.supervisor:RunStatus",
+    "tidebook.wiring.running:Health",
+    "tidebook.wiring.topics:TopicDescription",
+    "tidebook.replication.inline:InlineReplication",
+    "tidebook.replication.inline:InlineStatus",
     "tidebook.core.event:Event",
     "tidebook.core.event:ReadEvent",
     "tidebook.journal.journal:Journal",
     "tidebook.journal.outcome:Appended",
     "tidebook.journal.journal:Snapshot",
+    "tidebook.core.topic_config:TopicConfig",
+    "tidebook.core.position:Position",
     "tidebook.domain.typed_journal:TypedJournal",
+    "tidebook.domain.typed_event:TypedEvent",
     "tidebook.domain.decider:Decider",
+    "tidebook.domain.decider:Loaded",
+    "tidebook.domain.decider:Done",
+    "tidebook.domain.projection:Projection",
+    "tidebook.domain.projection:ProjectionStatus",
+    "tidebook.domain.process:ProcessManager",
     "tidebook.tags.tags:Tags",
+    "tidebook.tags.event:TaggedEvent",
+    "tidebook.tags.subscription:Subscription",
+    "tidebook.tags.horizon:Horizon",
+    "tidebook.tags.horizon:HorizonStatus",
+    "tidebook.tags.rebuild:Rebuilt",
+    "tidebook.core.buckets:Buckets",
+    "tidebook.core.buckets:BucketSizeChange",
     "tidebook.wal.wal:Wal",
     "tidebook.wal.region:Region",
+    "tidebook.wal.record:WalEntry",
+    "tidebook.wal.record:Written",
+    "tidebook.wal.meta:Pinned",
+    "tidebook.wal.region:Cleaned",
+    "tidebook.wal.region:RegionStatus",
     "tidebook.outbox.outbox:Outbox",
+    "tidebook.outbox.outbox:AsyncOutbox",
     "tidebook.outbox.message:Message",
+    "tidebook.outbox.publish:Backend",
+    "tidebook.outbox.publish:TestBackend",
+    "tidebook.outbox.relay:Relay",
+    "tidebook.wiring.running:OutboxRelay",
+    "tidebook.outbox.port:OutboxTopicStatus",
+    "tidebook.outbox.port:NoticeCause",
+    "tidebook.outbox.port:ParkedMessage",
     "tidebook.outbox.log_topic:LogTopic",
+    "tidebook.outbox.log_topic:LogMessage",
     "tidebook.queue.queue:Queue",
+    "tidebook.queue.queues:Queues",
     "tidebook.queue.entry:Entry",
+    "tidebook.queue.port:Put",
+    "tidebook.queue.job:Job",
+    "tidebook.queue.worker:Worker",
+    "tidebook.queue.retry:Retry",
+    "tidebook.queue.port:QueueSettings",
+    "tidebook.queue.views:QueueStatus",
+    "tidebook.queue.views:EntryView",
+    "tidebook.queue.views:DeadLetter",
+    "tidebook.queue.views:WorkerView",
+    "tidebook.wiring.feed:Feed",
+    "tidebook.domain.scenario:Scenario",
+    "tidebook.testing.clock:ManualClock",
 )
-FUNCTIONS = ("tidebook.wiring.book:open", "tidebook.wiring.sync:open_sync", "tidebook.domain.event_type:event_type")
+FUNCTIONS = {
+    "tidebook": (
+        "tidebook.wiring.book:open",
+        "tidebook.wiring.sync:open_sync",
+        "tidebook.domain.event_type:event_type",
+        "tidebook.pipeline.session:spark",
+    ),
+    "tidebook.outbox": (
+        "tidebook.outbox.publish:publish",
+        "tidebook.outbox.publish:publish_list",
+        "tidebook.outbox.publish:configure",
+        "tidebook.outbox.publish:use",
+        "tidebook.outbox.publish:create_tables",
+    ),
+    "tidebook.testing": ("tidebook.domain.scenario:scenario",),
+}
+#: Classes in signatures that only adapters, the server and the pipeline use: ports, rows of tables, and their parts.
+INTERNAL = {
+    "tidebook.core.head:Head",
+    "tidebook.core.replication_plan:TagPosition",
+    "tidebook.core.replication_plan:TagRow",
+    "tidebook.domain.decider:HasInitial",
+    "tidebook.domain.projection:StoredProjection",
+    "tidebook.domain.projection_tables:BuildState",
+    "tidebook.log.port:Log",
+    "tidebook.queue.browse:BoundBrowser",
+    "tidebook.queue.port:Counts",
+    "tidebook.queue.port:DeadLetterRow",
+    "tidebook.queue.port:LeasedEntry",
+    "tidebook.queue.port:QueueRef",
+    "tidebook.queue.port:Step",
+    "tidebook.queue.port:WaitingEntry",
+    "tidebook.queue.port:WorkerReport",
+    "tidebook.queue.port:WorkerRow",
+    "tidebook.store.port:StoreWriter",
+    "tidebook.store.port:StoredSnapshot",
+    "tidebook.wal.meta:RegionMeta",
+    "tidebook.wal.reading:EntryPage",
+    "tidebook.wal.snapshot:RegionSnapshot",
+}
 
 
 def load(name: str) -> Any:
@@ -142,6 +230,8 @@ def members(node: ast.ClassDef) -> Iterator[str]:
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
             yield f"- `{each.target.id}: {ast.unparse(each.annotation)}`"
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]).isupper():  # of an enumeration
+            yield f"- `{ast.unparse(each)}`"
         if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
             continue
         decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
@@ -152,7 +242,7 @@ def members(node: ast.ClassDef) -> Iterator[str]:
             if "property" in decorators and each.returns
             else signature(each)
         )
-        yield f"- `{shown}`: {first_sentence(each)}"
+        yield f"- `{shown}`: {first_sentence(each)}".removesuffix(": ")
 
 
 def api_page() -> str:
@@ -162,14 +252,16 @@ def api_page() -> str:
         "Signatures and first sentences, generated from the source. Each page of the reference explains its part in",
         "full; the blocking forms (`tidebook.open_sync`) have the same names without `await`.",
         "",
-        "## tidebook",
-        "",
     ]
-    for name in FUNCTIONS:
-        node, _ = node_of(name)
-        parts.append(f"- `tidebook.{signature(node)}`: {first_sentence(node)}")
-    parts.append("- `tidebook.spark(book)`: a Spark session that reads this book ([pipeline](pipeline.md))")
-    parts.append("- `tidebook.NEVER`: the `expire_after` that removes an expiry")
+    for module, names in FUNCTIONS.items():
+        parts += [f"## {module}", ""]
+        for name in names:
+            node, _ = node_of(name)
+            parts.append(f"- `{module}.{signature(node)}`: {first_sentence(node)}")
+        if module == "tidebook":
+            parts.append("- `tidebook.NEVER`: the `expire_after` that removes an expiry")
+        parts.append("")
+    parts.pop()
     for name in CLASSES:
         node, _ = node_of(name)
         parts += ["", f"## {node.name}", "", first_sentence(node), "", *members(node)]
@@ -194,6 +286,51 @@ def test_every_section_has_its_class() -> None:
 def test_every_option_that_is_read_is_on_the_page(section: str) -> None:
     read = [field.encode_name for field in msgspec.structs.fields(load(SETTINGS[section]))]
     assert [name for name, *_ in fields_of(SETTINGS[section])] == read
+
+
+def classes_in_signatures(name: str) -> Iterator[str]:
+    """Yield each class of Tidebook that a public member of a class has in its signature or type."""
+    module, _, _ = name.partition(":")
+    tree, _ = source_of(module)
+    known = {each.name: f"{module}:{each.name}" for each in tree.body if isinstance(each, ast.ClassDef)}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("tidebook"):
+            known |= {alias.asname or alias.name: f"{each.module}:{alias.name}" for alias in each.names}
+    for member in node_of(name)[0].body:
+        if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and not member.name.startswith("_"):
+            arguments = [*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs]
+            types = [*(each.annotation for each in arguments), member.returns]
+        elif isinstance(member, ast.AnnAssign) and not ast.unparse(member.target).startswith("_"):
+            types = [member.annotation]
+        else:
+            continue
+        for each in (part for annotation in types if annotation is not None for part in ast.walk(annotation)):
+            text = ast.unparse(each) if isinstance(each, ast.Name | ast.Attribute) else ""
+            first, _, rest = text.partition(".")
+            if first in known:
+                found = load(known[first])
+                found = getattr(found, rest) if rest else found
+                if isinstance(found, type) and found.__module__.startswith("tidebook."):
+                    yield f"{found.__module__}:{found.__name__}"
+
+
+def test_every_class_in_a_signature_is_on_the_page() -> None:
+    used = {each for name in CLASSES for each in classes_in_signatures(name)}
+    errors = {each for each in used if issubclass(load(each), tidebook.TidebookError)}
+    blocking = {each for each in used if each.partition(":")[2].startswith("Sync")}
+    missing = used - errors - blocking - {*CLASSES} - INTERNAL
+    assert missing == set()
+    assert used >= INTERNAL
+
+
+@pytest.mark.parametrize("module", ["tidebook", "tidebook.queue", "tidebook.outbox", "tidebook.testing"])
+def test_every_exported_name_is_on_the_page(module: str) -> None:
+    text, found = api_page(), importlib.import_module(module)
+    names = [each for each in found.__all__ if not each.startswith("__")]
+    errors = {each for each in names if isinstance(getattr(found, each), type)}
+    errors = {each for each in errors if issubclass(getattr(found, each), tidebook.TidebookError)}
+    missing = [each for each in names if not re.search(rf"^## {each}$|^- `{module}\.{each}\b", text, re.M)]
+    assert {*missing} == errors
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -10,9 +10,11 @@ import pytest
 from tests.docs.printed_page import run_page
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
+#: The pages whose blocks are run one after another.
+PAGES = ("backing-up.md", "queue.md", "remote.md", "running.md", "server.md", "wal.md")
 
 
-@pytest.mark.parametrize("page", ["backing-up.md", "queue.md", "remote.md", "running.md", "server.md", "wal.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_the_page_works(page: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -106,6 +107,17 @@ def test_a_killed_kafka_restarts_with_its_data_at_the_same_address(tmp_path: Pat
         kafka.restart()
         assert kafka.address == address
         assert first_value(kafka.client_settings(), "kept") == b"before"
+
+
+@pytest.mark.kafka
+def test_the_python_of_the_page_about_servers_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "servers.md"
+    [block] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    used: list[str] = []
+    names: dict[str, Any] = {"tmp_path": tmp_path, "use": used.append}
+    exec(compile(block, str(page), "exec"), names)
+    assert used == [names["kafka"].address]
+    assert names["secured_kafka"].client_settings()["security.protocol"] == "SASL_SSL"
 
 
 @pytest.fixture(scope="module")

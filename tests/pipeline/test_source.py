@@ -157,6 +157,26 @@ def test_the_python_of_the_howto_runs(spark: SparkSession, tmp_path: Path, monke
         exec(compile(block, str(page), "exec"), {})
 
 
+def test_the_python_of_the_page_about_flushing_reads_a_region(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "wal-flush.md"
+    [block] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tidebook.toml").write_text("")
+    with tidebook.open_sync("tidebook.toml") as book, book.wal("metrics").open_region(7, create=True) as region:
+        region.write(1, [{"cpu": 0.7}, {"cpu": 0.9}])
+    *lines, last = block.splitlines()
+    names: dict[str, Any] = {}
+    exec(compile("\n".join([*lines, f"rows = ({last.partition('#')[0].strip()})"]), str(page), "exec"), names)
+    columns = [each.strip() for each in last.partition("#")[2].split(",")]
+    assert names["rows"].columns == columns
+    assert [(row.seq, row.payload) for row in names["rows"].orderBy("seq").collect()] == [
+        (1, b'{"cpu":0.7}'),
+        (2, b'{"cpu":0.9}'),
+    ]
+
+
 def batches(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **options: str) -> list[list[Any]]:
     """Run a stream until it has read what is available now; return the rows of each micro-batch."""
     from tidebook.pipeline.source.format import register

@@ -157,21 +157,19 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
 @app.command()
 def status(book: BookOption) -> None:
     """Print each topic's waiting messages, its relay, and errors."""
+    table = output.Table("topic", "waiting", "oldest", "relayed", "a minute", "parked", "held", "relay", "state")
     with open_outbox(book, reading=True) as outbox:
         for each in outbox.status():
-            output.emit(each, _sentence(each))
+            waiting = f"{each.waiting:,}+" if each.waiting_is_bound else each.waiting
+            oldest = None if each.oldest_age_ms is None else f"{each.oldest_age_ms / 1000:.1f} s"
+            counts = each.relayed, each.per_minute, each.parked, each.held
+            table.add(each, each.topic, waiting, oldest, *counts, each.locked_by, _state(each))
+    table.print()
 
 
-def _sentence(each: OutboxTopicStatus) -> str:
-    count = f"{each.waiting:,}{'+' if each.waiting_is_bound else ''}"
-    parts = [f"{each.topic}: {count} waiting"]
-    if each.oldest_age_ms is not None:
-        parts.append(f"the oldest for {each.oldest_age_ms / 1000:.1f} s")
-    parts.append(f"{each.relayed:,} relayed, {each.per_minute:,} in the last minute")
-    if each.locked_by is not None:
-        parts.append(f"held by {each.locked_by}")
-    if each.parked or each.held:
-        parts.append(f"{each.parked:,} parked, {each.held:,} held after them")
+def _state(each: OutboxTopicStatus) -> str | None:
+    """Return what an operator should know of a topic as text, or None."""
+    parts = []
     if each.error:
         rest_s = max(0, each.retry_in_ms or 0) / 1000
         parts.append(f"pauses for {rest_s:.0f} s more after {each.retries} retries: {each.reason}")
@@ -179,7 +177,7 @@ def _sentence(each: OutboxTopicStatus) -> str:
         parts.append("a batch is open")
     if each.notice is not None:
         parts.append(f"at least once: {each.notice}")
-    return ", ".join(parts)
+    return ", ".join(parts) or None
 
 
 @parked.callback(invoke_without_command=True)
@@ -224,7 +222,8 @@ def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All 
 def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All = False, yes: YesOption = False) -> None:
     """Delete parked messages; send the messages held after them."""
     _one_or_all(id, everything)
-    confirm(f"Delete all parked messages of {topic}?", yes=yes or not everything, scripts=False)
+    which = "all parked messages" if everything else f"the parked message {id}"
+    confirm(f"Delete {which} of {topic}?", yes=yes, scripts=False)
     with open_outbox(book, reading=True) as outbox:
         count = outbox.parked_drop(topic, id)
     output.emit({"topic": topic, "dropped": count}, f"dropped {count}")

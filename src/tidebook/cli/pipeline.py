@@ -469,14 +469,13 @@ async def status(book: Book, topic: TopicsOption = None) -> None:
         if name not in configs:
             raise NotFound(f"topic {name}: there is no such topic in the store")
     job, now_ms = await read_job_status(book.store), book.clock.now_ms()
+    table = output.Table("topic", "partition", "replicated", "end", "lag", "age", "stopped")
     for found in await partition_statuses(book.log, book.store, configs, now_ms=now_ms):
-        text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
         stopped = None if job is None or not found.lag else job.stopped.get(f"{found.topic}/{found.partition}")
-        if found.lag:
-            text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
-        if stopped is not None:
-            text += f"; stopped: {stopped}"
-        output.emit(found, text, stopped=stopped)
+        age = f"{found.lag_s:,.1f} s" if found.lag else None
+        offsets = found.replicated, found.end, found.lag
+        table.add(found, found.topic, str(found.partition), *offsets, age, stopped, stopped=stopped)
+    table.print()
     if await has_tags(book.store):
         row, text = describe_horizon(await book.tags.horizon(configs), now_ms)
         output.emit({"tags": row}, text)
@@ -506,6 +505,7 @@ async def parked(
     if offset is not None and not topic:
         raise InvalidInput("--offset needs --topic")
     left = 0
+    table = output.Table("topic", "partition", "epoch", "offset", "bytes", "reason")
     async with open_book(book) as opened:
         names: list[str | None] = [*topic] if topic else [None]
         for found in [one for name in names async for one in opened.store.parked(name)]:
@@ -517,8 +517,10 @@ async def parked(
                 result = f"left, {done.error}" if done.error else f"replayed to {done.id}, {done.first} to {done.last}"
                 output.emit(done, f"{done.topic}/{done.partition} offset {done.offset}: {result}")
                 continue
-            at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
-            output.emit(found, f"{at}: {found.reason}; {len(found.value):,} bytes", value_bytes=len(found.value))
+            position, size_bytes = (found.position.epoch, found.position.offset), len(found.value)
+            cells = (found.topic, str(found.partition), *map(str, position), size_bytes, found.reason)
+            table.add(found, *cells, value_bytes=size_bytes)
+    table.print()
     if left:
         raise typer.Exit(1)
 

@@ -90,14 +90,17 @@ def _line(row: dict[str, Any]) -> str:
 @app.command("list")
 async def list_(book: Book, app: AppOption) -> None:
     """List the projections of an application."""
+    names = ("state", "build", "rebuilding", "applied_to", "processes", "slices", "stopped", "parked")
+    table = output.Table("projection", *(name.replace("_", " ") for name in names))
     async with _declared(app, book) as declared:
         for name, each in sorted(declared.items()):
             try:
                 row = _row(await each.stored())
             except NotFound:
-                output.emit({"projection": name, "state": "never started"}, f"{name}: never started")
-                continue
-            output.emit(row, _line(row))
+                row = {"projection": name, "state": "never started"}
+            cells = row | {"rebuilding": "yes" if row.get("rebuilding") else None}
+            table.add(row, name, *map(cells.get, names))
+    table.print()
 
 
 @app.command()

@@ -15,7 +15,9 @@ from tidebook.cli.options import (
     OnceOption,
     TagArgument,
     TopicsOption,
+    YesOption,
     argument,
+    confirm,
     load_callable,
     number,
     open_book,
@@ -163,7 +165,7 @@ async def listen(book: Book, queue: Name, limit: int | None = number("Exit after
 
 
 @app.command()
-async def flags(
+def flags(
     book: BookOption,
     queue: AnyName = None,
     retry: list[int] | None = option("ID", "Put this dead letter back; may be repeated."),
@@ -171,28 +173,35 @@ async def flags(
     edit: int | None = option("ID", "Replace this dead letter's data with --data."),
     data: str | None = option("JSON", "The new data for --edit."),
     limit: LimitOption = 100,
+    yes: YesOption = False,
 ) -> None:
     """Print dead letters, or retry, edit or drop them."""
     if (edit is None) != (data is None):
         raise InvalidInput("--edit needs --data, and --data needs --edit")
     if queue is None and (retry or drop or edit is not None):
         raise InvalidInput("name the queue of the dead letter")
-    async with open_book(book) as opened:
-        if queue is None:
-            _show_dead_letters(await opened.queues.dead_letters(limit))
-            return
-        named = await _existing(opened, queue)
-        if edit is not None and data is not None:
-            await named.edit(edit, parse_payload(data))
-            output.emit({"edited": edit}, f"edited {edit}")
-        for id in retry or ():
-            await named.retry(id)
-            output.emit({"retried": id}, f"put {id} back")
-        for id in drop or ():
-            await named.drop(id)
-            output.emit({"dropped": id}, f"dropped {id}")
-        if edit is None and not retry and not drop:
-            _show_dead_letters(await named.dead_letters(limit))
+    if drop:
+        confirm(f"Delete the dead letters {', '.join(map(str, drop))} of {queue}?", yes=yes, scripts=False)
+
+    async def go() -> None:
+        async with open_book(book) as opened:
+            if queue is None:
+                _show_dead_letters(await opened.queues.dead_letters(limit))
+                return
+            named = await _existing(opened, queue)
+            if edit is not None and data is not None:
+                await named.edit(edit, parse_payload(data))
+                output.emit({"edited": edit}, f"edited {edit}")
+            for id in retry or ():
+                await named.retry(id)
+                output.emit({"retried": id}, f"put {id} back")
+            for id in drop or ():
+                await named.drop(id)
+                output.emit({"dropped": id}, f"dropped {id}")
+            if edit is None and not retry and not drop:
+                _show_dead_letters(await named.dead_letters(limit))
+
+    run(go())
 
 
 def _show_dead_letters(letters: list[DeadLetter]) -> None:

@@ -10,8 +10,8 @@ import typer
 
 from tidebook.api.access import RoleName
 from tidebook.cli import output
-from tidebook.cli.command import Group
-from tidebook.cli.options import BookOption, argument, book_settings, option, seconds
+from tidebook.cli.command import Group, run
+from tidebook.cli.options import BookOption, YesOption, argument, book_settings, confirm, option, seconds
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.queue.job import utc_datetime
 from tidebook.runtime.clock import SystemClock
@@ -74,8 +74,17 @@ async def list_tokens(book: BookOption) -> None:
 
 
 @app.command()
-async def revoke(book: BookOption, id: str = argument("ID", "The token's id, as `token list` prints it.")) -> None:
+def revoke(
+    book: BookOption,
+    id: str = argument("ID", "The token's id, as `token list` prints it."),
+    yes: YesOption = False,
+) -> None:
     """Revoke a token; a running server refuses it within a second."""
-    async with _tokens(book) as tokens:
-        await tokens.revoke(id)
-    output.emit({"id": id, "revoked": True}, f"token {id}: revoked")
+    confirm(f"Revoke token {id}?", yes=yes, scripts=False)
+
+    async def go() -> None:
+        async with _tokens(book) as tokens:
+            await tokens.revoke(id)
+        output.emit({"id": id, "revoked": True}, f"token {id}: revoked")
+
+    run(go())

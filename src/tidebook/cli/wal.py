@@ -99,6 +99,7 @@ async def recover(
     """Recover a region's state without claiming it; print its tables."""
     async with open_region(book, namespace, region) as opened:
         counts = await _replay(opened) if replay else None
+        tables = output.Table("table", "next", "marked", "high watermark", "entries", "batches", "replayed")
         for table, meta in sorted(opened.meta.tables.items()):
             row: dict[str, Any] = {
                 "table": table,
@@ -108,7 +109,10 @@ async def recover(
                 "entries": len(meta.mapping),
                 "batches": meta.mapping.batch_count,
             }
-            output.emit(row if counts is None else row | {"replayed": counts.get(table, 0)})
+            replayed = None if counts is None else counts.get(table, 0)
+            _, *cells = row.values()
+            tables.add(row if counts is None else row | {"replayed": replayed}, str(table), *cells, replayed)
+        tables.print()
         if output.human():
             output.note(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}")
 

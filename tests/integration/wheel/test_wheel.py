@@ -83,6 +83,24 @@ def test_the_source_archive_builds_the_same_wheel_at_another_time_and_place(
     assert again[0].read_bytes() == archives[0].read_bytes()
 
 
+def test_readmes_commands_install_the_wheel(archives: tuple[Path, Path], tmp_path: Path) -> None:
+    """pip resolves the extra as for a reader, but takes the pinned versions."""
+    block, _ = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "dist").symlink_to(archives[0].parent)
+    (tmp_path / "dev").write_text("#!/bin/sh\n")  # ./dev build has made the wheel
+    (tmp_path / "dev").chmod(0o755)
+    pinned = re.findall(r"^[\w-]+==[\w.]+", (ROOT / "requirements" / "base.txt").read_text(), re.M)
+    (tmp_path / "pinned.txt").write_text("\n".join(pinned))
+    variables = {
+        **_outside(), "HOME": str(tmp_path), "PATH": f"{Path(sys.base_prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PIP_CONSTRAINT": str(tmp_path / "pinned.txt"),
+    }  # fmt: skip
+    script = f"set -e\n{block}\ncommand -v tidebook\ntidebook --version\n"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [str(tmp_path / "tidebook" / "bin" / "tidebook"), "tidebook 0.1.0"]
+
+
 def test_readmes_program_runs_twice(scripts: Path, tmp_path: Path) -> None:
     [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     file = tmp_path / "program.py"

@@ -40,6 +40,9 @@ DESTROYING = [
     "wal drop metrics 7 1",
     "wal delete metrics 7",
     "outbox parked drop orders --all",
+    "outbox parked drop orders 1",
+    "queue flags mail --drop 1",
+    "token revoke 1",
 ]
 
 
@@ -160,6 +163,20 @@ def test_an_interrupt_while_modules_load_is_exit_code_130(tmp_path: Path) -> Non
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores SIGINT
     )
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_nothing_large_is_imported_before_an_interrupt_is_handled() -> None:
+    program = (
+        "import sys; before = {*sys.modules}; import tidebook.cli.__main__; print(*sorted({*sys.modules} - before))"
+    )
+    variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "src")}
+    # -S: a .pth file of an installed package may import anything.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=variables, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert "tidebook.cli.__main__" in loaded
+    assert not {"typing", "asyncio", "msgspec", "typer", "tidebook.cli.app"} & {*loaded}
 
 
 def test_an_interrupt_ends_every_command_with_130(filled: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -12,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
+import tidebook
 from tests.unit.cli.conftest import Cli
 from tidebook.cli import output
+from tidebook.core.event import Event
+from tidebook.log.port import Outgoing
+from tidebook.queue import QueueSettings
+from tidebook.queue.port import WorkerReport
+from tidebook.testing.replicating import replicate
 
 
 def filled() -> output.Table:
@@ -46,6 +53,71 @@ def test_in_a_pipe_each_row_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     filled().print()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == [{"name": "a", "count": 1200}, {"name": "long", "extra": True}]
+
+
+#: Commands that print several columns, and their headers on a terminal.
+LISTS = {
+    "queue status": "QUEUE DUE LATER PROCESSING DEAD PAUSED SINCE",
+    "queue list mail": "STATUS PRIORITY PROCESS AT ID KEY DATA",
+    "queue flags": "ID QUEUE KEY REASON DATA",
+    "queue workers mail": "WORKER STATE SINCE HEARTBEAT RUNNING DONE FAILED",
+    "wal regions metrics": "REGION TABLES BYTES HELD PINNED BY TABLE START END TERM",
+    "wal recover metrics 7": "TABLE NEXT MARKED HIGH WATERMARK ENTRIES BATCHES REPLAYED",
+    "pipeline status": "TOPIC PARTITION REPLICATED END LAG AGE STOPPED",
+    "pipeline parked": "TOPIC PARTITION EPOCH OFFSET BYTES REASON",
+    "outbox status": "TOPIC WAITING OLDEST RELAYED A MINUTE PARKED HELD RELAY STATE",
+    "token list": "ID NAME ROLE PREFIX EXPIRES LAST USED REVOKED",
+    "projection list --app {app}": "PROJECTION STATE BUILD REBUILDING APPLIED TO PROCESSES SLICES STOPPED PARKED",
+}
+APP = """
+def app(book):
+    reminders = book.process("reminders", topics=["orders"])
+    reminders(lambda effects, event: None)
+    return reminders
+"""
+
+
+async def fill(folder: Path) -> None:
+    """Add a dead letter, a worker and a parked record."""
+    async with tidebook.open(folder) as book:
+        await book.journal("orders").append("o-1", [Event(1)])
+        await book.log.append(Outgoing("orders", 0, b"o-1", b"garbage"))
+        await replicate(book.log, book.store, "orders")
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        await queue.put_many(["dead", "waiting"])
+        await queue.fail(await queue.claim(1), reason="no such address")
+        await queue.report_worker(WorkerReport(bytes(16), "worker", concurrency=1, running=0, done=0, failed=0))
+
+
+@pytest.fixture
+def full(cli: Cli, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Fill a book so that every list has a row; return the name of an application."""
+    (tmp_path / "listed_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    for line in (
+        ["wal", "write", "metrics", "7", "1", "1", "--create"],
+        ["outbox", "publish", "messages", "text"],
+        ["token", "create", "mine"],
+    ):
+        assert cli(*line).code == 0
+    asyncio.run(fill(book))
+    return "listed_app:app"
+
+
+@pytest.mark.parametrize(("line", "header"), LISTS.items())
+def test_a_list_has_a_header_on_a_terminal_only(
+    full: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, header: str
+) -> None:
+    arguments = line.format(app=full).split()
+    for row in cli(*arguments).out.splitlines():
+        json.loads(row)
+    monkeypatch.setattr(output, "choose", lambda **_: monkeypatch.setattr(output, "_human", True))
+    result = cli(*arguments)
+    assert result.code == 0, result.err
+    first, *rows = result.out.splitlines()
+    assert first.split() == header.split()
+    assert rows
+    assert not any(row.startswith("{") for row in rows)
 
 
 def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:

@@ -10,7 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.all import AT_MOST, BENCHES, ratios, read_results, run, write_report
+from bench import all as bench_all
+from bench.all import AT_MOST, BENCHES, keep, last_runs, main, ratios, read_results, run, write_report
+from bench.conditions import begin
+from bench.timing import report
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 #: Ratios of which greater is better. Every ratio is in this list or in `AT_MOST`.
@@ -29,11 +32,12 @@ AT_LEAST = {
 }  # fmt: skip
 
 
-def result(name: str, **figures: Any) -> dict[str, Any]:
-    return {
-        "command": f"./dev bench {name}", "date": "2026-11-18", "seconds": 12.5, "load_before": 0.1, "cores": 2,
-        "python": "3.11.7", "result": {"bench": name, **figures},
+def result(name: str, *, command: str = "", date: str = "2026-11-18 10:00", **figures: Any) -> dict[str, Any]:
+    conditions = {
+        "command": command or f"./dev bench {name}", "date": date, "seconds": 12.5, "load_before": 0.1, "cores": 2,
+        "python": "3.11.7",
     }  # fmt: skip
+    return {"bench": name, "targets": {}, "figures": {}, **figures, "conditions": conditions}
 
 
 def targets_of(name: str) -> set[str]:
@@ -68,17 +72,16 @@ def test_a_target_is_an_upper_or_a_lower_bound() -> None:
 
 def test_the_last_results_become_a_page_plots_and_one_json_file(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    results.mkdir()
     for name, value in (("queue", 2.0), ("embedded", 0.5)):
         figure = {"queue": "drain_vs_pgqueuer", "embedded": "sends_64_vs_bare_sqlite"}[name]
         target = {"queue": 3.0, "embedded": 0.25}[name]
-        (results / f"{name}.json").write_text(json.dumps(result(name, **{figure: value}, targets={figure: target})))
+        keep({**result(name, targets={figure: target}), figure: value}, results)
     page = tmp_path / "docs" / "all.md"
     write_report(read_results(results), page=page, build=tmp_path / "build")
     text = page.read_text()
     assert text.index("## embedded") < text.index("## queue")
-    assert "| `drain_vs_pgqueuer` | **2** | at least 3 |" in text
-    assert "| `sends_64_vs_bare_sqlite` | 0.5 | at least 0.25 |" in text
+    assert "| `drain_vs_pgqueuer` | **2** | at least 3 | 1 |" in text
+    assert "| `sends_64_vs_bare_sqlite` | 0.5 | at least 0.25 | 1 |" in text
     missing = text.partition("## Without a result")[2]
     assert "`kafka`" in missing
     assert "`queue`" not in missing
@@ -86,6 +89,51 @@ def test_the_last_results_become_a_page_plots_and_one_json_file(tmp_path: Path) 
         ElementTree.parse(page.parent / "results" / f"{name}.svg")
     assert len(json.loads((tmp_path / "build" / "report.json").read_text())) == 2
     assert "drain_vs_pgqueuer" in (tmp_path / "build" / "report.html").read_text()
+
+
+def test_a_page_says_of_each_figure_when_and_at_which_load_it_was_measured(tmp_path: Path) -> None:
+    keep(result("queue", command="./dev bench queue --quick", date="2026-11-18 10:00", a=1.0, b=2.0), tmp_path)
+    keep(result("queue", command="./dev bench queue --part b", date="2026-11-19 11:30", b=3.0), tmp_path)
+    page = tmp_path / "docs" / "all.md"
+    write_report(read_results(tmp_path), page=page, build=tmp_path / "build")
+    text = page.read_text()
+    where = "12.5 s, 2 cores, Python 3.11.7, load 0.1 before it"
+    assert f"1. `./dev bench queue --quick`: 2026-11-18 10:00 UTC, {where}" in text
+    assert f"2. `./dev bench queue --part b`: 2026-11-19 11:30 UTC, {where}" in text
+    assert "| `a` | 1 |  | 1 |\n| `b` | 3 |  | 2 |" in text
+
+
+def test_the_last_run_has_each_figure_in_whatever_order_runs_are_added() -> None:
+    old = result("queue", date="2026-11-17 10:00", a=1.0, targets={"a": 2.0})
+    whole = result("queue", date="2026-11-18 10:00", a=2.0, b=2.0, targets={"a": 2.0, "b": 1.0})
+    part = result("queue", date="2026-11-19 10:00", b=3.0, targets={"b": 1.0})
+    for runs in ([old, whole, part], [part, whole, old], [whole, part, old]):
+        first, second = last_runs(runs)
+        assert [(each.name, each.value, each.target) for each in ratios(first)] == [("a", 2.0, 2.0)]
+        assert [(each.name, each.value, each.target) for each in ratios(second)] == [("b", 3.0, 1.0)]
+        assert first["targets"] == {"a": 2.0}
+
+
+def test_the_output_of_one_benchmark_is_added_to_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(["outbox", "--quick"])
+    report("outbox", {"relay_vs_bare_loop": 0.81234}, {"relay_per_s": 1.0}, {"relay_vs_bare_loop": 0.5})
+    file = tmp_path / "outbox.json"
+    file.write_text("progress\n" + capsys.readouterr().out)
+    for name, path in (("RESULTS", "results"), ("PAGE", "all.md"), ("BUILD", "build"), ("ROOT", "")):
+        monkeypatch.setattr(bench_all, name, tmp_path / path)
+    assert main(["--add", str(file)]) == 0
+    assert "1. `./dev bench outbox --quick`: 20" in (tmp_path / "all.md").read_text()
+    [[added]] = read_results(tmp_path / "results")
+    assert (added["relay_vs_bare_loop"], added["figures"]) == (0.812, {"relay_per_s": 1.0})
+    assert added["conditions"]["seconds"] >= 0
+    assert json.loads(capsys.readouterr().out)["run"] == []
+
+
+def test_the_stored_results_and_the_page_fit_together(tmp_path: Path) -> None:
+    write_report(read_results(bench_all.RESULTS), page=tmp_path / "all.md", build=tmp_path / "build")
+    assert bench_all.PAGE.read_text() == (tmp_path / "all.md").read_text(), "run: ./dev bench all --report"
 
 
 def test_a_benchmark_that_takes_too_long_is_stopped_and_has_no_result(capfd: pytest.CaptureFixture[str]) -> None:

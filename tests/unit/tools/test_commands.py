@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
 from tools import commands
-from tools.__main__ import main
-from tools.commands import COMMANDS, SERVER_NAMES, _take_without, bench_servers
+from tools.__main__ import WITH_HELP, main
+from tools.commands import BENCH_SERVERS, COMMANDS, SERVER_NAMES, _take_without, bench_servers
 from tools.environment import ROOT
 
 
@@ -134,6 +135,16 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^  (\w+) ", message, re.M) == [*COMMANDS]
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - WITH_HELP))
+def test_help_of_a_command_runs_nothing(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(COMMANDS, name, lambda arguments: pytest.fail(f"{name} was run"))
+    assert main([name, option]) == 0
+    assert capsys.readouterr().out.startswith("usage: ./dev")
+
+
 @pytest.mark.parametrize("name", ["publish"])
 def test_a_command_that_is_not_implemented_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
@@ -144,6 +155,19 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras.pop("all") == [f"tidebook[{','.join(extras)}]"]
     assert sorted(extras) == sorted(EXTRAS)
+
+
+#: The address of a server that a benchmark reads.
+ADDRESS = re.compile(r'\["(kafka|cassandra|postgres|mariadb)"\]\["')
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_servers_of_a_benchmark_are_started_for_it(name: str) -> None:
+    source = [ROOT / "bench" / f"{name}.py", *(ROOT / "bench" / f"{name}_parts").glob("*.py")]
+    used = {server for file in source for server in ADDRESS.findall(file.read_text())}
+    # wal starts its own broker unless one is running, and console needs servers only with --servers.
+    assert used <= {*BENCH_SERVERS.get(name, ())} or name in {"wal", "console"}
+    assert {*BENCH_SERVERS.get(name, ())} <= {*BENCH_SERVERS["all"]}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +182,9 @@ def test_the_extras_are_those_that_the_doctor_checks() -> None:
         (["tags", "--only", "catch-up"], []),
         (["tags", "--store=both"], ["cassandra"]),
         (["tags", "--store", "cassandra"], ["cassandra"]),
+        (["all"], ["kafka", "cassandra", "postgres"]),
+        (["all", "--report"], []),
+        (["all", "--add", "result.json"], []),
         ([], []),
     ],
 )

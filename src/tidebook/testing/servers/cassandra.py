@@ -119,7 +119,7 @@ class Cassandra(JavaServer):
     def command(self) -> list[str]:
         [agent] = [jar for jar in self.jars() if jar.name.startswith("jamm-")]
         # A million rows of one tag in a minute exhaust a smaller heap.
-        # Its approximate clock is read for timeouts only, and updates every 2 ms by default, also in a node without load.
+        # The approximate clock is read for timeouts only. By default it is updated every 2 ms, even in an idle node.
         cheap = ("-XX:TieredStopAtLevel=1", "-Dcassandra.approximate_time_precision_ms=20")
         profiled = ["-Xmx1g", *cheap] if self.profile == "test" else ["-Xmx3g"]
         return [
