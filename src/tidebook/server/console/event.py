@@ -209,11 +209,6 @@ async def _row(view: View, key: Key, shown: ReadEvent, *, hidden: bool) -> tuple
 
 PAGES = (
     Page(
-        name="event",
-        path="/event",
-        route=BY_NAME["journals.read"],
-        read=event,
-        template="event.html",
-        query=EventQuery,
+        name="event", path="/event", route=BY_NAME["journals.read"], read=event, template="event.html", query=EventQuery
     ),
 )

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.core.payload import decode_json
@@ -16,7 +15,7 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console.journal import Number
-from tidebook.server.console.page import Act, ActResult, Preview
+from tidebook.server.console.page import ActResult, Preview, api_act
 from tidebook.server.console.render import link
 from tidebook.server.console.view import View
 
@@ -130,28 +129,7 @@ async def purge(view: View) -> ActResult:
 
 
 ACTS = (
-    Act(
-        name="journals.append",
-        label="Append",
-        route=BY_NAME["journals.append"],
-        run=append,
-        form=AppendForm,
-        content=frozenset({"payload", "metadata"}),
-    ),
-    Act(
-        name="journals.delete",
-        label="Delete events",
-        route=BY_NAME["journals.delete"],
-        run=delete,
-        form=DeleteForm,
-        preview=preview_delete,
-    ),
-    Act(
-        name="journals.purge",
-        label="Purge journal",
-        route=BY_NAME["journals.purge"],
-        run=purge,
-        form=JournalForm,
-        preview=preview_purge,
-    ),
+    api_act("journals.append", "Append", append, AppendForm),
+    api_act("journals.delete", "Delete events", delete, DeleteForm, preview_delete),
+    api_act("journals.purge", "Purge journal", purge, JournalForm, preview_purge),
 )

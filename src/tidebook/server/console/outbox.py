@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
 from tidebook.server.console.render import EXACT_MAX
 from tidebook.server.console.view import View
 
@@ -124,20 +124,6 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(
-        name="outbox.retry",
-        label="Retry",
-        route=BY_NAME["outbox.retry"],
-        run=retry,
-        form=ParkedForm,
-        preview=preview_retry,
-    ),
-    Act(
-        name="outbox.drop",
-        label="Drop",
-        route=BY_NAME["outbox.drop"],
-        run=drop,
-        form=ParkedForm,
-        preview=preview_drop,
-    ),
+    api_act("outbox.retry", "Retry", retry, ParkedForm, preview_retry),
+    api_act("outbox.drop", "Drop", drop, ParkedForm, preview_drop),
 )

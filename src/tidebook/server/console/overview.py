@@ -211,13 +211,4 @@ async def _replication(view: View, survey: Survey) -> PartHealth:
     return PartHealth(part="Replication", kind=job.engine, ok=not job.stopped, detail=detail)
 
 
-PAGES = (
-    Page(
-        name="overview",
-        path="/",
-        route=OVERVIEW,
-        read=overview,
-        template="overview.html",
-        query=OverviewQuery,
-    ),
-)
+PAGES = (Page(name="overview", path="/", route=OVERVIEW, read=overview, template="overview.html", query=OverviewQuery),)

@@ -14,7 +14,7 @@ from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.render import link, size
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.survey import Survey
@@ -286,24 +286,10 @@ PAGES = (
         template="pipeline.html",
         query=PipelinePageQuery,
     ),
-    Page(
-        name="job",
-        path="/job",
-        route=BY_NAME["pipeline.job"],
-        read=job,
-        template="job.html",
-        query=JobPageQuery,
-    ),
+    Page(name="job", path="/job", route=BY_NAME["pipeline.job"], read=job, template="job.html", query=JobPageQuery),
 )
 ACTS = (
-    Act(
-        name="pipeline.start",
-        label="Start job",
-        route=BY_NAME["pipeline.start"],
-        run=start,
-        form=JobForm,
-        preview=preview_start,
-    ),
+    api_act("pipeline.start", "Start job", start, JobForm, preview_start),
     Act(
         name="pipeline.replay",
         label="Replay",
@@ -312,5 +298,5 @@ ACTS = (
         form=ReplayForm,
         preview=preview_replay,
     ),
-    Act(name="pipeline.cancel", label="Cancel job", route=BY_NAME["pipeline.cancel"], run=cancel, form=JobPageQuery),
+    api_act("pipeline.cancel", "Cancel job", cancel, JobPageQuery),
 )

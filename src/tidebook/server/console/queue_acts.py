@@ -14,7 +14,7 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.bulk import BulkAct, BulkAnswer
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
     Priority,
@@ -322,41 +322,13 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="queues.pause", label="Pause", route=BY_NAME["queues.pause"], run=pause, form=QueueForm),
-    Act(name="queues.resume", label="Resume", route=BY_NAME["queues.resume"], run=resume, form=QueueForm),
-    Act(
-        name="queues.put",
-        label="Put",
-        route=BY_NAME["queues.put"],
-        run=put,
-        form=PutForm,
-        content=frozenset({"data"}),
-    ),
-    Act(
-        name="queues.retry",
-        label="Retry",
-        route=BY_NAME["queues.retry"],
-        run=retry,
-        form=SelectionForm,
-        preview=preview_retry,
-    ),
-    Act(
-        name="queues.drop",
-        label="Drop",
-        route=BY_NAME["queues.drop"],
-        run=drop,
-        form=SelectionForm,
-        preview=preview_drop,
-    ),
+    api_act("queues.pause", "Pause", pause, QueueForm),
+    api_act("queues.resume", "Resume", resume, QueueForm),
+    api_act("queues.put", "Put", put, PutForm),
+    api_act("queues.retry", "Retry", retry, SelectionForm, preview_retry),
+    api_act("queues.drop", "Drop", drop, SelectionForm, preview_drop),
     Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
-    Act(
-        name="queues.edit",
-        label="Save",
-        route=BY_NAME["queues.edit"],
-        run=edit,
-        form=EditForm,
-        content=frozenset({"data"}),
-    ),
+    api_act("queues.edit", "Save", edit, EditForm),
     Act(
         name="queues.purge",
         label="Delete entries",

@@ -15,7 +15,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
-from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
+from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
@@ -314,33 +314,10 @@ async def rebuild(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(
-        name="tags",
-        path="/tags",
-        route=BY_NAME["tags.list"],
-        read=tags,
-        template="tags.html",
-        query=TagsPageQuery,
-    ),
-    Page(
-        name="tag",
-        path="/tag",
-        route=BY_NAME["tags.read"],
-        read=tag,
-        template="tag.html",
-        query=TagQuery,
-    ),
+    Page(name="tags", path="/tags", route=BY_NAME["tags.list"], read=tags, template="tags.html", query=TagsPageQuery),
+    Page(name="tag", path="/tag", route=BY_NAME["tags.read"], read=tag, template="tag.html", query=TagQuery),
 )
-ACTS = (
-    Act(
-        name="tags.rebuild",
-        label="Rebuild tag",
-        route=BY_NAME["tags.rebuild"],
-        run=rebuild,
-        form=TagForm,
-        preview=preview_rebuild,
-    ),
-)
+ACTS = (api_act("tags.rebuild", "Rebuild tag", rebuild, TagForm, preview_rebuild),)
 LIVES = (
     LiveView(
         name="tag.live",

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
 from tidebook.server.console.render import link, size
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
@@ -225,31 +225,10 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="wal.snapshot", label="Write a snapshot", route=BY_NAME["wal.snapshot"], run=snapshot, form=RegionQuery),
-    Act(name="wal.clean", label="Clean", route=BY_NAME["wal.clean"], run=clean, form=RegionQuery),
-    Act(name="wal.request_flush", label="Force flush", route=BY_NAME["wal.request_flush"], run=flush, form=FlushForm),
-    Act(
-        name="wal.mark_deleted",
-        label="Mark deleted",
-        route=BY_NAME["wal.mark_deleted"],
-        run=mark,
-        form=MarkForm,
-        preview=preview_mark,
-    ),
-    Act(
-        name="wal.drop_table",
-        label="Drop table",
-        route=BY_NAME["wal.drop_table"],
-        run=drop,
-        form=TableForm,
-        preview=preview_drop,
-    ),
-    Act(
-        name="wal.delete_region",
-        label="Delete region",
-        route=BY_NAME["wal.delete_region"],
-        run=delete,
-        form=RegionQuery,
-        preview=preview_delete,
-    ),
+    api_act("wal.snapshot", "Write a snapshot", snapshot, RegionQuery),
+    api_act("wal.clean", "Clean", clean, RegionQuery),
+    api_act("wal.request_flush", "Force flush", flush, FlushForm),
+    api_act("wal.mark_deleted", "Mark deleted", mark, MarkForm, preview_mark),
+    api_act("wal.drop_table", "Drop table", drop, TableForm, preview_drop),
+    api_act("wal.delete_region", "Delete region", delete, RegionQuery, preview_delete),
 )
