@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from tests.integration.server.console_book import ACTS, LIVES, PAGES, fill, filled
-from tests.integration.server.running import client, served
+from tests.integration.server.running import client, live_rows, served
 from tidebook import Book, Event
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.page import Act, LiveView, Page
+from tidebook.server.console.page import Act, Page
 
 #: Encoded as in an address: out of range, not finite, a NUL, invalid UTF-8, and text that a page must not run.
 HOSTILE = (
@@ -73,23 +73,11 @@ async def test_a_live_view_hides_masked_fields_unless_an_admin_asks_for_them(tmp
     (tmp_path / "tidebook.toml").write_text('folder = "book"\n[mask]\n"*.*.card" = "hide"\n')
     async with served(tmp_path / "tidebook.toml") as (url, book), client(url) as http:
         await fill(book)
-        live: LiveView = CATALOG.lives["journal.live"]
-        async with http.stream("GET", live.path, params=LIVES[live.name]) as stream:
-            rows = [line async for line in _first(stream, 3)]
+        path, fields = CATALOG.lives["journal.live"].path, LIVES["journal.live"]
+        rows = [row for _, row in await live_rows(http, path, fields, 3)]
         assert all("***" in row and "4111" not in row for row in rows)
-        async with http.stream("GET", live.path, params={**LIVES[live.name], "unmask": "true"}) as stream:
-            assert all(["4111" in row async for row in _first(stream, 3)])
-
-
-async def _first(stream: httpx.Response, count: int) -> Any:
-    """Yield the first rows of a live view."""
-    assert stream.status_code == 200
-    async for line in stream.aiter_lines():
-        if line.startswith("data: "):
-            yield line
-            count -= 1
-        if count == 0:
-            return
+        rows = [row for _, row in await live_rows(http, path, {**fields, "unmask": "true"}, 3)]
+        assert all("4111" in row for row in rows)
 
 
 #: Filters that would reveal a masked field if their results for a viewer depended on its value.

@@ -44,10 +44,11 @@ class BulkAct:
         self._task = asyncio.create_task(self._run(on_end))
 
     async def cancel(self) -> None:
-        """Stop after the current page; changes already made remain."""
+        """Stop after the current page, and return when that is recorded; changes already made remain."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            if self.state == "running":
+                self._task.cancel()
+            await asyncio.wait((self._task,))
 
     async def _run(self, on_end: OnEnd) -> None:
         state: State = "failed"

@@ -15,7 +15,7 @@ from tidebook.core.key import Key
 from tidebook.core.payload import encode_payload
 from tidebook.core.record import read_record
 from tidebook.core.seq_nr import LAST
-from tidebook.server.console.journal import read_page
+from tidebook.server.console.journal import last_number_before, read_page
 from tidebook.server.console.page import Page
 from tidebook.server.console.payload_view import ClippedText, Dump, TreeNode, as_document, dump, tree
 from tidebook.server.console.view import View
@@ -132,7 +132,7 @@ async def event(view: View) -> EventData:
         record=record,
         row=row,
         same=None if record_bytes is None or row_bytes is None else record_bytes == row_bytes,
-        previous=query.number - 1 if query.number > head.delete_to + 1 else None,
+        previous=await last_number_before(journal, query.id, query.number, head),
         next=found[1].seq_nr if len(found) > 1 else None,
         masked=view.is_masked(query.topic),
         hidden=mask is not None,

@@ -91,7 +91,7 @@ async def preview_delete(view: View) -> Preview:
     count = await count_events(journal, form.id, form.to)
     events = "1 event" if count == 1 else f"{count:,} events"
     text = (
-        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to}. It cannot be undone."
+        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to:,}. It cannot be undone."
     )
     return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id, form.to))
 
@@ -105,11 +105,14 @@ async def _bounds(journal: Journal, id: str, to: int = LAST) -> list[int]:
 
 
 async def delete(view: View) -> ActResult:
-    """Delete events up to a number."""
+    """Delete the events that were counted; events appended since then stay."""
     form = view.fields
-    await view.book.journal(form.topic).delete(form.id, to=form.to)
     where = link("/journal", topic=form.topic, id=form.id)
-    return ActResult(message=f"The events up to number {form.to} are deleted.", to=where)
+    if not view.confirmed.count:  # a delete would create a journal that does not exist
+        return ActResult(message="There was no event to delete.", to=where, changed=False)
+    *_, to = view.confirmed.members
+    await view.book.journal(form.topic).delete(form.id, to=to)
+    return ActResult(message=f"The events up to number {to:,} are deleted.", to=where)
 
 
 async def preview_purge(view: View) -> Preview:

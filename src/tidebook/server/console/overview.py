@@ -57,6 +57,7 @@ class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     findings_left_out: int
     numbers: dict[str, Any]
+    #: Empty for a token with a prefix: the parts serve the whole book.
     parts: list[PartHealth]
     as_of_ms: int
     hours: float
@@ -71,7 +72,7 @@ async def overview(view: View) -> OverviewData:
         findings=findings[:FINDINGS_MAX],
         findings_left_out=max(0, len(findings) - FINDINGS_MAX),
         numbers=summary(survey),
-        parts=await part_health(view, survey),
+        parts=[] if view.principal.prefix else await part_health(view, survey),
         as_of_ms=survey.at_ms,
         hours=view.fields.hours,
     )
@@ -85,6 +86,7 @@ def visible(survey: Survey, view: View) -> Survey:
     return msgspec.structs.replace(
         survey,
         topics=[each for each in survey.topics if each.topic.startswith(prefix)],
+        topics_left_out=0,
         queues=[each for each in survey.queues if each.queue.startswith(prefix)],
         regions=[each for each in survey.regions if each.namespace.startswith(prefix)],
         parked={topic: count for topic, count in survey.parked.items() if topic.startswith(prefix)},

@@ -53,7 +53,7 @@ async def topics(view: View) -> TopicsData:
     names = [
         name
         for name in await view.book.topics()
-        if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
+        if view.may_see_topic(name) and query.prefix.casefold() in name.casefold()
     ]
     match query.sort:
         case "name":
