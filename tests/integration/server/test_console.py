@@ -302,6 +302,15 @@ async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_
         assert [row["key"] for row in later] == ["later", "later-2"]
 
 
+async def test_more_rows_than_a_page_can_select_are_refused_and_not_cut(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        many = ",".join([str(known["letter"])] * 1_001)
+        for name, status in (("queues.drop", "dead"), ("queues.retry", "dead"), ("queues.purge", "due")):
+            answer = await http.get(f"/acts/{name}", params={"queue": QUEUE, "status": status, "places": many})
+            assert (answer.status_code, "1,001 rows are selected" in answer.text) == (400, True), name
+
+
 async def test_entries_that_become_due_after_the_dry_run_are_neither_counted_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -26,14 +26,14 @@ class Recorder:
         self.ended.append((act.state, act.changed))
 
 
-async def pages(*counts: int) -> AsyncIterator[int]:
+async def pages(*counts: int) -> AsyncGenerator[int, None]:
     for count in counts:
         yield count
 
 
-async def endless() -> AsyncIterator[int]:
-    yield 5
-    await asyncio.Event().wait()
+async def endless() -> AsyncGenerator[int, None]:
+    while True:
+        yield 5
 
 
 async def until(act: BulkAct, changed: int) -> None:
@@ -51,14 +51,49 @@ async def test_a_second_cancellation_does_not_keep_the_first_from_being_recorded
     await asyncio.sleep(0)
     recorder.may_write.set()
     await asyncio.gather(first, second)
+    assert recorder.ended == [("cancelled", act.changed)]
+
+
+async def test_a_cancelled_act_ends_its_page_so_that_it_counts_all_that_it_changed() -> None:
+    acts, recorder, begun, may_end = BulkActs(SystemClock()), Recorder(), asyncio.Event(), asyncio.Event()
+    recorder.may_write.set()
+
+    async def steps() -> AsyncGenerator[int, None]:
+        begun.set()
+        await may_end.wait()
+        yield 5
+        yield 4
+
+    act = acts.start("Drop", "mail", 9, steps(), recorder)
+    await begun.wait()
+    cancelling = asyncio.create_task(act.cancel())
+    await asyncio.sleep(0)
+    may_end.set()
+    await cancelling
     assert recorder.ended == [("cancelled", 5)]
+
+
+async def test_a_page_that_does_not_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.server.console.bulk.STOP_S", 0.0)
+    acts, recorder, begun = BulkActs(SystemClock()), Recorder(), asyncio.Event()
+    recorder.may_write.set()
+
+    async def steps() -> AsyncGenerator[int, None]:
+        begun.set()
+        await asyncio.Event().wait()
+        yield 5
+
+    act = acts.start("Drop", "mail", 9, steps(), recorder)
+    await begun.wait()
+    await act.cancel()
+    assert recorder.ended == [("cancelled", 0)]
 
 
 async def test_an_act_counts_what_it_changed_and_reports_its_error() -> None:
     acts, recorder = BulkActs(SystemClock()), Recorder()
     recorder.may_write.set()
 
-    async def failing() -> AsyncIterator[int]:
+    async def failing() -> AsyncGenerator[int, None]:
         yield 3
         raise Unavailable("the queue does not answer")
 

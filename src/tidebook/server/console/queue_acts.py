@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
-from tidebook.server.console.bulk import BulkAct, BulkAnswer
+from tidebook.server.console.bulk import BulkAct, BulkAnswer, Steps
 from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -35,7 +35,7 @@ T = TypeVar("T")
 #: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
 AT_ONCE_MAX: Final = 1_000
 #: The most rows that can be selected one by one; an act on all that match has no limit.
-SELECTED_MAX: Final = 10_000
+SELECTED_MAX: Final = 1_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
 
@@ -111,7 +111,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
     """Return the ids of the selected dead letters, oldest first, so that a retry keeps their order."""
     form = view.fields
     if form.places is not None:
-        ids = {parse_number(place) for place in form.places.split(",")[:SELECTED_MAX]}
+        ids = set(map(parse_number, _selected(form.places)))
         return sorted([id for id in ids if await browser.letter(id) is not None])
     found: list[int] = []
     before: int | None = None
@@ -141,7 +141,15 @@ def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
 
 
 def _selected_places(form: SelectionForm) -> list[EntryPlace] | None:
-    return None if form.places is None else [parse_place(text) for text in form.places.split(",")[:SELECTED_MAX]]
+    return None if form.places is None else [parse_place(text) for text in _selected(form.places)]
+
+
+def _selected(places: str) -> list[str]:
+    """Return the selected places; raise `InvalidInput` if there are too many."""
+    found = places.split(",")
+    if len(found) > SELECTED_MAX:
+        raise InvalidInput(f"{len(found):,} rows are selected: select at most {SELECTED_MAX:,}, or all that match")
+    return found
 
 
 def _samples(rows: list[Any], count: int) -> list[str]:
@@ -173,12 +181,12 @@ async def retry(view: View) -> ActResult:
     return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
 
 
-async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> AsyncIterator[int]:
+async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> Steps:
     for start in range(0, len(ids), size):
         yield await act(ids[start : start + size])
 
 
-async def _act(view: View, total: int, steps: AsyncIterator[int], noun: str, done: str) -> ActResult:
+async def _act(view: View, total: int, steps: Steps, noun: str, done: str) -> ActResult:
     """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
     here = _list_of(view)
     if total <= AT_ONCE_MAX:
@@ -278,7 +286,7 @@ async def purge(view: View) -> ActResult:
     return await _act(view, total, steps, "entry", "deleted")
 
 
-async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
+async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> Steps:
     """Delete page by page, and never more than was confirmed: entries put meanwhile were not counted."""
     wanted, after = _waiting_filter(view), None
     while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
