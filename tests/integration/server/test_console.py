@@ -171,7 +171,7 @@ async def test_a_token_with_a_prefix_sees_nothing_of_the_whole_book(tmp_path: Pa
         seen = (await http.get("/overview.json")).json()
         assert (seen["findings"], seen["parts"], seen["numbers"]["topics"]) == ([], [], 0)
         text = (await http.get("/")).text
-        assert "nothing has been replicated" not in text
+        assert "no process has reported" not in text
         assert "answers" not in text
 
 

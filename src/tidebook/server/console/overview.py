@@ -207,7 +207,7 @@ async def _replication(view: View, survey: Survey) -> PartHealth:
         detail = "replicates in this process" if ok else status.last_error or "a partition is stopped"
         return PartHealth(part="Replication", kind="inline", ok=ok, detail=detail)
     if job is None:
-        return PartHealth(part="Replication", kind="none", ok=True, detail="nothing has been replicated yet")
+        return PartHealth(part="Replication", kind="none", ok=True, detail="no process has reported")
     age_s = max(0, view.now_ms - job.at_ms) / 1000
     detail = f"last reported {span(age_s)} ago by {job.process or 'an unnamed process'}"
     return PartHealth(part="Replication", kind=job.engine, ok=not job.stopped, detail=detail)
