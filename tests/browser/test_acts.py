@@ -175,6 +175,9 @@ def test_dead_letters_are_edited_retried_in_order_and_dropped(console: ServedCon
     page.reload()  # the selection is in the address
     expect(rows.nth(0).get_by_role("checkbox")).to_be_checked()
     page.get_by_role("button", name="Drop 1 selected").click()
+    page.get_by_role("link", name="Cancel").click()
+    expect(rows.nth(0).get_by_role("checkbox")).to_be_checked()
+    page.get_by_role("button", name="Drop 1 selected").click()
     expect(page.get_by_text("This deletes 1 dead letter of queue mail")).to_be_visible()
     confirm(page, "mail", "Drop")
     expect(rows).to_have_count(2)
