@@ -267,6 +267,8 @@ async def test_an_act_runs_only_as_counted_and_with_the_typed_text(tmp_path: Pat
         done = await http.post("/acts/journals.delete", data=form)
         assert done.status_code == 303
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
+        again = await http.post("/acts/journals.delete", data=form)
+        assert (again.status_code, "changed since it was counted" in again.text) == (409, True)
 
 
 async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_path: Path) -> None:

@@ -149,13 +149,13 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
             ("Action", "append of 3 events"),
             ("Key", "o-1"),
             ("Headers", "–"),
-            ("Size", "253 B"),
+            ("Size", "233 B"),
             ("Position (epoch/offset)", "1/0"),  # of the store row
             ("Time (UTC)", "DATE"),
             ("Index in the record", "1"),
             ("Log time (UTC)", "DATE"),
             ("Number", "2"),
-            ("Size", "69 B"),
+            ("Size", "63 B"),
         ]
         assert "the same bytes" in event.text
         assert "user ada" in event.words

@@ -18,6 +18,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.server.console.journal import last_number_before, read_page
 from tidebook.server.console.page import Page
 from tidebook.server.console.payload_view import ClippedText, Dump, TreeNode, as_document, dump, tree
+from tidebook.server.console.render import counted
 from tidebook.server.console.view import View
 
 Form = Literal["tree", "text", "hex"]
@@ -170,7 +171,7 @@ def _describe(action: Append | Delete | Purge | Mark | Seal | Damaged) -> str:
     match action:
         case Append():
             condition = "" if action.expected is None else f", expected {action.expected:,}"
-            return f"append of {action.count:,} {'event' if action.count == 1 else 'events'}{condition}"
+            return f"append of {counted(action.count, 'event')}{condition}"
         case Delete():
             return f"delete to {action.to:,}"
         case Purge():

@@ -16,7 +16,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console.journal import Number
 from tidebook.server.console.page import ActResult, Preview, api_act
-from tidebook.server.console.render import link
+from tidebook.server.console.render import counted, link
 from tidebook.server.console.view import View
 
 
@@ -89,10 +89,8 @@ async def preview_delete(view: View) -> Preview:
     """Count the events that would be deleted."""
     form, journal = view.fields, view.book.journal(view.fields.topic)
     count = await count_events(journal, form.id, form.to)
-    events = "1 event" if count == 1 else f"{count:,} events"
-    text = (
-        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to:,}. It cannot be undone."
-    )
+    which = f"{counted(count, 'event')} of journal {form.topic}/{form.id}"
+    text = f"This deletes {which}: those up to number {form.to:,}. It cannot be undone."
     return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id, form.to))
 
 
@@ -119,8 +117,7 @@ async def preview_purge(view: View) -> Preview:
     """Count the events that a purge would remove."""
     form, journal = view.fields, view.book.journal(view.fields.topic)
     count = await count_events(journal, form.id)
-    events = "1 event" if count == 1 else f"all {count:,} events"
-    text = f"This removes journal {form.topic}/{form.id} with {events}. It cannot be undone."
+    text = f"This removes journal {form.topic}/{form.id} with its {counted(count, 'event')}. It cannot be undone."
     return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id))
 
 

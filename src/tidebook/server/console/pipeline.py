@@ -16,7 +16,7 @@ from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
 from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
-from tidebook.server.console.render import link, size
+from tidebook.server.console.render import counted, link, size
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments
@@ -176,11 +176,11 @@ async def preview_replay(view: View) -> Preview:
     id = form.id or parked.id
     if id is None:
         raise InvalidInput("the record names no journal: give the id of one")
-    what = "as the payload of one event" if form.raw else "as what its writer meant it to be"
+    what = "as the payload of one event" if form.raw else "as the action that its writer meant"
     held = size(_size_bytes(parked))
     text = (
         f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({held}) to the end of journal "
-        f"{id}, {what}, and removes it from the parked ones. At its own place it stays void."
+        f"{id}, {what}, and removes it from the parked ones. At its own offset it stays void."
     )
     members = [parked.position.epoch, parked.position.offset]
     return Preview(text=text, count=1, word=form.topic, sample=[parked.reason], members=members)
@@ -261,7 +261,7 @@ async def preview_start(view: View) -> Preview:
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
-    which = "all topics" if not body.topics else "1 topic" if len(body.topics) == 1 else f"{len(body.topics):,} topics"
+    which = counted(len(body.topics), "topic") if body.topics else "all topics"
     match form.kind:
         case "verify":
             does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"

@@ -25,7 +25,7 @@ from tidebook.server.console.queues import (
     parse_number,
     parse_place,
 )
-from tidebook.server.console.render import link
+from tidebook.server.console.render import counted, link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
@@ -38,6 +38,7 @@ AT_ONCE_MAX: Final = 1_000
 SELECTED_MAX: Final = 1_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
+LETTER, ENTRY = ("dead letter", "dead letters"), ("entry", "entries")
 
 
 class PutForm(msgspec.Struct, frozen=True):
@@ -157,16 +158,11 @@ def _samples(rows: list[Any], count: int) -> list[str]:
     return [*shown, *([f"and {count - len(shown):,} more"] if count > len(shown) else [])]
 
 
-def _plural(count: int, noun: str) -> str:
-    plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
-    return f"1 {noun}" if count == 1 else f"{count:,} {plural}"
-
-
 async def _letters_preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
     browser = await find_queue(view, view.fields.queue)
     ids = await _selected_letters(view, browser)
     sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
-    text = f"This {does} {_plural(len(ids), 'dead letter')} {after}"
+    text = f"This {does} {counted(len(ids), *LETTER)} {after}"
     return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)), members=ids)
 
 
@@ -178,7 +174,7 @@ async def preview_retry(view: View) -> Preview:
 async def retry(view: View) -> ActResult:
     """Put dead letters back, the oldest first."""
     browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
-    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
+    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), LETTER, "put back")
 
 
 async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> Steps:
@@ -186,14 +182,14 @@ async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Aw
         yield await act(ids[start : start + size])
 
 
-async def _act(view: View, total: int, steps: Steps, noun: str, done: str) -> ActResult:
+async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done: str) -> ActResult:
     """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
     here = _list_of(view)
     if total <= AT_ONCE_MAX:
         count = 0
         async for changed in steps:
             count += changed
-        return ActResult(message=f"{_plural(count, noun)} {done}.", to=here, changed=bool(count))
+        return ActResult(message=f"{counted(count, *noun)} {done}.", to=here, changed=bool(count))
     act = view.target
     assert isinstance(act, Act)
 
@@ -204,7 +200,7 @@ async def _act(view: View, total: int, steps: Steps, noun: str, done: str) -> Ac
 
     started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
     to = link("/queue-act", queue=view.fields.queue, act=started.id)
-    return ActResult(message=f"This acts on {_plural(total, noun)} in the background.", to=to)
+    return ActResult(message=f"This acts on {counted(total, *noun)} in the background.", to=to)
 
 
 def _list_of(view: View) -> str:
@@ -220,7 +216,7 @@ async def preview_drop(view: View) -> Preview:
 async def drop(view: View) -> ActResult:
     """Delete dead letters."""
     browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
-    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), "dead letter", "dropped")
+    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), LETTER, "dropped")
 
 
 class EditForm(msgspec.Struct, frozen=True):
@@ -261,9 +257,9 @@ async def preview_purge(view: View) -> Preview:
     else:
         found = await browser.browse(wanted, limit=AT_ONCE_MAX)
         count = len(found)
-    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
+    which = counted(count, "waiting entry", "waiting entries")
     return Preview(
-        text=text,
+        text=f"This deletes {which} of queue {form.queue}. It cannot be undone.",
         count=count,
         word=form.queue,
         sample=_samples([each.row for each in found], count),
@@ -283,7 +279,7 @@ async def purge(view: View) -> ActResult:
     browser, total = await find_queue(view, view.fields.queue), view.confirmed.count
     places = view.confirmed.members
     steps = _in_pages(places, PURGE_PAGE, browser.remove) if places else _purge_pages(view, browser, total)
-    return await _act(view, total, steps, "entry", "deleted")
+    return await _act(view, total, steps, ENTRY, "deleted")
 
 
 async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> Steps:
