@@ -37,7 +37,8 @@ HOSTILE = {
 LARGE_BYTES = 10_000_000
 #: Every run stores its screenshots of all pages, in each look.
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-WITHOUT_KEYS = {"sign_in", "problem", "problem_form"}
+#: Without a menu, or with the focus in the field of the confirmation.
+WITHOUT_KEYS = {"sign_in", "problem", "problem_form", "confirm"}
 
 
 @pytest.fixture(scope="module")

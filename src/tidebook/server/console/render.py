@@ -57,7 +57,7 @@ def span(seconds: float | None) -> str:
         if seconds >= length:
             digits = 0 if unit == "ms" else 1
             return f"{seconds / length:,.{digits}f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds:,.0f} s"
+    return "< 1 ms" if seconds > 0 else "0 s"
 
 
 def span_ms(milliseconds: float | None) -> str:
