@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 #: Debian's Chromium: nothing is downloaded by Playwright.
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -22,6 +22,9 @@ FLAGS = (
 )
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 780}
+#: How long a test waits for what a page must show; a busy machine needs longer than Playwright's 5 s.
+WAIT_MS = 30_000
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def page(browser: Browser, watched: Watched) -> Iterator[Page]:
     """Open a page of a desktop browser."""
     context = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
     opened = context.new_page()
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(WAIT_MS)
     watched.watch(opened)
     try:
         yield opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,11 +14,12 @@ from tests.browser.served_console import ServedConsole, served_console
 from tidebook import Book, Event
 from tidebook.core.key import partition_of
 from tidebook.log.port import Outgoing
+from tidebook.queue.browse import BoundBrowser, EntryPlace
 from tidebook.queue.entry import Entry
 from tidebook.queue.job import Job
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.worker import Worker
-from tidebook.server.console import queue_acts
+from tidebook.server.console.bulk import BulkAct
 from tidebook.wal.meta import Pinned
 from tidebook.wal.region import Region
 
@@ -174,6 +175,9 @@ def test_dead_letters_are_edited_retried_in_order_and_dropped(console: ServedCon
     page.reload()  # the selection is in the address
     expect(rows.nth(0).get_by_role("checkbox")).to_be_checked()
     page.get_by_role("button", name="Drop 1 selected").click()
+    page.get_by_role("link", name="Cancel").click()
+    expect(rows.nth(0).get_by_role("checkbox")).to_be_checked()
+    page.get_by_role("button", name="Drop 1 selected").click()
     expect(page.get_by_text("This deletes 1 dead letter of queue mail")).to_be_visible()
     confirm(page, "mail", "Drop")
     expect(rows).to_have_count(2)
@@ -273,20 +277,27 @@ def test_all_that_match_are_purged_in_the_background_with_progress_until_it_is_c
     expect(page.get_by_text("1,500 of 1,500")).to_be_visible()
     expect(page.locator("main .badge")).to_have_text("done")
     assert console.run(queue.status()).waiting == 1_500
-    purge_pages = queue_acts._purge_pages
+    remove, cancel, cancelled, removed = BoundBrowser.remove, BulkAct.cancel, asyncio.Event(), list[int]()
 
-    async def purge_one_page(*arguments: Any) -> AsyncIterator[int]:
-        async for deleted in purge_pages(*arguments):
-            yield deleted
-            await asyncio.Event().wait()  # until it is cancelled
+    async def remove_slowly(self: BoundBrowser, places: Sequence[EntryPlace]) -> int:
+        if removed:  # the second page ends after the act was cancelled
+            await cancelled.wait()
+        removed.append(await remove(self, places))
+        return removed[-1]
 
-    monkeypatch.setattr(queue_acts, "_purge_pages", purge_one_page)
+    async def cancel_act(self: BulkAct) -> None:
+        cancelled.set()
+        await cancel(self)
+
+    monkeypatch.setattr(BoundBrowser, "remove", remove_slowly)
+    monkeypatch.setattr(BulkAct, "cancel", cancel_act)
     page.goto(f"{console.url}/queue?queue=bulk&priority=0")
     page.get_by_role("link", name="Delete all that match").click()
     confirm(page, "bulk", "Delete entries")
     page.locator("main").get_by_role("button", name="Cancel").click()
     expect(page.locator("main .badge")).to_have_text("cancelled")
-    assert console.run(queue.status()).waiting == 1_000
+    expect(page.get_by_text("Cancelled after 1,000 of 1,500.")).to_be_visible()
+    assert console.run(queue.status()).waiting == 500
 
 
 def test_a_forced_flush_reaches_the_owner_of_a_region(console: ServedConsole, page: Page) -> None:

@@ -50,6 +50,35 @@ def test_keys_open_the_pages_and_a_question_mark_lists_the_keys(console: ServedC
     expect(page).to_have_url(f"{console.url}/topic?topic=orders")
 
 
+def test_charts_show_the_history_and_its_latest_values(
+    tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.server.history.SAMPLE_EVERY_S", 0.05)
+    with served_console(tmp_path / "book") as served:
+        served.run(served.book.journal("orders").append("o-1", [Event({"total": 3})]))
+        while len(httpx.get(f"{served.url}/v1/history").json()["samples"]) < 3:
+            pass
+        page.goto(f"{served.url}/?hours=0.25")
+        expect(page.locator("[data-chart] .u-over")).to_have_count(3)
+        expect(page.locator("[data-chart=lag] .u-legend")).to_contain_text("records0")
+        expect(page.get_by_role("link", name="15 min")).to_have_attribute("aria-current", "true")
+        page.get_by_role("link", name="6 h").click()
+        expect(page).to_have_url(f"{served.url}/?hours=6.0")
+        expect(page.locator("[data-chart] .u-over")).to_have_count(3)
+        page.goto("about:blank")  # the overview would ask a server that has stopped
+
+
+def test_a_page_whose_session_has_ended_leads_to_the_sign_in(tmp_path: Path, page: Page) -> None:
+    token = create_token(tmp_path / "book", "viewer")
+    with served_console(tmp_path / "book") as served:
+        page.goto(served.url)
+        page.get_by_label("Token").fill(token.token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        page.context.clear_cookies()
+        expect(page).to_have_url(f"{served.url}/sign-in?next=%2F")  # at the next refresh of the numbers
+
+
 def test_the_first_tab_reaches_the_skip_link(console: ServedConsole, page: Page) -> None:
     page.goto(console.url)
     page.keyboard.press("Tab")

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.served_console import ServedConsole, served_console
 from tests.browser.test_acts import confirm
+from tests.browser.test_looks import HOSTILE, problems_of
 from tidebook import Event
 from tidebook.sqlite.checksums import connect
 
@@ -45,14 +46,20 @@ def run_job(page: Page, console: ServedConsole, kind: str, word: str | None, *, 
 
 def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, tmp_path: Path) -> None:
     journal = console.book.journal("orders")
+    hostile = HOSTILE["markup"]
     console.run(journal.append("o-1", [Event({"n": 1}, tags={"paid"}), Event({"n": 2})]))
+    console.run(journal.append(hostile, [Event({"n": 1}), Event({"n": 2})]))
     console.call(lambda book: book.settle())
     store = connect(tmp_path / "book" / "store.db")
-    store.execute("DELETE FROM journal WHERE id = 'o-1' AND seq_nr = 2")
+    store.execute("DELETE FROM journal WHERE seq_nr = 2")
     store.close()
     run_job(page, console, "verify", None)
     expect(page.locator("main .badge")).to_have_text("differences")
     expect(page.get_by_role("row", name="orders/o-1")).to_contain_text("event missing")
+    expect(page.get_by_role("row", name="orders/o-1").get_by_role("cell").first).to_have_text("2")
+    expect(page.get_by_role("link", name=f"orders/{hostile}")).to_be_visible()
+    assert page.locator("main img, main b, main script").count() == 0
+    assert problems_of(page) == []
     page.get_by_role("link", name="Repair").click()
     expect(page.get_by_text("repairs what differs: 1 topic")).to_be_visible()
     confirm(page, "verify", "Start job")

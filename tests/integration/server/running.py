@@ -74,6 +74,25 @@ def lines(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in response.text.splitlines()]
 
 
+async def live_rows(
+    http: httpx.AsyncClient, path: str, fields: dict[str, Any], count: int, *, after: str | None = None
+) -> list[tuple[str, str]]:
+    """Follow a live view of the console from the row after an id; return the ids and the HTML of `count` rows."""
+    headers = {} if after is None else {"last-event-id": after}
+    found: list[tuple[str, str]] = []
+    async with asyncio.timeout(30), http.stream("GET", path, params=fields, headers=headers) as stream:
+        assert stream.status_code == 200, await stream.aread()
+        id = ""
+        async for line in stream.aiter_lines():
+            name, _, value = line.partition(": ")
+            id = value if name == "id" else id
+            if name == "data":
+                found.append((id, value))
+            if len(found) == count:
+                break
+    return found
+
+
 def not_remote(reason: str) -> Any:
     """Replace a test case of a feature that a remote book does not have, so that it is reported as skipped."""
 

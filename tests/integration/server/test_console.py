@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from tests.integration.server.conftest import CreateToken
 from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TAG, TOPIC, fill, filled
-from tests.integration.server.running import client, served
+from tests.integration.server.running import client, live_rows, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
 from tidebook.api.errors import DeadlineExceeded
@@ -22,6 +22,7 @@ from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError
 from tidebook.queue.entry import Entry
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
+from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console import queue_acts
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.console import decode_fields, late_error, parse_form
@@ -163,6 +164,49 @@ async def test_a_prefix_limits_pages_and_acts(tmp_path: Path, create_token: Crea
                 assert (await http.post(act.path, data=filled(ACTS[name], known))).status_code == 403, name
 
 
+async def test_a_token_with_a_prefix_sees_nothing_of_the_whole_book(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("viewer", prefix="other-")).token
+    async with served(tmp_path / "book") as (url, book), client(url, token) as http:
+        await fill(book)
+        seen = (await http.get("/overview.json")).json()
+        assert (seen["findings"], seen["parts"], seen["numbers"]["topics"]) == ([], [], 0)
+        text = (await http.get("/")).text
+        assert "no process has reported" not in text
+        assert "answers" not in text
+
+
+async def test_only_an_admin_sees_the_topic_of_the_audit_and_no_act_on_it(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    tokens = {role: (await create_token(role.label)).token for role in (Role.OPERATOR, Role.ADMIN)}
+    async with served(tmp_path / "book") as (url, book), client(url, tokens[Role.ADMIN]) as http:
+        await fill(book)
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after its audit entry is written
+        chain = (await http.get("/audit.json")).json()["chain"]
+        topics = [each["topic"] for each in (await http.get("/journals.json")).json()["topics"]]
+        assert AUDIT_TOPIC in topics
+        for path in (link("/topic", topic=AUDIT_TOPIC), link("/journal", topic=AUDIT_TOPIC, id=chain)):
+            shown = await http.get(path)
+            assert shown.status_code == 200
+            assert "/acts/topics" not in shown.text
+            assert "/acts/journals" not in shown.text
+        async with client(url, tokens[Role.OPERATOR]) as other:
+            assert AUDIT_TOPIC not in (await other.get("/journals")).text
+
+
+async def test_a_part_of_a_page_leads_to_the_sign_in_when_the_session_has_ended(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    await create_token("admin")
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        part = await http.get("/journals?prefix=o", headers={"hx-request": "true"})
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in?next=%2Fjournals%3Fprefix%3Do")
+        assert part.text == ""
+        wrong = await http.post("/acts/access.sign_in", data={"token": "tb_x", "back": "/journals?prefix=o"})
+        assert wrong.status_code == 401
+        assert 'href="/sign-in?next=%2Fjournals%3Fprefix%3Do"' in wrong.text
+
+
 async def test_a_form_of_a_signed_in_browser_needs_its_csrf_token(tmp_path: Path, create_token: CreateToken) -> None:
     token = (await create_token("admin")).token
     async with served(tmp_path / "book") as (url, book), client(url) as http:
@@ -223,6 +267,8 @@ async def test_an_act_runs_only_as_counted_and_with_the_typed_text(tmp_path: Pat
         done = await http.post("/acts/journals.delete", data=form)
         assert done.status_code == 303
         assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
+        again = await http.post("/acts/journals.delete", data=form)
+        assert (again.status_code, "changed since it was counted" in again.text) == (409, True)
 
 
 async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_path: Path) -> None:
@@ -256,6 +302,15 @@ async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_
         assert [event.payload async for event in orders.read(ID)] == list(range(5))
         assert len(await queue.dead_letters()) == 2
         assert [row["key"] for row in later] == ["later", "later-2"]
+
+
+async def test_more_rows_than_a_page_can_select_are_refused_and_not_cut(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        many = ",".join([str(known["letter"])] * 1_001)
+        for name, status in (("queues.drop", "dead"), ("queues.retry", "dead"), ("queues.purge", "due")):
+            answer = await http.get(f"/acts/{name}", params={"queue": QUEUE, "status": status, "places": many})
+            assert (answer.status_code, "1,001 rows are selected" in answer.text) == (400, True), name
 
 
 async def test_entries_that_become_due_after_the_dry_run_are_neither_counted_nor_deleted(
@@ -315,18 +370,51 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
 async def test_an_act_affects_no_more_items_than_were_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def purge(view: View) -> ActResult:
-        await view.book.queue("busy").put_many(list(range(5)))  # after the count was checked
-        return await queue_acts.purge(view)
+    async def add(book: Book) -> None:
+        await book.queue("busy").put_many(list(range(5)))
+        await book.journal(TOPIC).append(ID, [Event("new")])
 
-    act = msgspec.structs.replace(CATALOG.acts["queues.purge"], run=purge)
-    monkeypatch.setitem(CATALOG.acts, "queues.purge", act)
+    for name in ("queues.purge", "journals.delete"):
+        act = CATALOG.acts[name]
+
+        async def run(view: View, act: Act = act) -> ActResult:
+            await add(view.book)  # after the count was checked
+            return await act.run(view)
+
+        monkeypatch.setitem(CATALOG.acts, name, msgspec.structs.replace(act, run=run))
     async with served(tmp_path / "book") as (url, book), client(url) as http:
-        queue = book.queue("busy")
+        queue, orders = book.queue("busy"), book.journal(TOPIC)
         await queue.put_many(list(range(10)))
         form = await confirmed(http, "queues.purge", queue="busy", status="due")
         assert (await http.post("/acts/queues.purge", data=form)).status_code == 303
         assert [each.data for each in await queue.entries()] == list(range(5))
+        form = await confirmed(http, "journals.delete", topic=TOPIC, id=ID, to=100)
+        assert (await http.post("/acts/journals.delete", data=form)).status_code == 303
+        assert [event.payload async for event in orders.read(ID)] == ["new"]
+
+
+async def test_deleting_events_of_a_journal_that_does_not_exist_does_not_create_it(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        form = await confirmed(http, "journals.delete", topic=TOPIC, id="none", to=7)
+        done = await http.post("/acts/journals.delete", data=form)
+        assert "There was no event to delete." in (await http.get(done.headers["location"])).text
+        assert await book.journal(TOPIC).pointer("none") is None
+
+
+async def test_a_filter_that_does_not_apply_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        for fields in (
+            {"status": "dead", "priority": "1"},
+            {"status": "dead", "after": "2026-01-01"},
+            {"status": "dead", "until": "2026-01-01"},
+            {"status": "due", "reason": "smtp"},
+        ):
+            refused = await http.get("/queue", params={"queue": QUEUE, **fields})
+            assert (refused.status_code, "leave" in refused.text) == (400, True), fields
+            name = "queues.drop" if fields["status"] == "dead" else "queues.purge"
+            assert (await http.get(f"/acts/{name}", params={"queue": QUEUE, **fields})).status_code == 400, fields
 
 
 async def test_an_invalid_worker_is_refused(tmp_path: Path) -> None:
@@ -368,10 +456,8 @@ async def test_the_audit_has_no_payload_of_an_act(tmp_path: Path) -> None:
         known = await fill(book)
         for name, fields in ACTS.items():
             act = CATALOG.acts[name]
-            content = {"payload", "metadata", "data"} & set(act.form.__struct_fields__)
-            assert act.content == content, name
-            if content:
-                form = {**filled(fields, known), **dict.fromkeys(content, '{"card": "4111"}')}
+            if act.content:
+                form = {**filled(fields, known), **dict.fromkeys(act.content, '{"card": "4111"}')}
                 assert (await http.post(act.path, data=form)).status_code == 303, name
         await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after earlier audit entries are written
         entries = (await http.get("/audit.json")).json()["entries"]
@@ -485,36 +571,47 @@ async def test_a_journal_is_opened_at_a_number_an_offset_or_a_time(tmp_path: Pat
         assert both.status_code == 400
 
 
-async def _live_rows(http: httpx.AsyncClient, after: str | None, count: int) -> list[tuple[str, str]]:
-    """Follow the journal on its page from the row after an id; return the ids and texts of `count` rows."""
-    headers = {} if after is None else {"last-event-id": after}
-    found: list[tuple[str, str]] = []
-    path = link("/journal/live", topic=TOPIC, id=ID)
-    async with asyncio.timeout(30), http.stream("GET", path, headers=headers) as stream:
-        assert stream.status_code == 200, await stream.aread()
-        id = ""
-        async for line in stream.aiter_lines():
-            name, _, value = line.partition(": ")
-            id = value if name == "id" else id
-            if name == "data":
-                found.append((id, value))
-            if len(found) == count:
-                break
-    return found
-
-
 async def test_a_live_view_that_reconnects_shows_all_of_the_next_incarnation(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         orders = book.journal(TOPIC)
         await orders.append(ID, [Event(f"old {n}") for n in range(3)])
-        last, row = (await _live_rows(http, None, 3))[-1]
+        live, journal = CATALOG.lives["journal.live"].path, LIVES["journal.live"]
+        last, row = (await live_rows(http, live, journal, 3))[-1]
         assert "old 2" in row
         await orders.purge(ID)
         await orders.append(ID, [Event(f"new {n}") for n in range(2)])
-        rows = await _live_rows(http, last, 2)
+        rows = await live_rows(http, live, journal, 2, after=last)
         assert [f"new {n}" in row for n, (_, row) in enumerate(rows)] == [True, True]
-        refused = await http.get(link("/journal/live", topic=TOPIC, id="o-2"), headers={"last-event-id": last})
+        refused = await http.get(live, params={**journal, "id": "o-2"}, headers={"last-event-id": last})
         assert refused.status_code == 400
+
+
+async def test_a_live_view_beyond_the_limit_of_streams_is_refused_like_a_stream_of_the_api(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[server]\nstreams_per_token_max = 1\n')
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url) as http:
+        await fill(book)
+        live, fields = CATALOG.lives["journal.live"].path, LIVES["journal.live"]
+        async with http.stream("GET", live, params=fields) as stream:
+            assert stream.status_code == 200
+            refused = await http.get(live, params=fields)
+            assert (refused.status_code, refused.headers["cache-control"]) == (429, "no-store")
+            assert "default-src 'none'" in refused.headers["content-security-policy"]
+            assert "too many open streams" in refused.json()["detail"]
+
+
+async def test_the_previous_event_is_found_across_skipped_numbers(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        journal, numbers = book.journal(TOPIC), [3, 4, 10, 1_000, 2**40]
+        for number in numbers:
+            await journal.append(ID, [Event(number)], at=number)
+
+        async def previous(number: int) -> int | None:
+            found = (await http.get(link("/event.json", topic=TOPIC, id=ID, number=number))).json()["previous"]
+            return None if found is None else int(found)
+
+        assert [await previous(each) for each in numbers] == [None, *numbers[:-1]]
+        await journal.delete(ID, to=4)
+        assert await previous(10) is None
 
 
 @pytest.mark.parametrize("topics_read_max", [0, 500])

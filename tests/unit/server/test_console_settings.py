@@ -17,6 +17,7 @@ from tidebook.server.console.settings import shown, without_secrets
         ("postgresql://me:hun/t@er2@host/db", "postgresql://***@host/db"),
         ("cassandra://host/ks?password=hunter2&dc=one", "cassandra://host/ks?password=***&dc=one"),
         ("postgresql://host/db?sslmode=require&sslpassword=hunter2", "postgresql://host/db?sslmode=require&sslpassword=***"),
+        ("kafka://host:9092?sasl.jaas.config=hunter2&auth=hunter2", "kafka://host:9092?sasl.jaas.config=***&auth=***"),
     ],
 )  # fmt: skip
 def test_a_url_is_shown_without_its_secrets(url: str, expected: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidebook.api.pipeline import PipelineJobAnswer
 from tidebook.core.replication_plan import TagRow
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
 from tidebook.server.console.overview import PINNED_BYTES_MAX, find
-from tidebook.server.console.pipeline import partition_row
+from tidebook.server.console.pipeline import job_data, partition_row
 from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.render import Count
-from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of
+from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of, summary
 from tidebook.server.console.tags import TagGap, find_gaps
 from tidebook.server.pipeline_jobs import PipelineJob
 from tidebook.tags.event import TaggedEvent
@@ -93,12 +94,39 @@ def test_the_slowest_partition_holds_the_horizon_back() -> None:
 
 def test_a_lagging_partition_has_an_estimate_of_when_it_is_caught_up() -> None:
     lagging = PartitionStatus("orders", 0, 1, 0, 500, 100, 400, 12.0)
-    survey = Survey(at_ms=0, took_s=0.0, job=JobStatus(0, 1, 1, 0, 200.0, 1.0, stopped={"orders/1": "damaged"}))
-    assert partition_row(lagging, survey).caught_up_s == 2.0
-    assert partition_row(PartitionStatus("orders", 0, 1, 0, 500, 500, 0, 0.0), survey).caught_up_s is None
-    stopped = partition_row(PartitionStatus("orders", 1, 1, 0, 500, 100, 400, 12.0), survey)
+    job = JobStatus(0, 1, 1, 0, 200.0, 1.0, stopped={"orders/1": "damaged"})
+    assert partition_row(lagging, job, 1).caught_up_s == 2.0
+    assert partition_row(lagging, job, 4).caught_up_s == 8.0  # four partitions share the rate
+    assert partition_row(PartitionStatus("orders", 0, 1, 0, 500, 500, 0, 0.0), job, 1).caught_up_s is None
+    stopped = partition_row(PartitionStatus("orders", 1, 1, 0, 500, 100, 400, 12.0), job, 1)
     assert (stopped.stopped, stopped.caught_up_s) == ("damaged", None)
-    assert partition_row(lagging, Survey(at_ms=0, took_s=0.0)).caught_up_s is None
+    assert partition_row(lagging, None, 1).caught_up_s is None
+
+
+def test_offsets_that_the_log_lost_are_counted() -> None:
+    assert partition_row(PartitionStatus("orders", 0, 1, 150, 500, 100, 350, 12.0), None, 1).lost == 50
+    assert partition_row(PartitionStatus("orders", 0, 1, 100, 500, 100, 400, 12.0), None, 1).lost == 0
+
+
+def test_numbers_of_the_overview_that_were_counted_to_a_bound_are_estimates() -> None:
+    few, many = outbox("a", waiting=7), outbox("b", waiting=10_000, waiting_is_bound=True)
+    assert summary(Survey(at_ms=0, took_s=0.0, outbox=[few]))["outbox_waiting"] == Count(7)
+    assert summary(Survey(at_ms=0, took_s=0.0, outbox=[few, many]))["outbox_waiting"] == Count(10_007, exact=False)
+    queues = [queue("mail", dead=Count(2)), queue("jobs", dead=Count(10_000, exact=False))]
+    assert summary(Survey(at_ms=0, took_s=0.0, queues=queues))["dead"] == Count(10_002, exact=False)
+
+
+def test_a_job_shows_its_differences_and_the_last_of_its_other_lines() -> None:
+    differences = [{"what": "event missing", "topic": f"t-{n % 2}", "id": "a", "seq_nr": n} for n in range(600)]
+    lines = [*({"step": n} for n in range(30)), *differences, "done"]
+    answer = PipelineJobAnswer(
+        id="0", kind="verify", state="differences", started_at_ms=0, ended_at_ms=5, exit_code=1,
+        line_count=700, lines=lines, result=None, error=None,
+    )  # fmt: skip
+    found = job_data(answer, now_ms=9)
+    assert (found.differences, found.left_out) == (differences[:500], 100)
+    assert (found.progress[0], found.progress[-1], len(found.progress)) == ('{"step":11}', '"done"', 20)
+    assert (found.forgotten, found.topics) == (69, ["t-0", "t-1"])
 
 
 def tagged(id: str, number: int, incarnation: int = 0) -> TaggedEvent:

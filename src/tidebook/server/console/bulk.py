@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, Literal
 
 import msgspec
@@ -15,8 +16,12 @@ from tidebook.runtime.clock import Clock
 #: How many acts run at once, and how many ended ones are remembered.
 RUNNING_MAX: Final = 4
 ENDED_MAX: Final = 50
+#: How long the current page may take when an act is cancelled.
+STOP_S: Final = 5.0
 
 State = Literal["running", "done", "cancelled", "failed"]
+#: The pages of an act: each step changes one, and yields how many entries it has changed.
+Steps = AsyncGenerator[int, None]
 #: Records an act in the audit; it is called when the act has ended.
 OnEnd = Callable[["BulkAct"], Awaitable[None]]
 
@@ -24,7 +29,7 @@ OnEnd = Callable[["BulkAct"], Awaitable[None]]
 class BulkAct:
     """One act on many entries of a queue."""
 
-    def __init__(self, label: str, queue: str, total: int, steps: AsyncIterator[int], clock: Clock) -> None:
+    def __init__(self, label: str, queue: str, total: int, steps: Steps, clock: Clock) -> None:
         self.id = secrets.token_hex(8)
         self.label = label
         self.queue = queue
@@ -38,24 +43,34 @@ class BulkAct:
         self._clock = clock
         self._steps = steps
         self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
 
     def start(self, on_end: OnEnd) -> None:
         """Run the steps in the background."""
         self._task = asyncio.create_task(self._run(on_end))
 
     async def cancel(self) -> None:
-        """Stop after the current page; changes already made remain."""
-        if self._task is not None:
+        """Stop after the current page, and return when that is recorded; changes already made remain."""
+        self._is_cancelled = True
+        if self._task is None:
+            return
+        await asyncio.wait((self._task,), timeout=STOP_S)
+        if self.state == "running":
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.wait((self._task,))
 
     async def _run(self, on_end: OnEnd) -> None:
         state: State = "failed"
         try:
-            async for changed in self._steps:
-                self.changed += changed
-                await asyncio.sleep(0)  # an embedded store never suspends
-            state = "done"
+            async with aclosing(self._steps) as steps:
+                async for changed in steps:
+                    self.changed += changed
+                    await asyncio.sleep(0)  # an embedded store never suspends
+                    if self._is_cancelled:
+                        state = "cancelled"
+                        break
+                else:
+                    state = "done"
         except asyncio.CancelledError:
             state = "cancelled"
         except TidebookError as error:
@@ -87,8 +102,8 @@ class BulkActs:
         self._clock = clock
         self._acts: dict[str, BulkAct] = {}
 
-    def start(self, label: str, queue: str, total: int, steps: AsyncIterator[int], on_end: OnEnd) -> BulkAct:
-        """Start an act; each step of `steps` is a page, and yields how many entries it has changed."""
+    def start(self, label: str, queue: str, total: int, steps: Steps, on_end: OnEnd) -> BulkAct:
+        """Start an act."""
         running = [each for each in self._acts.values() if each.state == "running"]
         if len(running) >= RUNNING_MAX:
             raise Unavailable(f"{len(running)} acts on many entries run already: wait for one, or cancel it")

@@ -99,10 +99,7 @@ class Console:
                 async with asyncio.timeout(limit_s):
                     response: Response = await serve(target, request, headers)
             except SignInRequired as error:
-                if as_json or request.method != "GET" or target.path == SIGN_IN_PATH:
-                    response = self._problem(error, headers, as_json=as_json)
-                else:
-                    response = RedirectResponse(link(SIGN_IN_PATH, next=_address(request)), 303)
+                response = self._sign_in(error, target, request, headers, as_json=as_json)
             except TidebookError as error:
                 response = self._problem(error, headers, as_json=as_json, target=target, request=request)
             except TimeoutError:
@@ -110,11 +107,21 @@ class Console:
             except Exception:
                 logger.exception("%s failed", target.path)
                 response = self._failure(internal_problem(), headers, as_json=as_json)
-            response.headers.setdefault("cache-control", "no-store")
-            response.headers.update(SECURITY_HEADERS)
-            return response
+            return _secured(response)
 
         return endpoint
+
+    def _sign_in(
+        self, error: SignInRequired, target: Page | Act, request: Request, headers: Headers, *, as_json: bool
+    ) -> Response:
+        """Lead a browser to the sign-in, and from there back to what it asked for."""
+        if as_json or request.method != "GET" or target.path == SIGN_IN_PATH:
+            back = getattr(request.state, "typed", {}).get("back")
+            return self._problem(error, headers, as_json=as_json, back=_local(back))
+        where = link(SIGN_IN_PATH, next=_address(request))
+        if "hx-request" in request.headers:  # a part of a page: htmx would put the form of the sign-in into it
+            return Response(status_code=401, headers={"hx-redirect": where})
+        return RedirectResponse(where, 303)
 
     def _require_role(self, target: Page | Act | LiveView, headers: Headers) -> None:
         """Refuse a token without the required role before the rest of the request is parsed."""
@@ -239,17 +246,24 @@ class Console:
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the rows of a live view; a refused request gets a problem document, as in the API."""
         request, headers = Request(scope, receive), Headers(scope["headers"])
+        state, limit_s = self.state, self.state.settings.request_s
         try:
-            self._require_role(live, headers)
-            view = self._view(live, request, headers, _decode(live.query, scope["query_string"]))
-            rows = await live.follow(view, lambda row: self._row(live, view, row))
-        except TidebookError as error:
-            await self._problem(error, headers, as_json=True)(scope, receive, send)
+            async with asyncio.timeout(limit_s):
+                self._require_role(live, headers)
+                view = self._view(live, request, headers, _decode(live.query, scope["query_string"]))
+                rows = await live.follow(view, lambda row: self._row(live, view, row))
+                if view.unmask:
+                    await self._record_unmask(view)
+            state.slots.take(view.principal.id)
+        except (TidebookError, TimeoutError) as error:
+            problem = late_error(request, limit_s) if isinstance(error, TimeoutError) else error
+            await _secured(self._problem(problem, headers, as_json=True))(scope, receive, send)
             return
-        if view.unmask:
-            await self._record_unmask(view)
-        session = self.state.gate.session_of(headers)
-        await send_rows(self.state, view.principal.id, session, rows, receive, send, SECURITY_HEADERS)
+        try:
+            session = state.gate.session_of(headers)
+            await send_rows(state, view.principal.id, session, rows, receive, send, SECURITY_HEADERS)
+        finally:
+            state.slots.release(view.principal.id)
 
     def _row(self, live: LiveView, view: View, row: Any) -> bytes:
         """Return a row as one line, as the data of a server-sent event requires."""
@@ -275,8 +289,8 @@ class Console:
         kind = _TYPES.get(name.rpartition(".")[2])
         if body is None or kind is None:
             return await self._missing(request)
-        headers = {**SECURITY_HEADERS, "cache-control": "public, max-age=31536000, immutable"}
-        return Response(body, media_type=kind, headers=headers)
+        forever = {"cache-control": "public, max-age=31536000, immutable"}
+        return _secured(Response(body, media_type=kind, headers=forever))
 
     async def _missing(self, request: Request) -> Response:
         return self._refuse(request, NotFound(f"there is no page {request.scope['path'][:200]!r} here"))
@@ -289,10 +303,7 @@ class Console:
 
     def _refuse(self, request: Request, error: TidebookError) -> Response:
         as_json = request.scope["path"].endswith(".json")
-        response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
-        response.headers["cache-control"] = "no-store"
-        response.headers.update(SECURITY_HEADERS)
-        return response
+        return _secured(self._problem(error, Headers(request.scope["headers"]), as_json=as_json))
 
     # ---- answers
 
@@ -307,21 +318,35 @@ class Console:
         as_json: bool,
         target: Page | Act | None = None,
         request: Request | None = None,
+        back: str = "/",
     ) -> Response:
         problem, form = problem_of(error), None
         if target is not None and request is not None and problem["status"] in STATUSES:
             typed = getattr(request.state, "typed", None) or dict(request.query_params)
             form = retry_form(target, request.method, typed)
-        return self._failure(problem, headers, as_json=as_json, form=form)
+        return self._failure(problem, headers, as_json=as_json, form=form, back=back)
 
     def _failure(
-        self, problem: dict[str, Any], headers: Headers, *, as_json: bool, form: RetryForm | None = None
+        self,
+        problem: dict[str, Any],
+        headers: Headers,
+        *,
+        as_json: bool,
+        form: RetryForm | None = None,
+        back: str = "/",
     ) -> Response:
         if as_json:
             return Response(msgspec.json.encode(problem), problem["status"], media_type=CONTENT_TYPE)
-        context = {"form": form, "csrf_token": self._csrf_token(headers), "theme": _theme(headers)}
+        context = {"form": form, "back": back, "csrf_token": self._csrf_token(headers), "theme": _theme(headers)}
         body = self._render("problem.html", problem=problem, **context)
         return Response(body, problem["status"], media_type="text/html")
+
+
+def _secured(response: Response) -> Response:
+    """Return a response with the security headers; unless it says otherwise, browsers may not store it."""
+    response.headers.setdefault("cache-control", "no-store")
+    response.headers.update(SECURITY_HEADERS)
+    return response
 
 
 def _target(act: Act, view: View) -> str:

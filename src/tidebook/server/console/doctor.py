@@ -111,12 +111,5 @@ def _files(folder: Path) -> list[Check]:
 
 
 PAGES = (
-    Page(
-        name="doctor",
-        path="/doctor",
-        route=DOCTOR_PAGE,
-        read=doctor,
-        template="doctor.html",
-        query=DoctorQuery,
-    ),
+    Page(name="doctor", path="/doctor", route=DOCTOR_PAGE, read=doctor, template="doctor.html", query=DoctorQuery),
 )

@@ -15,9 +15,10 @@ from tidebook.core.key import Key
 from tidebook.core.payload import encode_payload
 from tidebook.core.record import read_record
 from tidebook.core.seq_nr import LAST
-from tidebook.server.console.journal import read_page
+from tidebook.server.console.journal import last_number_before, read_page
 from tidebook.server.console.page import Page
 from tidebook.server.console.payload_view import ClippedText, Dump, TreeNode, as_document, dump, tree
+from tidebook.server.console.render import counted
 from tidebook.server.console.view import View
 
 Form = Literal["tree", "text", "hex"]
@@ -132,7 +133,7 @@ async def event(view: View) -> EventData:
         record=record,
         row=row,
         same=None if record_bytes is None or row_bytes is None else record_bytes == row_bytes,
-        previous=query.number - 1 if query.number > head.delete_to + 1 else None,
+        previous=await last_number_before(journal, query.id, query.number, head),
         next=found[1].seq_nr if len(found) > 1 else None,
         masked=view.is_masked(query.topic),
         hidden=mask is not None,
@@ -170,7 +171,7 @@ def _describe(action: Append | Delete | Purge | Mark | Seal | Damaged) -> str:
     match action:
         case Append():
             condition = "" if action.expected is None else f", expected {action.expected:,}"
-            return f"append of {action.count:,} {'event' if action.count == 1 else 'events'}{condition}"
+            return f"append of {counted(action.count, 'event')}{condition}"
         case Delete():
             return f"delete to {action.to:,}"
         case Purge():
@@ -209,11 +210,6 @@ async def _row(view: View, key: Key, shown: ReadEvent, *, hidden: bool) -> tuple
 
 PAGES = (
     Page(
-        name="event",
-        path="/event",
-        route=BY_NAME["journals.read"],
-        read=event,
-        template="event.html",
-        query=EventQuery,
+        name="event", path="/event", route=BY_NAME["journals.read"], read=event, template="event.html", query=EventQuery
     ),
 )

@@ -227,6 +227,20 @@ async def first_event(journal: Journal, id: str, start: int, head: Head) -> Read
     return events[0] if events else None
 
 
+async def last_number_before(journal: Journal, id: str, number: int, head: Head) -> int | None:
+    """Return the number of the event before a number; numbers between them may be skipped."""
+    found, low, high = None, head.delete_to, number - 1
+    middle = high  # most events follow the one before them
+    while low < high:
+        event = await first_event(journal, id, middle, head)
+        if event is not None and event.seq_nr < number:
+            found = low = event.seq_nr
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return found
+
+
 async def scan_events(
     journal: Journal, id: str, head: Head, query: JournalQuery, expression: Expression, mask: Mask | None
 ) -> tuple[list[ReadEvent], ScanProgress]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.core.payload import decode_json
@@ -16,8 +15,8 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console.journal import Number
-from tidebook.server.console.page import Act, ActResult, Preview
-from tidebook.server.console.render import link
+from tidebook.server.console.page import ActResult, Preview, api_act
+from tidebook.server.console.render import counted, link
 from tidebook.server.console.view import View
 
 
@@ -90,10 +89,8 @@ async def preview_delete(view: View) -> Preview:
     """Count the events that would be deleted."""
     form, journal = view.fields, view.book.journal(view.fields.topic)
     count = await count_events(journal, form.id, form.to)
-    events = "1 event" if count == 1 else f"{count:,} events"
-    text = (
-        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to}. It cannot be undone."
-    )
+    which = f"{counted(count, 'event')} of journal {form.topic}/{form.id}"
+    text = f"This deletes {which}: those up to number {form.to:,}. It cannot be undone."
     return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id, form.to))
 
 
@@ -106,19 +103,21 @@ async def _bounds(journal: Journal, id: str, to: int = LAST) -> list[int]:
 
 
 async def delete(view: View) -> ActResult:
-    """Delete events up to a number."""
+    """Delete the events that were counted; events appended since then stay."""
     form = view.fields
-    await view.book.journal(form.topic).delete(form.id, to=form.to)
     where = link("/journal", topic=form.topic, id=form.id)
-    return ActResult(message=f"The events up to number {form.to} are deleted.", to=where)
+    if not view.confirmed.count:  # a delete would create a journal that does not exist
+        return ActResult(message="There was no event to delete.", to=where, changed=False)
+    *_, to = view.confirmed.members
+    await view.book.journal(form.topic).delete(form.id, to=to)
+    return ActResult(message=f"The events up to number {to:,} are deleted.", to=where)
 
 
 async def preview_purge(view: View) -> Preview:
     """Count the events that a purge would remove."""
     form, journal = view.fields, view.book.journal(view.fields.topic)
     count = await count_events(journal, form.id)
-    events = "1 event" if count == 1 else f"all {count:,} events"
-    text = f"This removes journal {form.topic}/{form.id} with {events}. It cannot be undone."
+    text = f"This removes journal {form.topic}/{form.id} with its {counted(count, 'event')}. It cannot be undone."
     return Preview(text=text, count=count, word=form.id, members=await _bounds(journal, form.id))
 
 
@@ -130,28 +129,7 @@ async def purge(view: View) -> ActResult:
 
 
 ACTS = (
-    Act(
-        name="journals.append",
-        label="Append",
-        route=BY_NAME["journals.append"],
-        run=append,
-        form=AppendForm,
-        content=frozenset({"payload", "metadata"}),
-    ),
-    Act(
-        name="journals.delete",
-        label="Delete events",
-        route=BY_NAME["journals.delete"],
-        run=delete,
-        form=DeleteForm,
-        preview=preview_delete,
-    ),
-    Act(
-        name="journals.purge",
-        label="Purge journal",
-        route=BY_NAME["journals.purge"],
-        run=purge,
-        form=JournalForm,
-        preview=preview_purge,
-    ),
+    api_act("journals.append", "Append", append, AppendForm),
+    api_act("journals.delete", "Delete events", delete, DeleteForm, preview_delete),
+    api_act("journals.purge", "Purge journal", purge, JournalForm, preview_purge),
 )

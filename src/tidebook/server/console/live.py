@@ -27,14 +27,7 @@ async def send_rows(
     receive: Receive, send: Send, headers: dict[str, str],
 ) -> None:  # fmt: skip
     """Send rows until the browser leaves or the server drains."""
-    settings = state.settings
-    state.slots.take(token)
-    try:
-        lines = Lines(lambda _: rows, live=True, events=True)
-        limits = {"send_s": settings.send_s, "deadline_s": settings.request_s}
-        sender = StreamSender(receive, send, state.live, token=token, session=session, **limits)
-        await sender.run(
-            lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()]
-        )
-    finally:
-        state.slots.release(token)
+    lines = Lines(lambda _: rows, live=True, events=True)
+    limits = {"send_s": state.settings.send_s, "deadline_s": state.settings.request_s}
+    sender = StreamSender(receive, send, state.live, token=token, session=session, **limits)
+    await sender.run(lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()])

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.server.console.page import Act, ActResult, Page, Preview
-from tidebook.server.console.render import EXACT_MAX
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.render import EXACT_MAX, counted
 from tidebook.server.console.view import View
 
 PARKED_MAX: Final = 100
@@ -81,9 +81,8 @@ async def _preview(view: View, does: str, after: str, word: str | None = None) -
     form = view.fields
     found = await view.book.outbox.parked(form.topic, limit=COUNTED_MAX)
     chosen = [each for each in found if each.state in REFUSED and form.id in (None, each.id)]
-    noun = "parked message" if len(chosen) == 1 else "parked messages"
     return Preview(
-        text=f"This {does} {len(chosen):,} {noun} of topic {form.topic}{after}",
+        text=f"This {does} {counted(len(chosen), 'parked message')} of topic {form.topic}{after}",
         count=len(chosen),
         word=word,
         sample=[f"{each.id} · {each.reason}" for each in chosen[:SAMPLE_MAX]],
@@ -124,20 +123,6 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(
-        name="outbox.retry",
-        label="Retry",
-        route=BY_NAME["outbox.retry"],
-        run=retry,
-        form=ParkedForm,
-        preview=preview_retry,
-    ),
-    Act(
-        name="outbox.drop",
-        label="Drop",
-        route=BY_NAME["outbox.drop"],
-        run=drop,
-        form=ParkedForm,
-        preview=preview_drop,
-    ),
+    api_act("outbox.retry", "Retry", retry, ParkedForm, preview_retry),
+    api_act("outbox.drop", "Drop", drop, ParkedForm, preview_drop),
 )

@@ -57,6 +57,7 @@ class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     findings_left_out: int
     numbers: dict[str, Any]
+    #: Empty for a token with a prefix: the parts serve the whole book.
     parts: list[PartHealth]
     as_of_ms: int
     hours: float
@@ -71,7 +72,7 @@ async def overview(view: View) -> OverviewData:
         findings=findings[:FINDINGS_MAX],
         findings_left_out=max(0, len(findings) - FINDINGS_MAX),
         numbers=summary(survey),
-        parts=await part_health(view, survey),
+        parts=[] if view.principal.prefix else await part_health(view, survey),
         as_of_ms=survey.at_ms,
         hours=view.fields.hours,
     )
@@ -85,6 +86,7 @@ def visible(survey: Survey, view: View) -> Survey:
     return msgspec.structs.replace(
         survey,
         topics=[each for each in survey.topics if each.topic.startswith(prefix)],
+        topics_left_out=0,
         queues=[each for each in survey.queues if each.queue.startswith(prefix)],
         regions=[each for each in survey.regions if each.namespace.startswith(prefix)],
         parked={topic: count for topic, count in survey.parked.items() if topic.startswith(prefix)},
@@ -205,19 +207,10 @@ async def _replication(view: View, survey: Survey) -> PartHealth:
         detail = "replicates in this process" if ok else status.last_error or "a partition is stopped"
         return PartHealth(part="Replication", kind="inline", ok=ok, detail=detail)
     if job is None:
-        return PartHealth(part="Replication", kind="none", ok=True, detail="nothing has been replicated yet")
+        return PartHealth(part="Replication", kind="none", ok=True, detail="no process has reported")
     age_s = max(0, view.now_ms - job.at_ms) / 1000
     detail = f"last reported {span(age_s)} ago by {job.process or 'an unnamed process'}"
     return PartHealth(part="Replication", kind=job.engine, ok=not job.stopped, detail=detail)
 
 
-PAGES = (
-    Page(
-        name="overview",
-        path="/",
-        route=OVERVIEW,
-        read=overview,
-        template="overview.html",
-        query=OverviewQuery,
-    ),
-)
+PAGES = (Page(name="overview", path="/", route=OVERVIEW, read=overview, template="overview.html", query=OverviewQuery),)

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from tidebook.api.route import Route
+from tidebook.api.routes import BY_NAME
 from tidebook.server.answers import Chunk
 
 #: Turns a row of a live view into one line of HTML.
 RenderRow = Callable[[Any], bytes]
 #: The query parameter or form field that a token's prefix must cover, by scope of the route.
 NAMED_SCOPES = ("topic", "queue", "namespace")
+#: The names of form fields that hold a payload.
+CONTENT_FIELDS = frozenset({"payload", "metadata", "data"})
 
 
 class NoFields(msgspec.Struct, frozen=True):
@@ -78,15 +81,29 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     route: Route
     run: Callable[[Any], Awaitable[ActResult]]
     form: type[msgspec.Struct] = NoFields
-    #: The fields of the form that hold a payload, which the audit does not record.
-    content: frozenset[str] = frozenset()
     #: The dry run; an act that has one is confirmed on a separate page.
     preview: Callable[[Any], Awaitable[Preview]] | None = None
+
+    @property
+    def content(self) -> frozenset[str]:
+        """The fields of the form that hold a payload, which the audit does not record."""
+        return CONTENT_FIELDS.intersection(self.form.__struct_fields__)
 
     @property
     def path(self) -> str:
         """The path to which the form is sent, and at which the dry run is shown."""
         return f"/acts/{self.name}"
+
+
+def api_act(
+    name: str,
+    label: str,
+    run: Callable[[Any], Awaitable[ActResult]],
+    form: type[msgspec.Struct] = NoFields,
+    preview: Callable[[Any], Awaitable[Preview]] | None = None,
+) -> Act:
+    """Return an act that does the same as the route of this name."""
+    return Act(name=name, label=label, route=BY_NAME[name], run=run, form=form, preview=preview)
 
 
 def scope_name(route: Route, fields: msgspec.Struct) -> str | None:

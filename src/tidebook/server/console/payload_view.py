@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.core.payload import BYTES, JSON, TEXT, encode_payload
+from tidebook.server.console.render import counted
 
 #: Nodes of a tree, its depth, and characters of one value that are shown.
 NODES_MAX: Final = 1_000
@@ -91,7 +92,7 @@ class _Budget:
                 break
             children.append(self.node(key[:VALUE_CHARS_MAX], item, depth + 1))
         noun = "field" if kind == "object" else "item"
-        text = f"{len(items):,} {noun if len(items) == 1 else f'{noun}s'}"
+        text = counted(len(items), noun)
         return TreeNode(name=name, kind=kind, text=text, children=children, left_out=len(items) - len(children))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Annotated, Any, Final, assert_never
 
 import msgspec
@@ -14,10 +15,9 @@ from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
-from tidebook.server.console.page import Act, ActResult, Page, Preview
-from tidebook.server.console.render import link, size
+from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
+from tidebook.server.console.render import counted, link, size
 from tidebook.server.console.routes import PARKED_REPLAY
-from tidebook.server.console.survey import Survey
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments
 
@@ -25,6 +25,9 @@ from tidebook.server.pipeline import job_arguments
 TOPICS_MAX: Final = 20
 PARKED_MAX: Final = 50
 LINES_SHOWN_MAX: Final = 500
+#: How many of the other lines of output are shown, and how much of each.
+PROGRESS_LINES_MAX: Final = 20
+PROGRESS_CHARS_MAX: Final = 400
 
 
 class PipelinePageQuery(msgspec.Struct, frozen=True):
@@ -35,7 +38,7 @@ class PipelinePageQuery(msgspec.Struct, frozen=True):
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition; `caught_up_s` estimates when it will have caught up, at the rate of the last seconds."""
+    """One partition."""
 
     topic: str
     partition: int
@@ -43,6 +46,7 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     replicated: int
     lag: int
     lag_s: float
+    #: Estimates when it has caught up, if all partitions that lag share the rate of the last batch.
     caught_up_s: float | None
     stopped: str | None
     lost: int
@@ -86,10 +90,11 @@ async def pipeline(view: View) -> PipelineData:
     shown = names[(page - 1) * TOPICS_MAX : page * TOPICS_MAX]
     configs = await topic_configs(book.store, shown) if shown else {}
     statuses = await partition_statuses(book.log, book.store, configs, now_ms=view.now_ms)
+    lagging = sum(each.lag > 0 for each in statuses) + sum(lags[name] > 0 for name in lags.keys() - set(shown))
     parked, more = await _parked(view)
     replication = book.replication
     return PipelineData(
-        partitions=[partition_row(each, survey) for each in statuses],
+        partitions=[partition_row(each, survey.job, lagging) for each in statuses],
         total_topics=len(names),
         page=page,
         pages=pages,
@@ -103,10 +108,9 @@ async def pipeline(view: View) -> PipelineData:
     )
 
 
-def partition_row(status: PartitionStatus, survey: Survey) -> PartitionRow:
-    """Return a partition as the page shows it."""
-    job = survey.job
-    rate = 0.0 if job is None else job.records_per_s
+def partition_row(status: PartitionStatus, job: JobStatus | None, lagging: int) -> PartitionRow:
+    """Return a partition as the page shows it, if so many partitions lag."""
+    rate = 0.0 if job is None else job.records_per_s / max(1, lagging)
     stopped = None if job is None or not status.lag else job.stopped.get(f"{status.topic}/{status.partition}")
     lost = status.lost
     return PartitionRow(
@@ -124,20 +128,26 @@ def partition_row(status: PartitionStatus, survey: Survey) -> PartitionRow:
 
 async def _parked(view: View) -> tuple[list[ParkedRecordRow], bool]:
     rows: list[ParkedRecordRow] = []
-    async for each in view.book.store.parked():
-        if len(rows) == PARKED_MAX:
-            return rows, True
-        rows.append(
-            ParkedRecordRow(
-                topic=each.topic,
-                partition=each.partition,
-                offset=each.position.offset,
-                id=each.id,
-                reason=each.reason,
-                size_bytes=len(each.value) if each.whole_bytes is None else each.whole_bytes,
+    async with aclosing(view.book.store.parked()) as records:  # type: ignore[type-var]
+        async for each in records:
+            if len(rows) == PARKED_MAX:
+                return rows, True
+            rows.append(
+                ParkedRecordRow(
+                    topic=each.topic,
+                    partition=each.partition,
+                    offset=each.position.offset,
+                    id=each.id,
+                    reason=each.reason,
+                    size_bytes=_size_bytes(each),
+                )
             )
-        )
     return rows, False
+
+
+def _size_bytes(parked: Parked) -> int:
+    """Return the size of a record, of which only the beginning may be stored."""
+    return len(parked.value) if parked.whole_bytes is None else parked.whole_bytes
 
 
 class ReplayForm(msgspec.Struct, frozen=True):
@@ -153,9 +163,10 @@ class ReplayForm(msgspec.Struct, frozen=True):
 
 async def _find_parked(view: View) -> Parked:
     form = view.fields
-    async for each in view.book.store.parked(form.topic):
-        if (each.partition, each.position.offset) == (form.partition, form.offset):
-            return each
+    async with aclosing(view.book.store.parked(form.topic)) as records:  # type: ignore[type-var]
+        async for each in records:
+            if (each.partition, each.position.offset) == (form.partition, form.offset):
+                return each
     raise NotFound(f"no record is parked at {form.topic[:100]}/{form.partition} {form.offset:,}: it was replayed")
 
 
@@ -165,11 +176,11 @@ async def preview_replay(view: View) -> Preview:
     id = form.id or parked.id
     if id is None:
         raise InvalidInput("the record names no journal: give the id of one")
-    size_bytes = len(parked.value) if parked.whole_bytes is None else parked.whole_bytes
-    what = "as the payload of one event" if form.raw else "as what its writer meant it to be"
+    what = "as the payload of one event" if form.raw else "as the action that its writer meant"
+    held = size(_size_bytes(parked))
     text = (
-        f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({size(size_bytes)}) to the end of "
-        f"journal {id}, {what}, and removes it from the parked ones. At its own place it stays void."
+        f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({held}) to the end of journal "
+        f"{id}, {what}, and removes it from the parked ones. At its own offset it stays void."
     )
     members = [parked.position.epoch, parked.position.offset]
     return Preview(text=text, count=1, word=form.topic, sample=[parked.reason], members=members)
@@ -202,24 +213,31 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
     differences: list[dict[str, Any]]
     progress: list[str]
     left_out: int
+    #: How many lines of output, the first ones, are no longer kept.
+    forgotten: int
     topics: list[str]
     now_ms: int
 
 
 async def job(view: View) -> JobData:
     """Show a job."""
-    answer = view.state.jobs.find(view.fields.job).answer(after_line=0)
-    differences = [each for each in answer.lines if isinstance(each, dict) and {"what", "topic"} <= each.keys()]
-    other = [each for each in answer.lines if each not in differences]
-    topics = sorted({str(each["topic"]) for each in differences})
-    shown = msgspec.structs.replace(answer, lines=[])
+    return job_data(view.state.jobs.find(view.fields.job).answer(after_line=0), now_ms=view.now_ms)
+
+
+def job_data(answer: PipelineJobAnswer, *, now_ms: int) -> JobData:
+    """Return what the page shows of a job: the differences among its lines of output, and the last of the others."""
+    differences, others = list[dict[str, Any]](), list[Any]()
+    for line in answer.lines:
+        is_difference = isinstance(line, dict) and {"what", "topic"} <= line.keys()
+        (differences if is_difference else others).append(line)
     return JobData(
-        job=shown,
+        job=msgspec.structs.replace(answer, lines=[]),
         differences=differences[:LINES_SHOWN_MAX],
-        progress=[msgspec.json.encode(each).decode()[:400] for each in other[-20:]],
+        progress=[msgspec.json.encode(each).decode()[:PROGRESS_CHARS_MAX] for each in others[-PROGRESS_LINES_MAX:]],
         left_out=max(0, len(differences) - LINES_SHOWN_MAX),
-        topics=topics,
-        now_ms=view.now_ms,
+        forgotten=answer.line_count - len(answer.lines),
+        topics=sorted({str(each["topic"]) for each in differences}),
+        now_ms=now_ms,
     )
 
 
@@ -243,7 +261,7 @@ async def preview_start(view: View) -> Preview:
     form: JobForm = view.fields
     body = form.body()
     job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
-    which = "all topics" if not body.topics else "1 topic" if len(body.topics) == 1 else f"{len(body.topics):,} topics"
+    which = counted(len(body.topics), "topic") if body.topics else "all topics"
     match form.kind:
         case "verify":
             does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"
@@ -286,24 +304,10 @@ PAGES = (
         template="pipeline.html",
         query=PipelinePageQuery,
     ),
-    Page(
-        name="job",
-        path="/job",
-        route=BY_NAME["pipeline.job"],
-        read=job,
-        template="job.html",
-        query=JobPageQuery,
-    ),
+    Page(name="job", path="/job", route=BY_NAME["pipeline.job"], read=job, template="job.html", query=JobPageQuery),
 )
 ACTS = (
-    Act(
-        name="pipeline.start",
-        label="Start job",
-        route=BY_NAME["pipeline.start"],
-        run=start,
-        form=JobForm,
-        preview=preview_start,
-    ),
+    api_act("pipeline.start", "Start job", start, JobForm, preview_start),
     Act(
         name="pipeline.replay",
         label="Replay",
@@ -312,5 +316,5 @@ ACTS = (
         form=ReplayForm,
         preview=preview_replay,
     ),
-    Act(name="pipeline.cancel", label="Cancel job", route=BY_NAME["pipeline.cancel"], run=cancel, form=JobPageQuery),
+    api_act("pipeline.cancel", "Cancel job", cancel, JobPageQuery),
 )

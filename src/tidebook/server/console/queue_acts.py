@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -13,8 +13,8 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
-from tidebook.server.console.bulk import BulkAct, BulkAnswer
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.bulk import BulkAct, BulkAnswer, Steps
+from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
     Priority,
@@ -25,7 +25,7 @@ from tidebook.server.console.queues import (
     parse_number,
     parse_place,
 )
-from tidebook.server.console.render import link
+from tidebook.server.console.render import counted, link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
@@ -35,9 +35,10 @@ T = TypeVar("T")
 #: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
 AT_ONCE_MAX: Final = 1_000
 #: The most rows that can be selected one by one; an act on all that match has no limit.
-SELECTED_MAX: Final = 10_000
+SELECTED_MAX: Final = 1_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
+LETTER, ENTRY = ("dead letter", "dead letters"), ("entry", "entries")
 
 
 class PutForm(msgspec.Struct, frozen=True):
@@ -111,7 +112,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
     """Return the ids of the selected dead letters, oldest first, so that a retry keeps their order."""
     form = view.fields
     if form.places is not None:
-        ids = {parse_number(place) for place in form.places.split(",")[:SELECTED_MAX]}
+        ids = set(map(parse_number, _selected(form.places)))
         return sorted([id for id in ids if await browser.letter(id) is not None])
     found: list[int] = []
     before: int | None = None
@@ -141,7 +142,15 @@ def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
 
 
 def _selected_places(form: SelectionForm) -> list[EntryPlace] | None:
-    return None if form.places is None else [parse_place(text) for text in form.places.split(",")[:SELECTED_MAX]]
+    return None if form.places is None else [parse_place(text) for text in _selected(form.places)]
+
+
+def _selected(places: str) -> list[str]:
+    """Return the selected places; raise `InvalidInput` if there are too many."""
+    found = places.split(",")
+    if len(found) > SELECTED_MAX:
+        raise InvalidInput(f"{len(found):,} rows are selected: select at most {SELECTED_MAX:,}, or all that match")
+    return found
 
 
 def _samples(rows: list[Any], count: int) -> list[str]:
@@ -149,16 +158,11 @@ def _samples(rows: list[Any], count: int) -> list[str]:
     return [*shown, *([f"and {count - len(shown):,} more"] if count > len(shown) else [])]
 
 
-def _plural(count: int, noun: str) -> str:
-    plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
-    return f"1 {noun}" if count == 1 else f"{count:,} {plural}"
-
-
 async def _letters_preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
     browser = await find_queue(view, view.fields.queue)
     ids = await _selected_letters(view, browser)
     sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
-    text = f"This {does} {_plural(len(ids), 'dead letter')} {after}"
+    text = f"This {does} {counted(len(ids), *LETTER)} {after}"
     return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)), members=ids)
 
 
@@ -170,22 +174,22 @@ async def preview_retry(view: View) -> Preview:
 async def retry(view: View) -> ActResult:
     """Put dead letters back, the oldest first."""
     browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
-    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), "dead letter", "put back")
+    return await _act(view, len(ids), _in_pages(ids, RETRY_PAGE, browser.retry_all), LETTER, "put back")
 
 
-async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> AsyncIterator[int]:
+async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Awaitable[int]]) -> Steps:
     for start in range(0, len(ids), size):
         yield await act(ids[start : start + size])
 
 
-async def _act(view: View, total: int, steps: AsyncIterator[int], noun: str, done: str) -> ActResult:
+async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done: str) -> ActResult:
     """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
     here = _list_of(view)
     if total <= AT_ONCE_MAX:
         count = 0
         async for changed in steps:
             count += changed
-        return ActResult(message=f"{_plural(count, noun)} {done}.", to=here, changed=bool(count))
+        return ActResult(message=f"{counted(count, *noun)} {done}.", to=here, changed=bool(count))
     act = view.target
     assert isinstance(act, Act)
 
@@ -196,7 +200,7 @@ async def _act(view: View, total: int, steps: AsyncIterator[int], noun: str, don
 
     started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
     to = link("/queue-act", queue=view.fields.queue, act=started.id)
-    return ActResult(message=f"This acts on {_plural(total, noun)} in the background.", to=to)
+    return ActResult(message=f"This acts on {counted(total, *noun)} in the background.", to=to)
 
 
 def _list_of(view: View) -> str:
@@ -212,7 +216,7 @@ async def preview_drop(view: View) -> Preview:
 async def drop(view: View) -> ActResult:
     """Delete dead letters."""
     browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
-    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), "dead letter", "dropped")
+    return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), LETTER, "dropped")
 
 
 class EditForm(msgspec.Struct, frozen=True):
@@ -253,9 +257,9 @@ async def preview_purge(view: View) -> Preview:
     else:
         found = await browser.browse(wanted, limit=AT_ONCE_MAX)
         count = len(found)
-    text = f"This deletes {_plural(count, 'waiting entry')} of queue {form.queue}. It cannot be undone."
+    which = counted(count, "waiting entry", "waiting entries")
     return Preview(
-        text=text,
+        text=f"This deletes {which} of queue {form.queue}. It cannot be undone.",
         count=count,
         word=form.queue,
         sample=_samples([each.row for each in found], count),
@@ -275,10 +279,10 @@ async def purge(view: View) -> ActResult:
     browser, total = await find_queue(view, view.fields.queue), view.confirmed.count
     places = view.confirmed.members
     steps = _in_pages(places, PURGE_PAGE, browser.remove) if places else _purge_pages(view, browser, total)
-    return await _act(view, total, steps, "entry", "deleted")
+    return await _act(view, total, steps, ENTRY, "deleted")
 
 
-async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> AsyncIterator[int]:
+async def _purge_pages(view: View, browser: BoundBrowser, total: int) -> Steps:
     """Delete page by page, and never more than was confirmed: entries put meanwhile were not counted."""
     wanted, after = _waiting_filter(view), None
     while total > 0 and (page := await browser.browse(wanted, after=after, limit=min(PURGE_PAGE, total))):
@@ -322,41 +326,13 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="queues.pause", label="Pause", route=BY_NAME["queues.pause"], run=pause, form=QueueForm),
-    Act(name="queues.resume", label="Resume", route=BY_NAME["queues.resume"], run=resume, form=QueueForm),
-    Act(
-        name="queues.put",
-        label="Put",
-        route=BY_NAME["queues.put"],
-        run=put,
-        form=PutForm,
-        content=frozenset({"data"}),
-    ),
-    Act(
-        name="queues.retry",
-        label="Retry",
-        route=BY_NAME["queues.retry"],
-        run=retry,
-        form=SelectionForm,
-        preview=preview_retry,
-    ),
-    Act(
-        name="queues.drop",
-        label="Drop",
-        route=BY_NAME["queues.drop"],
-        run=drop,
-        form=SelectionForm,
-        preview=preview_drop,
-    ),
+    api_act("queues.pause", "Pause", pause, QueueForm),
+    api_act("queues.resume", "Resume", resume, QueueForm),
+    api_act("queues.put", "Put", put, PutForm),
+    api_act("queues.retry", "Retry", retry, SelectionForm, preview_retry),
+    api_act("queues.drop", "Drop", drop, SelectionForm, preview_drop),
     Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
-    Act(
-        name="queues.edit",
-        label="Save",
-        route=BY_NAME["queues.edit"],
-        run=edit,
-        form=EditForm,
-        content=frozenset({"data"}),
-    ),
+    api_act("queues.edit", "Save", edit, EditForm),
     Act(
         name="queues.purge",
         label="Delete entries",

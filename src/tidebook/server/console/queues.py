@@ -24,6 +24,7 @@ from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkAnswer
 from tidebook.server.console.page import Page
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
+from tidebook.server.console.render import Count
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
@@ -149,7 +150,10 @@ class QueueData(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[EntryRow]
     next: str | None
     workers: list[WorkerLine]
+    #: Whether only those are listed that have reported last.
+    workers_more: bool
     claims: list[ClaimRow]
+    claims_left_out: Count
     #: The entries that become due next.
     soon: list[EntryRow]
     #: The acts on many entries that run.
@@ -174,7 +178,9 @@ async def queue(view: View) -> QueueData:
         rows=rows,
         next=next_place,
         workers=[_worker_line(each, claims) for each in known],
+        workers_more=len(known) == WORKERS_MAX,
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
+        claims_left_out=Count(max(0, len(others) - CLAIMS_SHOWN_MAX), exact=len(claims) < CLAIMS_MAX),
         soon=await _upcoming(view, browser),
         acts=view.parts.bulk.running(query.queue),
         now_ms=now_ms,
@@ -205,7 +211,9 @@ async def _rows(view: View, browser: BoundBrowser, query: QueueQuery) -> tuple[l
 
 
 def entry_filter(query: Any) -> EntryFilter:
-    """Return the filter of a query or form for entries."""
+    """Return the filter of a query or form for entries; raise `InvalidInput` for what only dead letters have."""
+    if query.reason:
+        raise InvalidInput("only dead letters have a reason: show those, or leave reason out")
     match query.status:
         case "due" | "later" | "processing":
             return EntryFilter(
@@ -217,7 +225,7 @@ def entry_filter(query: Any) -> EntryFilter:
                 worker=_worker_filter(query),
             )
         case "dead":
-            raise InvalidInput("dead letters have no process date")
+            raise InvalidInput("dead letters are no entries: choose due, later or processing")
         case _:
             assert_never(query.status)
 
@@ -230,7 +238,9 @@ def _worker_filter(query: Any) -> bytes | None:
 
 
 def letter_filter(query: Any) -> LetterFilter:
-    """Return the filter of a query or form for dead letters."""
+    """Return the filter of a query or form for dead letters; raise `InvalidInput` for what only entries have."""
+    if query.priority is not None or query.after is not None or query.until is not None:
+        raise InvalidInput("dead letters are not found by priority or date: leave priority, after and until out")
     return LetterFilter(key=query.key, reason=query.reason)
 
 

@@ -34,6 +34,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: "1 event", "2 events"; give the plural if it is irregular."""
+    return f"1 {one}" if count == 1 else f"{count:,} {many or f'{one}s'}"
+
+
 def size(value: float | None) -> str:
     """Return a number of bytes with its unit."""
     if value is None:
@@ -52,7 +57,7 @@ def span(seconds: float | None) -> str:
         if seconds >= length:
             digits = 0 if unit == "ms" else 1
             return f"{seconds / length:,.{digits}f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds:,.0f} s"
+    return "< 1 ms" if seconds > 0 else "0 s"
 
 
 def span_ms(milliseconds: float | None) -> str:

@@ -28,10 +28,11 @@ STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
     "server": ServerSettings,
 }
 HIDDEN: Final = "***"
-_SECRET_NAME: Final = re.compile(r"pass|secret|token|credential|sasl|key(?!s)|auth", re.IGNORECASE)
+_SECRET: Final = r"pass|secret|token|credential|sasl|key(?!s)|auth"
+_SECRET_NAME: Final = re.compile(_SECRET, re.IGNORECASE)
 #: Up to the last @, because a password may have been written with characters that a URL does not allow.
 _USERINFO: Final = re.compile(r"(?<=://).*@")
-_PARAMETER: Final = re.compile(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
+_PARAMETER: Final = re.compile(rf"([?&][^=&]*(?:{_SECRET})[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,12 +122,4 @@ def without_secrets(text: str) -> str:
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USERINFO.sub(f"{HIDDEN}@", text))
 
 
-PAGES = (
-    Page(
-        name="settings",
-        path="/settings",
-        route=SETTINGS_PAGE,
-        read=settings,
-        template="settings.html",
-    ),
-)
+PAGES = (Page(name="settings", path="/settings", route=SETTINGS_PAGE, read=settings, template="settings.html"),)

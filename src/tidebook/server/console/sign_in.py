@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidebook.api.errors import SignInRequired
-from tidebook.api.routes import BY_NAME
-from tidebook.server.console.page import Act, ActResult, Page
+from tidebook.server.console.page import ActResult, Page, api_act
 from tidebook.server.console.routes import SIGN_IN_PAGE
 from tidebook.server.console.view import View
 
@@ -57,16 +56,9 @@ async def sign_out(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(
-        name="sign_in",
-        path="/sign-in",
-        route=SIGN_IN_PAGE,
-        read=page,
-        template="sign_in.html",
-        query=SignInQuery,
-    ),
+    Page(name="sign_in", path="/sign-in", route=SIGN_IN_PAGE, read=page, template="sign_in.html", query=SignInQuery),
 )
 ACTS = (
-    Act(name="access.sign_in", label="Sign in", route=BY_NAME["access.sign_in"], run=sign_in, form=SignInForm),
-    Act(name="access.sign_out", label="Sign out", route=BY_NAME["access.sign_out"], run=sign_out),
+    api_act("access.sign_in", "Sign in", sign_in, SignInForm),
+    api_act("access.sign_out", "Sign out", sign_out),
 )

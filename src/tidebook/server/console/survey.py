@@ -20,7 +20,7 @@ from tidebook.core.replication_plan import Parked, first_unreplicated_offset
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
-from tidebook.server.console.render import Count
+from tidebook.server.console.render import EXACT_MAX, Count
 from tidebook.tags.horizon import NEVER_MS, Horizon, HorizonStatus, status_of
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book
@@ -135,7 +135,7 @@ class Surveyor:
             topics=topics,
             topics_left_out=max(0, len(journals) - TOPICS_MAX),
             queues=await _answer("queues", self._queues(), [], problems),
-            outbox=await _answer("outbox", self._book.outbox.status(count_max=10_000), [], problems),
+            outbox=await _answer("outbox", self._book.outbox.status(count_max=EXACT_MAX), [], problems),
             regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
             parked=await _answer("parked records", self._parked(), {}, problems),
             job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
@@ -273,7 +273,7 @@ def summary(survey: Survey) -> dict[str, Any]:
         "queues": len(survey.queues),
         "waiting": _total([count for each in survey.queues for count in (each.due, each.later, each.processing)]),
         "dead": _total([each.dead for each in survey.queues]),
-        "outbox_waiting": sum(each.waiting for each in survey.outbox),
+        "outbox_waiting": _total([Count(each.waiting, not each.waiting_is_bound) for each in survey.outbox]),
         "held_bytes": sum(each.status.held_bytes for each in survey.regions if each.status is not None),
     }
 

@@ -15,7 +15,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
-from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview, RenderRow
+from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
@@ -58,6 +58,7 @@ class TagsData(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
     horizon: HorizonStatus
     groups: list[GroupView]
+    groups_left_out: int
 
 
 async def tags(view: View) -> TagsData:
@@ -71,8 +72,10 @@ async def tags(view: View) -> TagsData:
             if len(found) > TAGS_MAX or scanned >= SCAN_MAX:
                 more = True
                 break
-    groups = await _groups(view)
-    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await _horizon(view), groups=groups)
+    groups, left_out = await _groups(view)
+    return TagsData(
+        tags=found[:TAGS_MAX], more=more, horizon=await _horizon(view), groups=groups, groups_left_out=left_out
+    )
 
 
 class TagQuery(msgspec.Struct, frozen=True):
@@ -128,6 +131,7 @@ class TagData(msgspec.Struct, frozen=True, kw_only=True):
     progress: list[JournalProgress]
     gaps: list[TagGap]
     groups: list[GroupView]
+    groups_left_out: int
     masked: bool
 
 
@@ -144,8 +148,9 @@ async def tag(view: View) -> TagData:
                     more = True
                     break
                 scanned, last = scanned + 1, event.tag_offset
-                if view.principal.may_see(event.topic):
+                if view.may_see_topic(event.topic):
                     found.append(event)
+    groups, left_out = await _groups(view, query.tag)
     return TagData(
         tag=query.tag,
         horizon=await _horizon(view),
@@ -153,7 +158,8 @@ async def tag(view: View) -> TagData:
         next=last if more else None,
         progress=await _progress(view, found),
         gaps=find_gaps(found),
-        groups=await _groups(view, query.tag),
+        groups=groups,
+        groups_left_out=left_out,
         masked=any(view.is_masked(event.topic) for event in found),
     )
 
@@ -185,7 +191,7 @@ async def _horizon(view: View) -> HorizonStatus:
     found = (await view.parts.surveyor.read()).horizon
     if found is None:
         return HorizonStatus(horizon=None, age_s=None, topic=None, partition=None, lag=None)
-    if found.topic is None or view.principal.may_see(found.topic):
+    if found.topic is None or view.may_see_topic(found.topic):
         return found
     return msgspec.structs.replace(found, topic=None, partition=None, lag=None, remedy=None)
 
@@ -238,19 +244,23 @@ def find_gaps(events: list[TaggedEvent]) -> list[TagGap]:
     return gaps
 
 
-async def _groups(view: View, tag: str | None = None) -> list[GroupView]:
-    """Return the consumer groups of a tag, or of all; none for a token that may not see all topics."""
+async def _groups(view: View, tag: str | None = None) -> tuple[list[GroupView], int]:
+    """Return consumer groups of a tag, or of all, and how many others there are.
+
+    A token that may not see all topics sees none.
+    """
     if view.principal.prefix:
-        return []
+        return [], 0
     horizon = (await _horizon(view)).horizon
     horizon_ms = None if horizon is None else round(horizon.timestamp() * 1000)
-    groups: list[GroupView] = []
+    names = list[tuple[str, str, str]]()
     for name in await view.book.store.setting_names(GROUP_SETTING):
         group, _, quoted = name.removeprefix(GROUP_SETTING).rpartition("/")
-        if tag in (None, unquote(quoted)) and len(groups) < GROUPS_MAX:
-            text = await view.book.store.setting(name)
-            groups.append(group_view(group, unquote(quoted), text, horizon_ms))
-    return groups
+        if tag in (None, unquote(quoted)):
+            names.append((name, group, unquote(quoted)))
+    shown = names[:GROUPS_MAX]
+    views = [group_view(group, of, await view.book.store.setting(name), horizon_ms) for name, group, of in shown]
+    return views, len(names) - len(shown)
 
 
 def group_view(group: str, tag: str, text: str | None, horizon_ms: int | None) -> GroupView:
@@ -291,7 +301,7 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
 async def _live_rows(view: View, events: AsyncIterator[TaggedEvent], render: RenderRow) -> AsyncGenerator[Chunk, None]:
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
-            if view.principal.may_see(event.topic):
+            if view.may_see_topic(event.topic):
                 yield [(event.tag_offset, render(_row(view, event)))]
 
 
@@ -314,33 +324,10 @@ async def rebuild(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(
-        name="tags",
-        path="/tags",
-        route=BY_NAME["tags.list"],
-        read=tags,
-        template="tags.html",
-        query=TagsPageQuery,
-    ),
-    Page(
-        name="tag",
-        path="/tag",
-        route=BY_NAME["tags.read"],
-        read=tag,
-        template="tag.html",
-        query=TagQuery,
-    ),
+    Page(name="tags", path="/tags", route=BY_NAME["tags.list"], read=tags, template="tags.html", query=TagsPageQuery),
+    Page(name="tag", path="/tag", route=BY_NAME["tags.read"], read=tag, template="tag.html", query=TagQuery),
 )
-ACTS = (
-    Act(
-        name="tags.rebuild",
-        label="Rebuild tag",
-        route=BY_NAME["tags.rebuild"],
-        run=rebuild,
-        form=TagForm,
-        preview=preview_rebuild,
-    ),
-)
+ACTS = (api_act("tags.rebuild", "Rebuild tag", rebuild, TagForm, preview_rebuild),)
 LIVES = (
     LiveView(
         name="tag.live",

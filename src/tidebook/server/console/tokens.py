@@ -10,7 +10,7 @@ from msgspec import Meta
 from tidebook.api.access import RoleName, TokenAnswer
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import NotFound
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
 from tidebook.server.console.view import View
 
 DAY_S = 86_400
@@ -67,29 +67,8 @@ async def revoke(view: View) -> ActResult:
     return ActResult(message="The token is revoked.", to="/tokens")
 
 
-PAGES = (
-    Page(
-        name="tokens",
-        path="/tokens",
-        route=BY_NAME["access.tokens"],
-        read=tokens,
-        template="tokens.html",
-    ),
-)
+PAGES = (Page(name="tokens", path="/tokens", route=BY_NAME["access.tokens"], read=tokens, template="tokens.html"),)
 ACTS = (
-    Act(
-        name="access.create_token",
-        label="Create token",
-        route=BY_NAME["access.create_token"],
-        run=create,
-        form=NewTokenForm,
-    ),
-    Act(
-        name="access.revoke_token",
-        label="Revoke token",
-        route=BY_NAME["access.revoke_token"],
-        run=revoke,
-        form=RevokeForm,
-        preview=preview_revoke,
-    ),
+    api_act("access.create_token", "Create token", create, NewTokenForm),
+    api_act("access.revoke_token", "Revoke token", revoke, RevokeForm, preview_revoke),
 )

@@ -12,7 +12,7 @@ from msgspec import Meta
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import NotFound
 from tidebook.core.key import topic_name
-from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
 from tidebook.server.console.survey import TopicSurvey
 from tidebook.server.console.view import View
 from tidebook.wiring.topics import TopicDescription
@@ -53,7 +53,7 @@ async def topics(view: View) -> TopicsData:
     names = [
         name
         for name in await view.book.topics()
-        if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
+        if view.may_see_topic(name) and query.prefix.casefold() in name.casefold()
     ]
     match query.sort:
         case "name":
@@ -141,21 +141,7 @@ PAGES = (
         query=TopicsQuery,
     ),
     Page(
-        name="topic",
-        path="/topic",
-        route=BY_NAME["journals.ids"],
-        read=topic,
-        template="topic.html",
-        query=TopicQuery,
+        name="topic", path="/topic", route=BY_NAME["journals.ids"], read=topic, template="topic.html", query=TopicQuery
     ),
 )
-ACTS = (
-    Act(
-        name="topics.delete",
-        label="Delete topic",
-        route=BY_NAME["topics.delete"],
-        run=delete,
-        form=TopicForm,
-        preview=preview_delete,
-    ),
-)
+ACTS = (api_act("topics.delete", "Delete topic", delete, TopicForm, preview_delete),)

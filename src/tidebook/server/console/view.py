@@ -8,6 +8,7 @@ import msgspec
 
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
+from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console.page import Act, LiveView, Page, Preview
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
@@ -84,10 +85,16 @@ class View:
 
     def may(self, name: str) -> bool:
         """Return whether the token allows an act or a page; pages hide the others."""
-        target = self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]
-        if self.principal.role < target.route.role:
+        route = (self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]).route
+        if self.principal.role < route.role:
             return False
-        return not (self.principal.prefix and target.route.scope == "book")
+        if route.mutates and route.scope == "topic" and getattr(self.fields, "topic", None) == AUDIT_TOPIC:
+            return False  # only the server writes the audit
+        return not (self.principal.prefix and route.scope == "book")
+
+    def may_see_topic(self, topic: str) -> bool:
+        """Return whether the token may open the page of a topic."""
+        return self.principal.may_see(topic) and (topic != AUDIT_TOPIC or self.is_admin)
 
     def path_of(self, name: str) -> str:
         """Return the path of a page."""

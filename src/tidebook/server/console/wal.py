@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
-from tidebook.server.console.page import Act, ActResult, Page, Preview
-from tidebook.server.console.render import link, size
+from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.render import counted, link, size
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
 from tidebook.server.console.view import View
@@ -145,7 +145,7 @@ async def flush(view: View) -> ActResult:
     asked = await (await _open(view)).request_flush(view.fields.table)
     if not asked:
         return ActResult(message="No table has entries: nothing pins the log.", to=_region_address(view), changed=False)
-    which = f"table {asked[0]}" if len(asked) == 1 else f"{len(asked):,} tables"
+    which = f"table {asked[0]}" if len(asked) == 1 else counted(len(asked), "table")
     text = f"The owner is asked to flush {which}: it does so in its next round of cleaning."
     return ActResult(message=text, to=_region_address(view))
 
@@ -157,8 +157,8 @@ async def preview_mark(view: View) -> Preview:
     first = 0 if table is None else table.mapping.start
     count = 0 if table is None else max(0, min(form.seq, table.next_seq_num) - first)
     text = (
-        f"This marks {_counted(count)} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
-        "does. They can no longer be replayed."
+        f"This marks {counted(count, 'entry', 'entries')} of table {form.table} as deleted, those below number "
+        f"{form.seq:,}, as a flush does. They can no longer be replayed."
     )
     return Preview(text=text, count=count, word=str(form.table), members=[first])
 
@@ -175,7 +175,7 @@ async def preview_drop(view: View) -> Preview:
     id, tables = view.fields.table, (await _open(view)).meta.tables
     chosen = {id: tables[id]} if id in tables else {}
     count, members = _entries(chosen)
-    text = f"This drops table {id} with {_counted(count)}. It cannot be undone."
+    text = f"This drops table {id} with {counted(count, 'entry', 'entries')}. It cannot be undone."
     return Preview(text=text, count=count, word=str(id), members=members)
 
 
@@ -183,10 +183,6 @@ def _entries(tables: Mapping[int, TableMeta]) -> tuple[int, list[list[int]]]:
     """Return how many entries tables have, and what identifies them: the first number of each table, and the next."""
     bounds = [[id, each.mapping.start, each.next_seq_num] for id, each in sorted(tables.items())]
     return sum(len(each.mapping) for each in tables.values()), bounds
-
-
-def _counted(entries: int) -> str:
-    return "1 entry" if entries == 1 else f"{entries:,} entries"
 
 
 async def drop(view: View) -> ActResult:
@@ -201,7 +197,7 @@ async def preview_delete(view: View) -> Preview:
     count, members = _entries(opened.meta.tables)
     held = size(opened.meta.held_bytes)
     where = f"{view.fields.namespace}/{view.fields.region}"
-    text = f"This deletes region {where} with {_counted(count)}, {held}. It cannot be undone."
+    text = f"This deletes region {where} with {counted(count, 'entry', 'entries')}, {held}. It cannot be undone."
     return Preview(text=text, count=count, word=where, members=members)
 
 
@@ -225,31 +221,10 @@ PAGES = (
     ),
 )
 ACTS = (
-    Act(name="wal.snapshot", label="Write a snapshot", route=BY_NAME["wal.snapshot"], run=snapshot, form=RegionQuery),
-    Act(name="wal.clean", label="Clean", route=BY_NAME["wal.clean"], run=clean, form=RegionQuery),
-    Act(name="wal.request_flush", label="Force flush", route=BY_NAME["wal.request_flush"], run=flush, form=FlushForm),
-    Act(
-        name="wal.mark_deleted",
-        label="Mark deleted",
-        route=BY_NAME["wal.mark_deleted"],
-        run=mark,
-        form=MarkForm,
-        preview=preview_mark,
-    ),
-    Act(
-        name="wal.drop_table",
-        label="Drop table",
-        route=BY_NAME["wal.drop_table"],
-        run=drop,
-        form=TableForm,
-        preview=preview_drop,
-    ),
-    Act(
-        name="wal.delete_region",
-        label="Delete region",
-        route=BY_NAME["wal.delete_region"],
-        run=delete,
-        form=RegionQuery,
-        preview=preview_delete,
-    ),
+    api_act("wal.snapshot", "Write a snapshot", snapshot, RegionQuery),
+    api_act("wal.clean", "Clean", clean, RegionQuery),
+    api_act("wal.request_flush", "Force flush", flush, FlushForm),
+    api_act("wal.mark_deleted", "Mark deleted", mark, MarkForm, preview_mark),
+    api_act("wal.drop_table", "Drop table", drop, TableForm, preview_drop),
+    api_act("wal.delete_region", "Delete region", delete, RegionQuery, preview_delete),
 )

@@ -183,24 +183,26 @@
   }
 
   // ---- selections
+  const selectedPlaces = () => $$("[data-select]:checked").map((box) => box.value);
   function showSelection() {
-    const places = $$("[data-select]:checked").map((box) => box.value);
+    const places = selectedPlaces();
     for (const form of $$("[data-selection]")) {
       form.hidden = !places.length;
       form.elements.places.value = places.join(",");
+      form.elements.back.value = location.pathname + location.search;
       $("[data-count]", form).textContent = places.length;
     }
-    return places;
   }
   document.addEventListener("change", (event) => {
     const all = event.target.closest("[data-select-all]");
     if (all) for (const box of $$("[data-select]")) box.checked = all.checked;
     if (!all && !event.target.closest("[data-select]")) return;
     const address = new URL(location.href);
-    const places = showSelection();
+    const places = selectedPlaces();
     if (places.length) address.searchParams.set("selected", places.join(","));
     else address.searchParams.delete("selected");
     window.history.replaceState(window.history.state, "", address);
+    showSelection();
   });
 
   document.addEventListener("keydown", onKey);
