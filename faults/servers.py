@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from tidebook.testing.servers.server import Server
 PROXY_HOST = "127.0.1.{}"
 #: The nodes of a ring know each other by the address of a second proxy.
 LINK_HOST = "127.0.2.{}"
-STARTS_MAX = 3
+#: A server that ends while it starts is started again for this long.
+START_S_MAX = 300.0
 #: How often servers whose start was interrupted are killed, until their start has failed.
 KILLED_AGAIN_S = 0.5
 KAFKA_HEAP_MB = 256
@@ -135,7 +137,9 @@ class RunServers:
         for number, node in enumerate(ring, 1):
             host, port = LINK_HOST.format(number), node.ports["storage"]
             await self._link("cassandra", f"cassandra-{number}", (node.host, port), (host, port))
-            seeds = f'parameters: [{{seeds: "{LINK_HOST.format(1)}:{port}"}}]'
+            # Every node is a seed: others give up after some seconds in which no seed answers, as on a busy machine.
+            hosts = ",".join(f"{LINK_HOST.format(each)}:{port}" for each in range(1, len(ring) + 1))
+            seeds = f'parameters: [{{seeds: "{hosts}"}}]'
             node.settings |= {
                 "broadcast_address": host,
                 "seed_provider": f"[{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, {seeds}}}]",
@@ -208,12 +212,13 @@ class RunServers:
         await self._in_thread(node.stop)
         # Nothing commits until the standby follows again.
         start = partial(_start_without_commit, node) if name == "postgres-1" and self._cluster else node.start
-        for attempt in range(1, STARTS_MAX + 1):
+        deadline = time.monotonic() + START_S_MAX
+        while True:
             try:
                 await self._in_thread(start)
                 return
             except ServerError:
-                if node.alive() or attempt == STARTS_MAX:
+                if node.alive() or time.monotonic() > deadline:
                     raise
                 # It has ended, as a broker does that gets no answer from the controllers: a supervisor starts it again.
                 self.failed_starts[name] = self.failed_starts.get(name, 0) + 1
