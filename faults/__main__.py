@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from faults.mutants import run_mutants
 from faults.report import facts, summarize, write_report
 from faults.run import RunResult, check_run, run_faults
 from faults.servers import RunServers
+
+#: The exit code if there is nothing to check.
+INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
@@ -47,13 +52,31 @@ def main(arguments: list[str]) -> int:
     for option in ("servers", "cluster"):
         if getattr(given, option):
             command += f" --{option}"
-    result = asyncio.run(_run(given, folder.absolute(), seed, command))
+    try:
+        result = asyncio.run(_interruptible(_run(given, folder.absolute(), seed, command)))
+    except asyncio.CancelledError:
+        _say("interrupted before the workload has begun")
+        return INTERRUPTED
     history = check_run(result, folder)
     found = facts(result, history)
     for line in summarize(found):
         _say(line)
     _say(f"report: {write_report(folder, found, result, history)}")
     return 0 if result.ok else 1
+
+
+async def _interruptible(run: Coroutine[Any, Any, RunResult]) -> RunResult:
+    """Cancel a run at the first SIGINT or SIGTERM, so that it stops its processes and servers."""
+    task = asyncio.ensure_future(run)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, _cancel_once, task)
+    return await task
+
+
+def _cancel_once(task: asyncio.Task[RunResult]) -> None:
+    """Cancel a task; a second signal must not interrupt what stops the servers."""
+    if not task.cancelling():
+        task.cancel()
 
 
 async def _run(given: argparse.Namespace, folder: Path, seed: int, command: str) -> RunResult:

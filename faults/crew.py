@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -78,12 +79,15 @@ class BuildProcess:
 class Crew:
     """The processes of a run, by name: `writer-1` is `writer-1.3` after two kills."""
 
-    def __init__(self, plan: Plan, server_port: int) -> None:
+    def __init__(self, plan: Plan, server_port: int, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._server_port = server_port
         self._running: dict[str, BaseProcess | BuildProcess] = {}
-        #: The build from which processes are started, if it is not the current one.
-        self._build: Path | None = None
+        self._say = say
+        #: The builds from which processes are started, by name, if it is not the current one.
+        self._builds: dict[str, Path] = {}
+        #: The processes that were killed or stopped on purpose, and are not yet started again.
+        self._down: set[str] = set()
         self._incarnations: dict[str, int] = {}
         self.ended_badly: list[str] = []
         #: The number of restarts of each command after it ended because a server was unavailable.
@@ -106,27 +110,29 @@ class Crew:
 
     def start(self, name: str) -> None:
         """Start a process, or restart it if it ran before."""
+        self._down.discard(name)
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
-            self._running[name] = self._run_command([*command, "--book", self._plan.book], log)
+            self._running[name] = self._run_command(name, [*command, "--book", self._plan.book], log)
         else:
             role, number = name.rsplit("-", 1)
             seed = hash((self._plan.seed, sum(role.encode()), int(number), incarnation)) % 2**31
             self._running[name] = self._play(role, f"{name}.{incarnation}", seed, log)
 
-    def _run_command(self, command: list[str], log: str) -> BaseProcess | BuildProcess:
-        if self._build is not None:
-            return BuildProcess(self._build, [log, "tidebook", *command])
+    def _run_command(self, name: str, command: list[str], log: str) -> BaseProcess | BuildProcess:
+        if name in self._builds:
+            return BuildProcess(self._builds[name], [log, "tidebook", *command])
         process = _context.Process(target=run_command, args=(command, log))
         process.start()
         return process
 
     def _play(self, role: str, name: str, seed: int, log: str) -> BaseProcess | BuildProcess:
         folder = self._plan.folder
-        if self._build is not None:
-            return BuildProcess(self._build, [log, role, name, folder, str(seed)])
+        build = self._builds.get(name.split(".")[0])
+        if build is not None:
+            return BuildProcess(build, [log, role, name, folder, str(seed)])
         process = _context.Process(target=play_role, args=(role, name, folder, seed, log))
         process.start()
         return process
@@ -137,14 +143,15 @@ class Crew:
         while name not in (SERVER, PIPELINE) and not file.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
-    def use_build(self, build: Path) -> None:
-        """Start processes from another build from now on."""
-        self._build = build
+    def use_build(self, build: Path, name: str) -> None:
+        """Start a process from another build from now on."""
+        self._builds[name] = build
 
     def kill(self, name: str) -> None:
         """End a process with SIGKILL. Spark's Java process and its Python workers end a little later."""
         process = self._running[name]
         self._note_end(name)
+        self._down.add(name)
         process.kill()
         process.join()
 
@@ -183,43 +190,52 @@ class Crew:
             Process(process.pid, birth_of(process.pid) or "").signal_all(number)
 
     async def watch(self) -> None:
-        """Restart commands that ended because a server was unavailable, until cancelled."""
+        """Restart the processes that end by themselves, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            for name in (SERVER, PIPELINE):
-                process = self._running.get(name)
-                if process is not None and process.exitcode == UNAVAILABLE:
-                    self.restarts[name] = self.restarts.get(name, 0) + 1
-                    self.start(name)
+            self.revive()
+
+    def report_bad_end(self, text: str) -> None:
+        """Report something that ended and should not have: the run has failed."""
+        self.ended_badly.append(text)
+        self._say(f"  ENDED UNEXPECTEDLY: {text}")
 
     def _note_end(self, name: str) -> None:
+        """Count a command that ended because a server was unavailable; report any other process that has failed."""
         code = self._running[name].exitcode
-        if code not in (None, 0) and (name not in (SERVER, PIPELINE) or code != UNAVAILABLE):
-            self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {code}")
+        if name in (SERVER, PIPELINE) and code == UNAVAILABLE:
+            self.restarts[name] = self.restarts.get(name, 0) + 1
+        elif code not in (None, 0):
+            self.report_bad_end(f"{name}.{self._incarnations[name]} ended with {code}")
 
     def revive(self) -> None:
         """Record and restart the processes that have ended unexpectedly."""
-        for name, process in self._running.items():
-            if process.exitcode is not None:
+        for name, process in [*self._running.items()]:
+            if process.exitcode is not None and name not in self._down:
                 self._note_end(name)
                 self.start(name)
 
     async def stop(self, names: list[str]) -> None:
         """Ask processes to stop, wait for them, and kill those that do not stop."""
+        self._down |= {*names}
+        ended = [name for name in names if self._running[name].exitcode is not None]
         for name in names:
+            self._note_end(name)
             self._signal_family(name, signal.SIGCONT)
             self._signal(name, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S_MAX
         for name in names:
             process = self._running[name]
+            if name in ended:
+                continue
             await asyncio.to_thread(process.join, max(0.0, deadline - time.monotonic()))
             if process.exitcode is None:
-                self.ended_badly.append(f"{name} did not stop within {STOP_S_MAX:g} s")
+                self.report_bad_end(f"{name} did not stop within {STOP_S_MAX:g} s")
                 process.kill()
                 process.join()
             # A process that has just started may get the signal before it has a handler.
             elif process.exitcode not in (0, -signal.SIGTERM):
-                self.ended_badly.append(f"{name}.{self._incarnations[name]} ended with {process.exitcode}")
+                self.report_bad_end(f"{name}.{self._incarnations[name]} ended with {process.exitcode}")
 
     async def inspect(self, timeout_s: float) -> None:
         """Run the inspector to its end, or kill it after this time."""
@@ -230,7 +246,7 @@ class Crew:
         if process.exitcode is None:
             process.kill()
         if process.exitcode != 0:
-            self.ended_badly.append(f"{name} ended with {process.exitcode}")
+            self.report_bad_end(f"{name} ended with {process.exitcode}")
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""

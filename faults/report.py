@@ -192,6 +192,7 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
         "caught_up_s": result.caught_up_s,
         "lacking": result.lacking,
         "ended_badly": result.ended_badly,
+        "ended_early": result.ended_early,
         "quiet_s": round((result.quiet_ns - result.began_ns) / 1e9, 2),
         "checker_s": round(result.checked_s, 2),
         "verdicts": [
@@ -227,6 +228,8 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"NOT CAUGHT UP: {lacking}"
     for ended in found["ended_badly"]:
         yield f"ENDED UNEXPECTEDLY: {ended}"
+    if found["ended_early"] is not None:
+        yield f"ENDED EARLY after {found['quiet_s']:.1f} s: {found['ended_early']}"
     yield f"checked in {found['checker_s']:.1f} s; repeat: {found['command']}"
 
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import random
 import socket
-import subprocess
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaException
 
-from faults.crew import PIPELINE, SERVER, SOURCES, Crew
+from faults.crew import INSPECTOR, PIPELINE, SERVER, SOURCES, Crew
 from faults.disk import SmallDisk
 from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
@@ -44,7 +44,6 @@ from tidebook.testing.histories.call import RecordedHistory, pair_lines
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.line import read_lines
 from tidebook.testing.histories.verdict import RuleVerdict
-from tidebook.testing.servers.errors import ServerError
 from tidebook.wiring.book import open as open_book
 
 #: Within this time after the last fault, every process must have succeeded at something again.
@@ -83,16 +82,18 @@ class RunResult(msgspec.Struct):
     seed: int
     command: str
     began_ns: int
-    faults: list[DoneFault]
-    quiet_ns: int
-    #: How long after the last fault every process had made progress again; None if not all did in time.
-    recovered_s: float | None
+    faults: list[DoneFault] = []
+    quiet_ns: int = 0
+    #: How long after the last fault every process had made progress again; None if not all did within the bound.
+    recovered_s: float | None = None
     #: How long the consumers took to catch up after the last write.
-    caught_up_s: float | None
-    lacking: list[str]
-    ended_badly: list[str]
-    verdicts: list[RuleVerdict]
-    checked_s: float
+    caught_up_s: float | None = None
+    lacking: list[str] = []
+    ended_badly: list[str] = []
+    #: Why the run ended before its time; None if it did not.
+    ended_early: str | None = None
+    verdicts: list[RuleVerdict] = []
+    checked_s: float = 0.0
     #: The bound of `recovered_s`.
     recovery_s_max: float = RECOVERY_S_MAX
     #: The restarts of commands that found a server unavailable, and of servers that ended while they started.
@@ -102,7 +103,8 @@ class RunResult(msgspec.Struct):
     def ok(self) -> bool:
         """Whether no rule is violated, everything recovered and caught up, and nothing ended unexpectedly."""
         recovered = self.recovered_s is not None and self.caught_up_s is not None
-        return recovered and not self.ended_badly and all(verdict.ok for verdict in self.verdicts)
+        ended = not self.ended_badly and self.ended_early is None
+        return recovered and ended and all(verdict.ok for verdict in self.verdicts)
 
 
 async def run_faults(
@@ -115,7 +117,10 @@ async def run_faults(
     say: Callable[[str], None],
     servers: RunServers | None = None,
 ) -> RunResult:
-    """Run the workload for some time under faults, then wait until it has settled; `check_run` checks its history."""
+    """Run the workload for some time under faults, then wait until it has settled; `check_run` checks its history.
+
+    A run that is cancelled, or fails, after its processes were started returns what it has, with the reason.
+    """
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
     book = folder / "tidebook.toml"
@@ -140,7 +145,15 @@ async def run_faults(
     await asyncio.to_thread(create_effects, Context(plan, "setup", seed))
     plan = msgspec.structs.replace(plan, began_ns=time.monotonic_ns())
     write_plan(plan)
-    crew = Crew(plan, port)
+    crew = Crew(plan, port, say)
+    result = RunResult(
+        seed,
+        command,
+        plan.began_ns,
+        ended_badly=crew.ended_badly,
+        recovery_s_max=recovery_s_max,
+        restarts=crew.restarts,
+    )
     watch = asyncio.create_task(crew.watch())
     try:
         for name in crew.names:
@@ -151,7 +164,7 @@ async def run_faults(
             async with asyncio.timeout(start_s_max):
                 await _replicated_some(book)
         say(f"all processes work {(time.monotonic_ns() - plan.began_ns) / 1e9:.1f} s after their start")
-        began_ns = time.monotonic_ns()
+        result.began_ns = time.monotonic_ns()
         targets = Targets(
             crew.names,
             [*proxies],
@@ -163,26 +176,32 @@ async def run_faults(
         )
         schedule = make_schedule(seed, seconds, targets, only=only)
         say(f"{len(schedule)} faults in {seconds:g} s, seed {seed}")
-        done = await FaultInjector(plan, crew, proxies, servers, disk, began_ns, say).disturb(schedule, seconds)
+        injector = FaultInjector(plan, crew, proxies, servers, disk, result.began_ns, say)
+        result.faults = injector.done
+        await injector.disturb(schedule, seconds)
         plan.be_quiet()
-        quiet_ns = time.monotonic_ns()
-        recovered_s = await _recovered(crew, plan, quiet_ns, recovery_s_max)
+        result.quiet_ns = time.monotonic_ns()
+        recovered_s = result.recovered_s = await _recovered(crew, plan, result.quiet_ns, recovery_s_max)
         say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
         # The inspector of a long run takes longer, because it records more data.
         await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
         watch.cancel()
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] not in SOURCES])
+    except asyncio.CancelledError:
+        result.ended_early = "interrupted"
+    except Exception as error:  # the history so far is worth a check, whatever has ended the run
+        traceback.print_exc()
+        result.ended_early = f"{type(error).__name__}: {error}"
     finally:
         watch.cancel()
         crew.kill_all()
         await proxies[HTTP].close()
+    result.quiet_ns = result.quiet_ns or time.monotonic_ns()
+    result.faults.sort(key=lambda fault: fault.start_ns)
     if servers is not None:
-        crew.restarts |= servers.failed_starts
-    return RunResult(
-        seed, command, began_ns, done, quiet_ns, recovered_s, None, [], crew.ended_badly, [], 0.0, recovery_s_max,
-        crew.restarts,
-    )  # fmt: skip
+        result.restarts |= servers.failed_starts
+    return result
 
 
 def check_run(result: RunResult, folder: Path) -> RecordedHistory:
@@ -235,14 +254,13 @@ class FaultInjector:
         self._busy: set[str] = set()
         self.done: list[DoneFault] = []
 
-    async def disturb(self, schedule: Sequence[PlannedFault], seconds: float) -> list[DoneFault]:
+    async def disturb(self, schedule: Sequence[PlannedFault], seconds: float) -> None:
         """Inject every fault at its time; return when all faults have ended and the duration of the run has passed."""
         async with asyncio.TaskGroup() as group:
             for fault in schedule:
                 group.create_task(self._do(fault))
             group.create_task(asyncio.sleep(seconds))
         self._crew.revive()
-        return sorted(self.done, key=lambda fault: fault.start_ns)
 
     async def _do(self, fault: PlannedFault) -> None:
         await asyncio.sleep(max(0.0, fault.at_s - (time.monotonic_ns() - self._began_ns) / 1e9))
@@ -253,13 +271,10 @@ class FaultInjector:
         start_ns = time.monotonic_ns()
         try:
             down_ns = await self._do_it(fault)
-        except (
-            OSError,
-            ServerError,
-            subprocess.SubprocessError,
-        ) as error:  # for example a server that does not start: the run continues, and is reported as failed
+        except Exception as error:  # for example a server that does not start: the run continues, and has failed
+            traceback.print_exc()
             down_ns = None
-            self._crew.ended_badly.append(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
+            self._crew.report_bad_end(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
         self._busy -= held
         self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
         self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
@@ -290,19 +305,20 @@ class FaultInjector:
     async def _upgrade(self) -> None:
         """Replace every process by one of the next build, in the order of the documentation."""
         build = await asyncio.to_thread(make_next_build, Path(self._plan.folder) / "next-build")
-        self._crew.use_build(build)
         first = [name for name in (PIPELINE, SERVER) if name in self._crew.names]
         first += [name for name in self._crew.names if name.startswith(("replicator", "relay"))]
         for name in [*first, *(name for name in self._crew.names if name not in first)]:
             while name in self._busy:  # noqa: ASYNC110 - another fault is being done to it
                 await asyncio.sleep(0.1)
             self._busy.add(name)
+            self._crew.use_build(build, name)
             await self._crew.stop([name])
             self._crew.start(name)
             self._busy.remove(name)
             with contextlib.suppress(TimeoutError):  # the end of the run reports what did not recover
                 async with asyncio.timeout(UPGRADED_S_MAX):
                     await self._crew.started(name)
+        self._crew.use_build(build, f"{INSPECTOR}-1")
 
     def _held(self, fault: PlannedFault) -> set[str]:
         kinds = {} if self._servers is None else self._servers.kinds

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from faults.links import LinkProxy
 from faults.proxy import TcpProxy
@@ -20,7 +22,10 @@ from tidebook.testing.servers.server import Server
 PROXY_HOST = "127.0.1.{}"
 #: The nodes of a ring use the address of a second proxy to connect to each other.
 LINK_HOST = "127.0.2.{}"
-STARTS_MAX = 3
+#: A server that ends while it starts is started again for this long.
+START_S_MAX = 300.0
+#: How often servers whose start was interrupted are killed, until their start has failed.
+KILLED_AGAIN_S = 0.5
 KAFKA_HEAP_MB = 256
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")
 MEMTABLES = {"memtable_heap_space": "64MiB", "memtable_offheap_space": "64MiB"}
@@ -55,6 +60,8 @@ class RunServers:
         self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
         self.nodes: dict[str, Server] = {}
         self.proxies: dict[str, TcpProxy] = {}
+        #: The starts and stops of servers in threads, which continue even if this process no longer waits for them.
+        self._threads: set[asyncio.Future[Any]] = set()
         #: How many times a server ended while it started.
         self.failed_starts: dict[str, int] = {}
         #: The proxies between the nodes of each kind that is a cluster.
@@ -81,7 +88,7 @@ class RunServers:
             await self._make_single()
         async with asyncio.TaskGroup() as group:
             for each in (self._groups or self.nodes).values():
-                group.create_task(asyncio.to_thread(each.start))
+                group.create_task(self._in_thread(each.start))
 
     async def _make_single(self) -> None:
         broker = Kafka(self._folder / "kafka", heap_mb=KAFKA_HEAP_MB)
@@ -130,7 +137,9 @@ class RunServers:
         for number, node in enumerate(ring, 1):
             host, port = LINK_HOST.format(number), node.ports["storage"]
             await self._link("cassandra", f"cassandra-{number}", (node.host, port), (host, port))
-            seeds = f'parameters: [{{seeds: "{LINK_HOST.format(1)}:{port}"}}]'
+            # Every node is a seed: others give up after some seconds in which no seed answers, as on a busy machine.
+            hosts = ",".join(f"{LINK_HOST.format(each)}:{port}" for each in range(1, len(ring) + 1))
+            seeds = f'parameters: [{{seeds: "{hosts}"}}]'
             node.settings |= {
                 "broadcast_address": host,
                 "seed_provider": f"[{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, {seeds}}}]",
@@ -195,36 +204,52 @@ class RunServers:
 
     async def kill(self, name: str) -> None:
         """Kill a server with SIGKILL."""
-        await asyncio.to_thread(self.nodes[name].kill9)
+        await self._in_thread(self.nodes[name].kill9)
 
     async def restart(self, name: str) -> None:
         """Start a server that was killed, or stop a running one and start it again; return when it is ready."""
         node = self.nodes[name]
-        await asyncio.to_thread(node.stop)
+        await self._in_thread(node.stop)
         # Nothing commits until the standby follows again.
         start = partial(_start_without_commit, node) if name == "postgres-1" and self._cluster else node.start
-        for attempt in range(1, STARTS_MAX + 1):
+        deadline = time.monotonic() + START_S_MAX
+        while True:
             try:
-                await asyncio.to_thread(start)
+                await self._in_thread(start)
                 return
             except ServerError:
-                if node.alive() or attempt == STARTS_MAX:
+                if node.alive() or time.monotonic() > deadline:
                     raise
                 # It has ended, as a broker does if the controllers do not respond: a supervisor restarts it.
                 self.failed_starts[name] = self.failed_starts.get(name, 0) + 1
 
     async def pause(self, name: str) -> None:
         """Stop a server with SIGSTOP."""
-        await asyncio.to_thread(self.nodes[name].pause)
+        await self._in_thread(self.nodes[name].pause)
 
     async def resume(self, name: str) -> None:
         """Let a server continue."""
-        await asyncio.to_thread(self.nodes[name].resume)
+        await self._in_thread(self.nodes[name].resume)
+
+    async def _in_thread(self, act: Callable[[], object]) -> None:
+        """Run a call in a thread; `close` waits for its end if the caller is cancelled."""
+        future = asyncio.get_running_loop().run_in_executor(None, act)
+        self._threads.add(future)
+        future.add_done_callback(self._forget)
+        await asyncio.shield(future)
+
+    def _forget(self, future: asyncio.Future[Any]) -> None:
+        self._threads.discard(future)
+        future.exception()  # the caller that waits for it gets the error; there may be none
 
     async def close(self) -> None:
-        """Kill all servers, delete their data, and close the proxies."""
-        for node in self.nodes.values():
-            await asyncio.to_thread(node.kill9)
+        """Kill all servers, delete their data, and close the proxies; also those that are being started."""
+        while True:
+            for node in self.nodes.values():
+                await asyncio.to_thread(node.kill9)
+            if not self._threads:
+                break
+            await asyncio.wait(self._threads, timeout=KILLED_AGAIN_S)
         for each in (self._groups or self.nodes).values():
             await asyncio.to_thread(each.remove)
         links = [proxy for proxies in self._links.values() for proxy in proxies]

@@ -214,6 +214,7 @@ def mutate(arguments: list[str]) -> int:
 def faults(arguments: list[str]) -> int:
     """Run the workload under faults, check its history, and write a report; return 0 if all rules hold."""
     environment.ensure("dev")
+    signal.signal(signal.SIGTERM, _terminate)
     return _python("-m", "faults", *arguments)
 
 

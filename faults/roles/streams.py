@@ -29,9 +29,11 @@ EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
 PROJECTION = "rows"
 #: The probability that a member of the group delays the handling of an event, and the longest delay.
 SLOW, SLOW_S = 0.2, 0.3
-#: The interval and the duration (in leases) of stalls, as by a long garbage collection or swapping: of a member between
+#: The interval and the duration of stalls in leases, as by a long garbage collection or swapping: of a member between
 #: an event and its transaction, and of a connection of the projection's pool. The fences of both must hold.
-STALL_EVERY_S, STALL_LEASES = (6.0, 12.0), 1.5
+STALL_EVERY_LEASES, STALL_LEASES = (6.0, 12.0), 1.5
+#: The offsets in the database count, so commits to the store, which cost a compare-and-set on servers, may be rare.
+SERVER_COMMITS = 0.01
 
 
 def connect(context: Context) -> Any:
@@ -126,16 +128,16 @@ class Stalls:
     def __init__(self, context: Context) -> None:
         self._plan = context.plan
         self._chance = context.chance
-        self._lasts_s = context.plan.lease_s * STALL_LEASES
+        self._lease_s = context.plan.lease_s
         self._due_s = self._next_s()
 
     def _next_s(self) -> float:
-        return time.monotonic() + self._chance.uniform(*STALL_EVERY_S)
+        return time.monotonic() + self._chance.uniform(*STALL_EVERY_LEASES) * self._lease_s
 
     def stall_if_due(self) -> None:
         """Sleep if a stall is due."""
         if time.monotonic() >= self._due_s and not self._plan.is_quiet:
-            time.sleep(self._lasts_s)
+            time.sleep(STALL_LEASES * self._lease_s)
             self._due_s = self._next_s()
 
 
@@ -152,9 +154,7 @@ async def join(context: Context, book: Any) -> None:
                     await context.pause(SLOW_S)
                 stalls.stall_if_due()  # blocks the event loop, so that nothing renews the lease
                 handled = await asyncio.to_thread(_handle, context, connection, offsets, event)
-                # Only the offsets in the database matter, so commits to the store, which are costly on servers, may be
-                # rare.
-                if handled and (context.plan.sql_url is None or context.chance.random() < 0.1):
+                if handled and (context.plan.sql_url is None or context.chance.random() < SERVER_COMMITS):
                     await events.commit(event)
 
 

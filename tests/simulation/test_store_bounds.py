@@ -330,3 +330,20 @@ async def test_snapshots_beyond_their_slots_are_deleted_with_one_more_write() ->
     assert [each.seq_nr for each in await store.snapshots(key, at)] == [4, 3, 2]
     await store.delete_snapshots(key, at, to=3)
     assert [each.seq_nr for each in await store.snapshots(key, at)] == [4]
+
+
+async def test_a_snapshot_is_saved_even_if_older_ones_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = simulated()
+    key, at = Key(TOPIC, "a"), Position(FIRST_EPOCH, 0)
+
+    async def fail(*given: Any, **options: Any) -> Any:
+        raise Unavailable("no node answers")
+
+    for seq_nr in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(store._session, "read", fail)
+            # Unavailable would mean that nothing was changed.
+            await store.save_snapshot(key, at, StoredSnapshot(seq_nr, 0, b"x", 5), slots=1)
+    assert [each.seq_nr for each in await store.snapshots(key, at)] == [2, 1]
+    await store.save_snapshot(key, at, StoredSnapshot(3, 0, b"x", 5), slots=1)
+    assert [each.seq_nr for each in await store.snapshots(key, at)] == [3]

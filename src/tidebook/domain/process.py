@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +28,7 @@ from tidebook.domain.event_source import (
 )
 from tidebook.domain.projection import Projection
 from tidebook.domain.projection_runner import SliceRunner
-from tidebook.domain.sql_engine import Handler, HandlerFailed, raise_own_cancellation
+from tidebook.domain.sql_engine import Handler, HandlerFailed, is_transient, raise_own_cancellation
 from tidebook.domain.topic_scan import in_scan, topic_place
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.queue.entry import Date, Entry
@@ -36,6 +36,9 @@ from tidebook.queue.port import ENTRIES_MAX, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 
+#: The bounds that make batches grow or shrink, as for projections; a command takes longer than a projection's handler.
+SHORT_S: Final = 0.5
+LONG_S: Final = 2.0
 #: How many times marks are read again because another process has moved them.
 MARKS_MAX: Final = 20
 #: How many commands an entity receives before the offset is stored: it must remember them all when they are repeated.
@@ -110,6 +113,9 @@ class Effects:
 class ProcessRunner(SliceRunner):
     """Runs the slices of a process: a batch's effects first, then the offset."""
 
+    _short_s = SHORT_S
+    _long_s = LONG_S
+
     def __init__(self, *args: Any, name: str, queue_of: QueueOf, publish: Publish, **options: Any) -> None:
         super().__init__(*args, **options)
         self._name = name
@@ -136,6 +142,15 @@ class ProcessRunner(SliceRunner):
         for placed, effects in decided:
             number = slice_of(placed.event.topic, placed.event.id, self._settings.slices)
             by_slice.setdefault(number, []).append((placed, effects))
+        await self._renewing(self._cause(by_slice))
+        publishing = [
+            (self._publish_in, _Publication(placed.event, message))
+            for placed, effects in decided
+            for message in effects.messages
+        ]
+        await super()._commit(slices, before, after, publishing)
+
+    async def _cause(self, by_slice: Mapping[int, Sequence[_Decided]]) -> None:
         # The order of each journal is kept; journals of different slices do not wait for one another. All have ended
         # before a failure is handled: the entity could have forgotten a command that is late.
         results = await asyncio.gather(
@@ -145,12 +160,22 @@ class ProcessRunner(SliceRunner):
             if result is not None:
                 raise result
         await self._put_all(by_slice)
-        publishing = [
-            (self._publish_in, _Publication(placed.event, message))
-            for placed, effects in decided
-            for message in effects.messages
-        ]
-        await super()._commit(slices, before, after, publishing)
+
+    async def _renewing(self, causing: Coroutine[Any, Any, None]) -> None:
+        """Cause effects, and renew the lease meanwhile: otherwise a batch that takes longer is never finished."""
+        task = asyncio.ensure_future(causing)
+        build, member, lease_s = self._build.number, self._member, self._settings.lease_s
+        try:
+            while not (await asyncio.wait([task], timeout=self._renew_every_s))[0]:
+                try:
+                    await self._engine.run(lambda connection: self._tables.renew(connection, build, member, lease_s))
+                except Exception as error:
+                    if not is_transient(error):
+                        raise
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        task.result()
 
     async def _check_owner(self, slices: Sequence[int], before: str) -> None:
         build, member = self._build.number, self._member

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table
@@ -53,7 +53,7 @@ PAGES_AHEAD: Final = 2
 BATCH_FIRST: Final = 200
 BATCH_MIN: Final = 20
 BATCH_MAX: Final = 5_000
-#: A batch grows while its transaction takes less than SHORT_S, and shrinks when it takes longer than LONG_S.
+#: A batch grows while it takes less than SHORT_S, and shrinks when it takes longer than LONG_S.
 SHORT_S: Final = 0.1
 LONG_S: Final = 0.5
 RETRY_FIRST_S: Final = 0.05
@@ -104,6 +104,9 @@ class RunnerProgress(msgspec.Struct):
 
 class SliceRunner:
     """Runs one build of a projection in this process, until it is cancelled or the build is no longer the live one."""
+
+    _short_s: ClassVar[float] = SHORT_S
+    _long_s: ClassVar[float] = LONG_S
 
     def __init__(
         self,
@@ -166,6 +169,10 @@ class SliceRunner:
         """Renew the lease, and read the slices and commands, at the next opportunity."""
         self._rebalance_at_ms = self._clock.monotonic_ms()
 
+    @property
+    def _renew_every_s(self) -> float:
+        return min(REBALANCE_S, self._settings.lease_s / 5)
+
     def _is_renewal_due(self) -> bool:
         return self._clock.monotonic_ms() >= self._rebalance_at_ms
 
@@ -188,7 +195,7 @@ class SliceRunner:
             return owned
 
         owned = await self._database(renew)
-        self._rebalance_at_ms = self._clock.monotonic_ms() + int(min(REBALANCE_S, self._settings.lease_s / 5) * 1000)
+        self._rebalance_at_ms = self._clock.monotonic_ms() + int(self._renew_every_s * 1000)
         if owned is None:
             return False
         self._slices = {each.slice: each.position for each in owned if each.error is None}
@@ -302,7 +309,9 @@ class SliceRunner:
         while True:
             try:
                 calls = [call for row in rows if (call := self._prepare(row)) is not None]
+                began_ms = self._clock.monotonic_ms()
                 await self._commit(slices, before, after, calls)
+                self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
             except Fenced:
                 raise
             except Exception as error:
@@ -334,17 +343,15 @@ class SliceRunner:
             if not kept:
                 raise RolledBack()
 
-        began_ms = self._clock.monotonic_ms()
         applying = asyncio.ensure_future(self._engine.apply(fence, calls, self._build.make_tx, self._check, verify))
         await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its outcome must be known
         self.progress.batches += 1
-        self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
 
     def _adapt(self, count: int, took_s: float) -> None:
         size = self.progress.batch_max
-        if took_s > LONG_S:
+        if took_s > self._long_s:
             self.progress.batch_max = max(BATCH_MIN, size // 2)
-        elif took_s < SHORT_S and count * 2 > size:
+        elif took_s < self._short_s and count * 2 > size:
             self.progress.batch_max = min(BATCH_MAX, size * 2)
 
     async def _apply_singly(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:

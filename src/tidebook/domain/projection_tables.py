@@ -305,6 +305,12 @@ class ProjectionTables:
                 insert(MEMBER).values(projection=self.name, build=build, member=member, lease_until=self._now + lease_s)
             )
 
+    def renew(self, connection: Connection, build: int, member: str, lease_s: float) -> None:
+        """Renew the member's lease of what it owns, without taking or releasing slices."""
+        self._renew_member(connection, build, member, lease_s)
+        owned = self._slices(build, SLICE.c.owner == member)
+        connection.execute(update(SLICE).where(owned).values(lease_until=self._now + lease_s))
+
     def leave(self, connection: Connection, build: int, member: str) -> None:
         """Release everything that a member owns."""
         connection.execute(

@@ -216,6 +216,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation.
 
+        If only deleting the others fails, the snapshot is saved, and the next save deletes them.
         An adapter may raise TooLarge for a payload over its limit.
         """
         ...

@@ -21,6 +21,7 @@ from tidebook.domain import projection_runner
 from tidebook.domain.decider import COMMANDS_MAX
 from tidebook.domain.log_topic_source import LogTopicSource
 from tidebook.domain.process import ENTITY_COMMANDS_MAX
+from tidebook.domain.projection_runner import BATCH_FIRST
 from tidebook.queue.queue import Queue
 from tidebook.tags.horizon import Horizons
 from tidebook.wiring.topics import delete_topic
@@ -340,3 +341,39 @@ async def test_a_long_batch_is_put_in_several_transactions(tmp_path: Path, monke
         for name in ("mail", "copies"):
             jobs = await book.queue(name).claim(limit=100, lease=timedelta(minutes=1))
             assert sorted(job.data for job in jobs) == list(range(35))
+
+
+async def test_effects_that_take_longer_than_the_lease_are_finished(tmp_path: Path) -> None:
+    lease_s, count = 0.5, 4
+    async with tidebook.open(tmp_path) as book:
+        orders = book.journal("orders", events=[TransferStarted])
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        attempts: list[str] = []
+
+        class SlowAccounts:
+            topic = "accounts"
+
+            async def execute(self, id: str, command: Any, *, command_id: str) -> None:
+                attempts.append(command_id)
+                await asyncio.sleep(lease_s)
+                await accounts.execute(id, command, command_id=command_id)
+
+        def member() -> Any:
+            @book.process("pay", topics=["orders"], into=create_engine(f"sqlite:///{tmp_path / 'read.db'}"))
+            def pay(effects: Any, event: Any) -> None:
+                effects.execute(SlowAccounts(), "total", Deposit(1))
+
+            pay._settings = msgspec.structs.replace(pay._settings, lease_s=lease_s)
+            return pay
+
+        for _ in range(count):
+            await orders.append("o", [TransferStarted("a", "b", 1)])
+        await bring(book, "orders")
+        first, second = member(), member()
+        async with running(first, second):  # each takes the slices of the other once its lease has ended
+            async with asyncio.timeout(50):
+                await first.settle()
+        assert (await accounts.load("total")).state.balance == count
+        assert len({*attempts}) == count
+        # A batch that is repeated after a crash should repeat the effects of seconds only.
+        assert min(each._progress.batch_max for each in (first, second)) < BATCH_FIRST

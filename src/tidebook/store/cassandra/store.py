@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Final
 
@@ -285,9 +286,10 @@ class CassandraStore:
         incarnation_key = [key.topic, key.id, incarnation.epoch, incarnation.offset]
         row = [snapshot.seq_nr, snapshot.payload_type, snapshot.payload, snapshot.timestamp_ms]
         await self._session.write_once(CqlStatement(cql.PUT_SNAPSHOT, [*incarnation_key, *row]))
-        seq_nrs = [row.as_tuple()[0] for row in await self._session.read(cql.SNAPSHOT_NUMBERS, incarnation_key)]
-        if len(seq_nrs) > slots:
-            await self._session.write_once(CqlStatement(cql.DELETE_SNAPSHOTS, [*incarnation_key, seq_nrs[slots]]))
+        with suppress(Unavailable, OutcomeUnknown):  # it is saved, and the next save deletes what is left here
+            seq_nrs = [row.as_tuple()[0] for row in await self._session.read(cql.SNAPSHOT_NUMBERS, incarnation_key)]
+            if len(seq_nrs) > slots:
+                await self._session.write_once(CqlStatement(cql.DELETE_SNAPSHOTS, [*incarnation_key, seq_nrs[slots]]))
 
     async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
         values = [key.topic, key.id, incarnation.epoch, incarnation.offset, to]

@@ -16,9 +16,9 @@ from tidebook.testing.histories.verdict import RuleVerdict
 
 def check_history(history: RecordedHistory, *, configurations_max: int = CONFIGURATIONS_MAX) -> list[RuleVerdict]:
     """Return the verdict of every rule; `configurations_max` bounds the search for each journal."""
-    evidence = Evidence(history)
     folded = fold_log(history)
     events = None if folded is None else all_events(folded.values())
+    evidence = Evidence(history, events)
     return [
         journals.check_linearizability(history, evidence, configurations_max=configurations_max),
         journals.check_appends(history, evidence),

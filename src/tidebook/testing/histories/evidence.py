@@ -1,4 +1,4 @@
-"""Evidence of events: the numbers at which any call that reads has returned them."""
+"""Evidence of events: the numbers at which any call that reads has returned them, and those that the log gives them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidebook.testing.histories.call import RecordedCall, RecordedHistory
+from tidebook.testing.histories.log_fold import FoldedEvent
 
 
 class Sighting(NamedTuple):
@@ -18,25 +19,33 @@ class Sighting(NamedTuple):
 
 
 class Evidence:
-    """All sightings of events by their value. Each value of a history is unique and identifies its event."""
+    """All sightings of events by their value. Each value of a history is unique and identifies its event.
 
-    def __init__(self, history: RecordedHistory) -> None:
+    `events` are the events of the folded log, by value; None if the history has no dump of the log.
+    """
+
+    def __init__(self, history: RecordedHistory, events: Mapping[str, FoldedEvent] | None) -> None:
         self.sightings: Mapping[str, list[Sighting]] = _sightings(history)
-        #: The values that are in the log; None if the history has no dump of the log.
-        self.logged: frozenset[str] | None = _logged(history)
+        self.events = events
         self._removals = _removals_left(history)
 
+    def is_known(self, value: str) -> bool:
+        """Return whether the value's event was seen, or is in the folded log."""
+        return value in self.sightings or (self.events is not None and value in self.events)
+
     def number_of(self, value: str) -> int | None:
-        """Return the sequence number of the value's event; None if it was not seen, or seen at several numbers."""
+        """Return the sequence number of the value's event; None if it is not known, or there are several."""
         numbers = {each.seq_nr for each in self.sightings.get(value, ())}
+        if self.events is not None and value in self.events:
+            numbers.add(self.events[value].seq_nr)
         return next(iter(numbers)) if len(numbers) == 1 else None
 
     def never_took_effect(self, call: RecordedCall) -> bool:
-        """Return whether a write of unknown outcome is known to have had no effect: it is not in the log at all."""
-        if call.outcome != "unknown" or self.logged is None:
+        """Return whether a write of unknown outcome is known to have had no effect: the log has none of it."""
+        if call.outcome != "unknown" or self.events is None:
             return False
         if call.op == "append":
-            return not any(value in self.logged or value in self.sightings for value in call.args["values"])
+            return not any(map(self.is_known, call.args["values"]))
         return self._removals[call.op, call.args["key"], call.args.get("to")] <= 0
 
 
@@ -62,10 +71,3 @@ def _removals_left(history: RecordedHistory) -> Counter[tuple[str, str, int | No
         if call.outcome == "ok":
             found[call.op, call.args["key"], call.args.get("to")] -= 1
     return found
-
-
-def _logged(history: RecordedHistory) -> frozenset[str] | None:
-    dumps = [call for call in history.of("dump_log") if call.outcome == "ok"]
-    if not dumps:
-        return None
-    return frozenset(value for call in dumps for record in call.result for value in record.get("values", ()))

@@ -69,8 +69,8 @@ class JournalModel:
         if call.op != "append":
             return call.op, call.args.get("to")
         values, id = call.args["values"], call.args["append_id"]
-        if id in self._retried_ids or any(value in self._evidence.sightings for value in values):
-            return None
+        if id in self._retried_ids or any(self._evidence.is_known(value) for value in values):
+            return call.op, id  # of the attempts of an append only the first that takes effect has one
         return call.op, len(values), call.args.get("expected"), call.args.get("at")
 
     def _append(self, state: ModelJournal, call: RecordedCall) -> ModelJournal | None:
@@ -162,8 +162,8 @@ def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     for call in history.of("append"):
         run.check()
         values = call.args["values"]
-        if call.outcome == "ok" and evidence.logged is not None:
-            lost = [value for value in values if value not in evidence.logged]
+        if call.outcome == "ok" and evidence.events is not None:
+            lost = [value for value in values if value not in evidence.events]
             if lost:
                 run.violated(call.args["key"], f"acknowledged, but not in the log: {first_few(lost)} of {call}")
         elif call.outcome == "fail" and call.args["append_id"] not in succeeded:

@@ -11,6 +11,7 @@ from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHist
 from tidebook.testing.histories.checker import check_history
 from tidebook.testing.histories.evidence import Evidence
 from tidebook.testing.histories.journals import check_linearizability
+from tidebook.testing.histories.log_fold import all_events, fold_log
 
 LINEAR = "journals are linearizable"
 KEPT = "acknowledged appends are kept"
@@ -161,8 +162,49 @@ def test_a_search_that_is_abandoned_is_no_proof() -> None:
         made.lost_append(*(f"lost{number}.{index}" for index in range(number + 1)))
     made.append("a", first=79).append("b", first=1)
     history = RecordedHistory(made.calls)
-    [violation] = check_linearizability(history, Evidence(history), configurations_max=1_000).violations
+    [violation] = check_linearizability(history, Evidence(history, None), configurations_max=1_000).violations
     assert violation.undecided
+
+
+def logged(offset: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "key": "t/k", "offset": offset, "epoch": 1, "epoch_of_log": 1, **fields}
+
+
+def logged_append(offset: int, value: str) -> dict[str, Any]:
+    return logged(offset, "append", append_id=value, values=[value], tags=[[]])
+
+
+def test_many_retried_appends_of_unknown_outcome_are_decided_quickly() -> None:
+    made, records = script(), list[dict[str, Any]]()
+    for number in range(16):  # as while a broker is cut off: each append is retried, and in the log several times
+        value = f"lost{number}"
+        for _ in range(4):
+            made.lost_append(value)
+            records.append(logged_append(len(records), value))
+        if number == 7:
+            made("purge", key="t/k")
+            records.append(logged(len(records), "purge"))
+    made.read(*((number - 7, f"lost{number}") for number in range(8, 16)))
+    made("dump_log", records, topic="t", partition=0)
+    history = RecordedHistory(made.calls)
+    folded = fold_log(history)
+    assert folded is not None
+    for events in (None, all_events(folded.values())):
+        assert linearizable(history, Evidence(history, events), configurations_max=1_000).ok
+
+
+@pytest.mark.parametrize(
+    ("records", "rules"),
+    [
+        ([logged_append(0, "a"), logged_append(1, "b")], set()),
+        ([logged_append(0, "b"), logged_append(1, "a")], {LINEAR}),
+        ([logged_append(0, "a")], {KEPT}),
+        ([logged_append(0, "a"), logged_append(1, "b") | {"expected": 7}], {KEPT}),
+    ],
+)
+def test_acknowledged_appends_have_their_numbers_in_the_log(records: list[dict[str, Any]], rules: set[str]) -> None:
+    made = script().append("a", first=1).append("b", first=2)
+    assert made("dump_log", records, topic="t", partition=0).broken() == rules
 
 
 SAVE: dict[str, Any] = {"key": "t/k", "seq_nr": 2, "payload": "x"}
@@ -491,7 +533,7 @@ def test_random_damage_to_reads_is_found() -> None:
             for spoiled in ([*intact, intact[-1]], [*intact[:-1], [intact[-1][0], "nobody's"]]):
                 read.result["events"] = spoiled
                 history = RecordedHistory(calls)
-                assert not check_linearizability(history, Evidence(history)).ok, (seed, spoiled)
+                assert not check_linearizability(history, Evidence(history, None)).ok, (seed, spoiled)
             read.result["events"] = intact
 
 
