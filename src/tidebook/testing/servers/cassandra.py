@@ -119,7 +119,9 @@ class Cassandra(JavaServer):
     def command(self) -> list[str]:
         [agent] = [jar for jar in self.jars() if jar.name.startswith("jamm-")]
         # A million rows of one tag in a minute exhaust a smaller heap.
-        profiled = ["-Xmx1g", "-XX:TieredStopAtLevel=1"] if self.profile == "test" else ["-Xmx3g"]
+        # The approximate clock, which only timeouts need, is updated every 2 ms by default, also in an idle node.
+        cheap = ("-XX:TieredStopAtLevel=1", "-Dcassandra.approximate_time_precision_ms=20")
+        profiled = ["-Xmx1g", *cheap] if self.profile == "test" else ["-Xmx3g"]
         return [
             str(find_java()),
             *("-Xms512m", "-XX:+UseG1GC", "-Xss384k", "-XX:+ExitOnOutOfMemoryError"),
