@@ -16,7 +16,7 @@ from tidebook.queue.sqlite import claims, expired_leases
 
 SEEDS, LONG_SEEDS = 20, 4_000
 #: The runs in which the test reduces a failing seed.
-RUNS_MAX = 60
+RUNS_MAX = 20
 SEEDS_MAX = 60
 
 

@@ -17,7 +17,7 @@ from tidebook.wal.group_commit import GroupCommit
 
 SEEDS, LONG_SEEDS = 20, 4_000
 #: The runs in which the test reduces a failing seed.
-RUNS_MAX = 60
+RUNS_MAX = 20
 #: Even the rarest planted fault is found by a seed soon after the first.
 FIRST_SEED, SEEDS_MAX = 240, 60
 
