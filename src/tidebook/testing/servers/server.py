@@ -137,8 +137,7 @@ class Server(ABC):
         if self._process is None:
             return
         process = self._process
-        process.signal_all(signal.SIGKILL)
-        if not process.wait(STOP_S_MAX):
+        if not process.kill_all(STOP_S_MAX):
             raise ServerError(f"{self.name} outlived SIGKILL for {STOP_S_MAX} s, as process {process.pid}")
         self._process = None
 
