@@ -7,8 +7,10 @@ secret to what masks it is exempt by name. Standard output is not scanned: `tide
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Generator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tidebook.core.errors import TidebookError
 SECRET = re.compile(r"hunter2|wrong-and-secret|\btb_[A-Za-z0-9_-]{43}")
 #: Files whose tests give a secret to the code that masks it, so that it is in what comes before the mask.
 EXEMPT = ("tests/unit/runtime/test_json_log.py", "tests/unit/testing/test_secret_scan.py")
-LOG_FILES = ("*.log", "*stderr*", "*.err")
+LOG_NAME = re.compile(r".*\.log|.*stderr.*|.*\.err")
 LOG_FILES_MAX = 200
 LOG_BYTES_MAX = 1_000_000
 
@@ -74,8 +76,8 @@ class SecretScan(logging.Handler):
 def _log_files(folder: Path | None) -> list[Path]:
     if folder is None or not folder.is_dir():
         return []
-    files = [file for pattern in LOG_FILES for file in folder.rglob(pattern) if file.is_file()]
-    return files[:LOG_FILES_MAX]
+    named = (Path(at, name) for at, _, names in os.walk(folder) for name in names if LOG_NAME.fullmatch(name))
+    return list(islice((file for file in named if file.is_file()), LOG_FILES_MAX))
 
 
 def _watch_errors(scan: SecretScan) -> None:

@@ -249,8 +249,7 @@ async def _apply_async(
         if is_async:
             await _await_all(some, make_tx(connection), guard)
         else:
-            await connection.run_sync(lambda sync, some=some: _call_all(some, make_tx(sync), guard, _refuse_awaitable))
-            # type: ignore[misc]
+            await connection.run_sync(lambda sync, some=some: _call_all(some, make_tx(sync), guard, _refuse_awaitable))  # type: ignore[misc]
 
 
 def _run_awaitable(_: Handler, result: Awaitable[Any]) -> None:

@@ -53,6 +53,22 @@ def test_killing_ends_the_children_too(parent: subprocess.Popen[bytes]) -> None:
     assert parent.stdout.read() == b""  # end of file: no process has the pipe open
 
 
+def test_a_kill_ends_when_a_child_that_ends_late_has_ended(
+    parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, [child] = os.kill, _descendants(parent.pid)
+
+    def kill_late(pid: int, number: int) -> None:
+        if pid == child:
+            threading.Timer(0.2, kill, (pid, number)).start()
+        else:
+            kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill_late)
+    assert Process.of(parent).kill_all(10)
+    assert birth_of(child) is None
+
+
 def states(pid: int) -> set[str]:
     """Return the states of all threads of a process and its children."""
     tasks = [task for each in (pid, *_descendants(pid)) for task in Path(f"/proc/{each}/task").iterdir()]

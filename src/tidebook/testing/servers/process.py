@@ -42,6 +42,17 @@ class Process:
             except ProcessLookupError:
                 pass  # it has ended
 
+    def kill_all(self, timeout_s: float) -> bool:
+        """Kill the process and all its descendants; return False if one is still running after the timeout.
+
+        A descendant may outlive the process for a moment, with the files and the memory that they share.
+        """
+        descendants = _descendants(self.pid) if self.alive() else []
+        family = [self, *(Process(pid, birth_of(pid) or "") for pid in descendants)]
+        deadline = time.monotonic() + timeout_s
+        self.signal_all(signal.SIGKILL)
+        return all(each.wait(deadline - time.monotonic()) for each in family)
+
     def freeze(self, timeout_s: float) -> bool:
         """Stop the process and all its descendants; return False if a thread is still running after the timeout.
 

@@ -137,8 +137,7 @@ class Server(ABC):
         if self._process is None:
             return
         process = self._process
-        process.signal_all(signal.SIGKILL)
-        if not process.wait(STOP_S_MAX):
+        if not process.kill_all(STOP_S_MAX):
             raise ServerError(f"{self.name} did not end within {STOP_S_MAX} s after SIGKILL, as process {process.pid}")
         self._process = None
 

@@ -190,7 +190,7 @@ def test_many_retried_appends_of_unknown_outcome_are_decided_quickly() -> None:
     folded = fold_log(history)
     assert folded is not None
     for events in (None, all_events(folded.values())):
-        assert linearizable(history, Evidence(history, events), configurations_max=1_000).ok
+        assert check_linearizability(history, Evidence(history, events), configurations_max=1_000).ok
 
 
 @pytest.mark.parametrize(
