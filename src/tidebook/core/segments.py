@@ -76,7 +76,7 @@ def lower(text: str) -> str:
 
 
 def _ends_word(text: str, at: int) -> bool:
-    """Return whether the letter at `at` comes after a cased letter and not before one, ignorable ones aside."""
+    """Return whether the letter at `at` follows a cased letter and precedes none; ignorable letters are skipped."""
     _, ignorable, cased = _tables()
 
     def is_cased(indexes: range) -> bool:

@@ -54,14 +54,14 @@ class HeadLru(OrderedDict[str, Head | None]):
     def keep(self, id: str, head: Head | None) -> None:
         """Store a head as the most recently used one, and evict others; the newest stays, however large it is."""
         if id in self:
-            grown = _memory_growth(self[id], head)
+            growth = _memory_growth(self[id], head)
             self[id] = head
             self.move_to_end(id)
         else:
-            grown = len(id) + _memory_bytes(head)
+            growth = len(id) + _memory_bytes(head)
             self[id] = head
-        if grown:  # usually zero, and every append calls this
-            self.bytes_held += grown
+        if growth:  # usually zero, and every append calls this
+            self.bytes_held += growth
             self._evict()
 
     def _evict(self) -> None:
@@ -250,10 +250,10 @@ class HeadCache:
         while time.monotonic() - self._used_at < self._settings.follow_s:
             try:
                 next_offset = self.next_offset
-                grown = await self._log.wait(self.topic, self.partition, offset=next_offset, timeout_s=DROP_INTERVAL_S)
-                if (
-                    grown and self.next_offset == next_offset
-                ):  # otherwise this process wrote the record and has taken it
+                has_new = await self._log.wait(
+                    self.topic, self.partition, offset=next_offset, timeout_s=DROP_INTERVAL_S
+                )
+                if has_new and self.next_offset == next_offset:  # otherwise this process wrote the record and took it
                     await self._take_through(await self._log.end(self.topic, self.partition) - 1)
                 if time.monotonic() - dropped_at > DROP_INTERVAL_S:
                     await self._drop_replicated()
@@ -370,7 +370,7 @@ class HeadCache:
         return pointer
 
     async def recent_pointer(self) -> Pointer | None:
-        """Return the store's pointer as read at most a moment ago; with an older one a read folds more of the tail."""
+        """Return the store's pointer, cached for a second: the older it is, the longer the tail that a read folds."""
         known = self.known_pointer
         is_recent = time.monotonic() - self._pointer_read_at <= RECENT_S_MAX
         return known if is_recent and known and known.position.offset + 1 >= self.tail_start else await self.pointer()

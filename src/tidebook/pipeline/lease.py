@@ -34,7 +34,7 @@ REVOKED_SETTING = "pipeline/leases"
 RUNS_MAX = 16
 REVOKE_ATTEMPTS_MAX = 10
 #: How often a task reads whether its lease was revoked.
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ class LeasedTail:
             with suppress(TidebookError):  # the tail reports an unavailable store
                 if await is_revoked(await self._worker.store(), self.lease):
                     return True
-            await asyncio.sleep(min(left_s, LOOK_EVERY_S))
+            await asyncio.sleep(min(left_s, CHECK_EVERY_S))
         return False
 
     def _is_overtaken(self) -> bool:
@@ -175,7 +175,7 @@ async def is_revoked(store: StoreWriter, lease: Lease) -> bool:
 
 
 async def revoke_leases(store: StoreWriter, run: str, generation: int) -> None:
-    """End the run's leases of all generations before this one, within `LOOK_EVERY_S` and the slices in progress."""
+    """End the run's leases of all generations before this one, within `CHECK_EVERY_S` and the slices in progress."""
     for _ in range(REVOKE_ATTEMPTS_MAX):
         text = await store.setting(REVOKED_SETTING)
         revoked = _decode(text)

@@ -38,8 +38,8 @@ LOCK_EVERY_S = 1.0
 SILENT_S = 3.0
 SEIZE_S = 10.0
 #: How often topics are listed if no wake-up comes, and the shortest pause between two listings.
-LOOK_EVERY_S = 1.0
-LOOK_PAUSE_S = 0.05
+LIST_EVERY_S = 1.0
+LIST_PAUSE_S = 0.05
 #: The first and the longest pause after a failure. A stopped partition is retried after the longest one.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
@@ -47,7 +47,7 @@ STATUS_EVERY_S = 5.0
 #: How long closing waits for records that were appended before it.
 DRAIN_S = 1.0
 #: A tick costs one commit of the log and one of the store, both without a round trip.
-INTERVALS = TickIntervals(followed_s=0.01, idle_s=0.25, pause_s=0.002, look_s=0.1)
+INTERVALS = TickIntervals(followed_s=0.01, idle_s=0.25, pause_s=0.002, check_s=0.1)
 #: Errors after which the same records are tried again soon, with the topic's current configuration.
 TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
 
@@ -226,7 +226,7 @@ class InlineReplication:
                 try:
                     if not await self._store.topics():  # nothing to do, and a missing folder is not created
                         self._state = "waiting"
-                        since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
+                        since = await self._store.wait_any(timeout_s=LIST_EVERY_S, since=since)
                     elif not self._lock.take():
                         self._state = "passive"
                         self._watch_holder()
@@ -265,8 +265,8 @@ class InlineReplication:
                 await self._follow_topics(await topic_configs(self._store, self._topics))
                 backoff.reset()
                 await self._write_status()
-                await asyncio.sleep(LOOK_PAUSE_S)
-                since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
+                await asyncio.sleep(LIST_PAUSE_S)
+                since = await self._store.wait_any(timeout_s=LIST_EVERY_S, since=since)
         finally:
             following, self._following = [task for _, task in self._following.values()], {}
             await cancel_and_wait(ticking, *following)

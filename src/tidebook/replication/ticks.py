@@ -32,7 +32,7 @@ FOLLOWED_EVERY_S = 0.1
 NO_TICK_PAUSE_S = 0.01
 IDLE_EVERY_S = 5.0
 #: How often a ticker without live streams reads their setting.
-LOOK_EVERY_S = 1.0
+FOLLOWED_CHECK_S = 1.0
 #: If there are more ticks than this, the job's tasks replicate them in parallel.
 ADJACENT_TICKS_MAX = 64
 LOGGER = logging.getLogger("tidebook.replication")
@@ -48,7 +48,7 @@ class TickIntervals(msgspec.Struct, frozen=True, kw_only=True):
     #: The pause of a ticker with live streams after a step that found nothing to tick.
     pause_s: float = NO_TICK_PAUSE_S
     #: How often the setting of live streams is read.
-    look_s: float = LOOK_EVERY_S
+    check_s: float = FOLLOWED_CHECK_S
 
 
 Partition = tuple[str, int]
@@ -158,7 +158,7 @@ class Ticker:
         self._ticked_s = -self._intervals.idle_s
         self._followed: str | None = None
         self._followed_s = -FOLLOWED_FOR_S
-        self._looked_s = -self._intervals.look_s
+        self._checked_s = -self._intervals.check_s
         self._since = -1
         #: Ticks of earlier steps that are now the first unreplicated record of their partition.
         self._next_ticks: dict[Partition, int] = {}
@@ -174,7 +174,7 @@ class Ticker:
         followed_s = self._intervals.followed_s
         left_s = self._ticked_s + (followed_s if followed else self._intervals.idle_s) - now_s
         if left_s > followed_s / 2:
-            return min(left_s, followed_s if followed else LOOK_EVERY_S)
+            return min(left_s, followed_s if followed else FOLLOWED_CHECK_S)
         # With live streams a step that found nothing to tick does not postpone the next tick.
         ticks = await self._tick(followed=followed)
         if ticks or not followed:
@@ -183,7 +183,7 @@ class Ticker:
             self.adjacent = self._next_ticks | {
                 partition: offset for partition, offset in ticks.items() if self._last[partition].is_adjacent
             }
-        return followed_s if followed else LOOK_EVERY_S
+        return followed_s if followed else FOLLOWED_CHECK_S
 
     async def tick(self) -> Ticks:
         """Append the ticks that are useful now; return their offsets."""
@@ -210,15 +210,15 @@ class Ticker:
                 # With live streams a step that comes after this pause is never too early.
                 rest_s = self._ticked_s + self._intervals.followed_s - self._now_s()
                 await asyncio.sleep(max(self._intervals.pause_s, rest_s))
-                timeout_s = LOOK_EVERY_S if wait_s <= self._intervals.followed_s else wait_s
+                timeout_s = FOLLOWED_CHECK_S if wait_s <= self._intervals.followed_s else wait_s
                 since = await self._store.wait_any(timeout_s=timeout_s, since=since)
             except Exception as error:
                 self._failed(error, metrics)
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(FOLLOWED_CHECK_S)
 
     async def run(self, metrics: Metrics) -> None:
         """Tick until this is cancelled: often while a tag stream is followed, else rarely."""
-        wait_s = LOOK_EVERY_S
+        wait_s = FOLLOWED_CHECK_S
         while True:
             await asyncio.sleep(wait_s)
             try:
@@ -229,7 +229,7 @@ class Ticker:
                     wait_s = 0.0
             except Exception as error:
                 self._failed(error, metrics)
-                wait_s = LOOK_EVERY_S
+                wait_s = FOLLOWED_CHECK_S
 
     def _failed(self, error: Exception, metrics: Metrics) -> None:
         """Report an error of a step, which is retried: without ticks the horizon would never advance again."""
@@ -239,8 +239,8 @@ class Ticker:
 
     async def _is_followed(self) -> bool:
         now_s = self._now_s()
-        if now_s - self._looked_s >= self._intervals.look_s:
-            self._looked_s = now_s
+        if now_s - self._checked_s >= self._intervals.check_s:
+            self._checked_s = now_s
             found = await self._store.setting(FOLLOWED_SETTING)
             # The clocks of two machines are not compared: only a change of the value counts.
             if found is not None and found != self._followed:

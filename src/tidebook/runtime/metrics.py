@@ -40,7 +40,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "outbox_found": ("Messages of batches left open that were found in the log.", "topic"),
     "outbox_kafka_async_failures": ("Messages of backend kafka_async that were not acknowledged.", "topic"),
     "outbox_locks_lost": ("Locks that another relay took over.", "topic"),
-    "outbox_rests": ("Errors after which a topic rested.", "topic"),
+    "outbox_rests": ("Errors after which sending to a topic paused.", "topic"),
     "outbox_sent": ("Messages that the target acknowledged.", "topic"),
     "outbox_sessions_open": ("Batches that were left open.", "topic"),
     "outbox_messages_parked": ("Messages parked, or held after a parked one.", "topic"),
@@ -224,7 +224,7 @@ def serve_metrics(metrics: Metrics, address: str) -> Iterator[int]:
     """Serve the metrics over HTTP at host:port and yield the port; port 0 lets the system choose one."""
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdecimal() or int(port) > PORT_MAX:
-        raise InvalidInput(f"metrics are served at HOST:PORT, for example 127.0.0.1:9401, not at {address!r}")
+        raise InvalidInput(f"the address of the metrics must be HOST:PORT, for example 127.0.0.1:9401, not {address!r}")
     try:
         server, thread = start_http_server(int(port), host or "127.0.0.1", registry=metrics.registry)
     except OSError as error:

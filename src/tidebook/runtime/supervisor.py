@@ -1,6 +1,6 @@
 """Run several long-running parts of a program side by side: restart and report those that fail, drain at the end.
 
-A part is anything with `async def run()`, or a coroutine function without arguments. Four more names are optional:
+A part is anything with `async def run()`, or a coroutine function without arguments. Four more members are optional:
 
 - `name`: its name in the status.
 - `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
@@ -123,7 +123,7 @@ class Supervisor:
     async def until_stopped(self) -> None:
         """Wait for SIGTERM or SIGINT, then return: leaving the block drains. A second signal has its usual effect.
 
-        Use it where nothing else handles signals; a web server ends its own lifespan. Call it in the main thread.
+        Use it where nothing else handles signals, as a web server does. Call it in the main thread.
         """
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
         with on_stop_signal(lambda: loop.call_soon_threadsafe(stopped.set)):

@@ -30,7 +30,7 @@ LOGGER = logging.getLogger("tidebook.tags")
 NEVER_MS = -1
 #: The most reads while topics are being registered, and how many topics are read at once.
 READS_MAX = 3
-AT_ONCE_MAX = 64
+CONCURRENT_READS_MAX = 64
 #: The store's setting that live streams renew. Its value is a time, but a ticker only watches whether it changes.
 FOLLOWED_SETTING = "tags/followed"
 RENEW_MS = 3_000
@@ -190,8 +190,8 @@ def _moved_backwards(before: Mapping[int, Pointer], now: Mapping[int, Pointer]) 
 async def gather_by_topic(read: Callable[[str], Awaitable[T]], topics: Sequence[str]) -> dict[str, T]:
     """Return the result of `read` for each topic, awaited concurrently."""
     found: dict[str, T] = {}
-    for first in range(0, len(topics), AT_ONCE_MAX):
-        chunk = topics[first : first + AT_ONCE_MAX]
+    for first in range(0, len(topics), CONCURRENT_READS_MAX):
+        chunk = topics[first : first + CONCURRENT_READS_MAX]
         found |= zip(chunk, await asyncio.gather(*map(read, chunk)), strict=True)
     return found
 
@@ -225,7 +225,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
             f"{held_by} was never replicated"
             if self.horizon is None or self.age_s is None
             else f"the horizon is at {self.horizon.isoformat(timespec='milliseconds')}, {self.age_s:,.1f} s ago, "
-            f"held by {held_by}"
+            f"held back by {held_by}"
         )
         waiting = "" if self.lag is None else f"{self.lag:,} records are not replicated: "
         return f"{waiting}{where}" + (f": {self.remedy}" if self.remedy else "")

@@ -14,8 +14,8 @@ from tidebook.core.record import decode_record
 from tidebook.log.port import read_all
 from tidebook.replication import ticks
 from tidebook.replication.ticks import (
+    FOLLOWED_CHECK_S,
     FOLLOWED_FOR_S,
-    LOOK_EVERY_S,
     REPLICATED_TIME_SETTING,
     SHARE_ATTEMPTS_MAX,
     Ticker,
@@ -36,7 +36,7 @@ from tidebook.wiring.settings import Section, Settings
 TOPIC = "orders"
 BEGAN_MS = 1_700_000_000_000
 #: Binary fractions, so that their sums are exact.
-INTERVALS = TickIntervals(followed_s=0.5, idle_s=4.0, pause_s=0.125, look_s=2.0)
+INTERVALS = TickIntervals(followed_s=0.5, idle_s=4.0, pause_s=0.125, check_s=2.0)
 
 
 class Seconds:
@@ -107,7 +107,7 @@ async def test_a_ticker_sends_no_ticks_on_request_to_a_book_without_tags(book: B
     ticker = Ticker(book.log, book.store, monotonic_s=Seconds())
     assert await ticker.tick() == {}
     await renew_followed(book.store, clock)
-    assert await ticker.tick() == {}, "only the steps of a ticker look for followers"
+    assert await ticker.tick() == {}, "only the steps of a ticker read the followed setting"
     await append(book, clock)
     assert len(await ticker.tick()) == 2
 
@@ -127,9 +127,9 @@ async def test_a_ticker_without_followers_ticks_when_its_interval_is_nearly_over
     await append(book, clock)
     seconds = Seconds()
     ticker = Ticker(book.log, book.store, intervals=INTERVALS, monotonic_s=seconds)
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
     assert len(await marks(book)) == 2
-    for after_s, wait_s, ticked in ((1.0, LOOK_EVERY_S, 2), (3.5, 0.5, 2), (3.75, LOOK_EVERY_S, 4)):
+    for after_s, wait_s, ticked in ((1.0, FOLLOWED_CHECK_S, 2), (3.5, 0.5, 2), (3.75, FOLLOWED_CHECK_S, 4)):
         await append(book, clock)
         seconds.now_s = 100.0 + after_s
         assert await ticker.step() == wait_s
@@ -163,22 +163,22 @@ async def test_a_followed_ticker_ticks_when_half_of_its_interval_is_over(book: B
     assert len(await marks(book)) == 6, "a step without a tick does not postpone the next"
 
 
-async def test_a_ticker_looks_for_followers_in_intervals_and_only_a_change_counts(
+async def test_a_ticker_reads_the_followed_setting_in_intervals_and_only_a_change_counts(
     book: Book, clock: ManualClock
 ) -> None:
     await append(book, clock)
     seconds = Seconds()
     ticker = Ticker(book.log, book.store, intervals=INTERVALS, monotonic_s=seconds)
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
     await renew_followed(book.store, clock)
     seconds.now_s = 101.75
-    assert await ticker.step() == LOOK_EVERY_S, "the ticker has not looked for followers again"
+    assert await ticker.step() == FOLLOWED_CHECK_S, "the ticker has not read the setting again"
     seconds.now_s = 102.0
     assert await ticker.step() == 0.5
     seconds.now_s = 102.0 + FOLLOWED_FOR_S - 0.125
     assert await ticker.step() == 0.5
     seconds.now_s = 102.0 + FOLLOWED_FOR_S
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
     clock.advance(60_000)
     await renew_followed(book.store, clock)
     seconds.now_s += 2.0
@@ -204,7 +204,7 @@ async def test_a_rest_ends_at_a_change_of_the_store_only_if_a_tick_is_allowed(bo
     await append(book, clock)
     await renew_followed(book.store, clock)
     seconds, store = Seconds(), Waits(book.store)
-    intervals = TickIntervals(followed_s=0.03125, idle_s=4.0, pause_s=0.0078125, look_s=2.0)
+    intervals = TickIntervals(followed_s=0.03125, idle_s=4.0, pause_s=0.0078125, check_s=2.0)
     ticker = Ticker(book.log, store, intervals=intervals, monotonic_s=seconds)  # type: ignore[arg-type]
     await ticker.step()
     await ticker.pause(0.03125)  # right after a tick

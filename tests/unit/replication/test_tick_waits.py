@@ -14,7 +14,7 @@ import pytest
 from tests.unit.replication.memory import TOPIC, Run, now_s
 from tidebook.core.errors import Unavailable
 from tidebook.replication import ticks
-from tidebook.replication.ticks import LOOK_EVERY_S, Ticker, TickIntervals
+from tidebook.replication.ticks import FOLLOWED_CHECK_S, Ticker, TickIntervals
 from tidebook.runtime.metrics import Metrics
 
 
@@ -28,7 +28,7 @@ class ScriptedTicker(Ticker):
 
     async def step(self) -> float:
         self.steps_s.append(now_s())
-        outcome = self._script.pop(0) if self._script else LOOK_EVERY_S
+        outcome = self._script.pop(0) if self._script else FOLLOWED_CHECK_S
         if isinstance(outcome, Exception):
             raise outcome
         if outcome <= self._intervals.followed_s:
@@ -48,7 +48,7 @@ class WaitedStore:
         return len(self.waits)
 
 
-INTERVALS = TickIntervals(followed_s=0.5, idle_s=4.0, pause_s=0.125, look_s=2.0)
+INTERVALS = TickIntervals(followed_s=0.5, idle_s=4.0, pause_s=0.125, check_s=2.0)
 
 
 async def for_a_while(running: Coroutine[Any, Any, None], seconds: float) -> None:
@@ -65,7 +65,7 @@ def test_a_woken_ticker_rests_until_the_next_tick_is_allowed_and_then_waits_for_
         await for_a_while(ticker.run_woken(Metrics()), 6.25)
         assert ticker.steps_s == [0.0, 1.5, 3.0, 6.125]
         # With live streams it looks each second; without them, it waits as long as the step returns.
-        assert store.waits == [(0.5, LOOK_EVERY_S, -1), (2.0, LOOK_EVERY_S, 1), (3.125, 3.0, 2)]
+        assert store.waits == [(0.5, FOLLOWED_CHECK_S, -1), (2.0, FOLLOWED_CHECK_S, 1), (3.125, 3.0, 2)]
 
     run(program())
 

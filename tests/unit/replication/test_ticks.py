@@ -19,8 +19,8 @@ from tidebook.log.port import Outgoing
 from tidebook.pipeline.jobs.replicate import _ticking
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.replication.ticks import (
+    FOLLOWED_CHECK_S,
     FOLLOWED_EVERY_S,
-    LOOK_EVERY_S,
     Ticker,
     replicate_adjacent_ticks,
     replicate_ticks,
@@ -80,7 +80,7 @@ async def test_a_ticker_brings_events_below_the_horizon_and_stops_when_nothing_i
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
     clock.now_s += 10
     ticked = await records(book)
     await ticker.step()
@@ -101,13 +101,13 @@ async def test_a_ticker_brings_events_below_the_horizon_and_stops_when_nothing_i
 async def test_ticks_are_frequent_while_a_stream_is_followed_and_rare_after(book: Book) -> None:
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
     await book.journal("orders").create()
     await renew_followed(book.store, book.clock)
     clock.now_s += 1
     assert await ticker.step() == FOLLOWED_EVERY_S
     clock.now_s += 11
-    assert await ticker.step() == LOOK_EVERY_S
+    assert await ticker.step() == FOLLOWED_CHECK_S
 
 
 async def test_a_followed_ticker_ticks_right_after_replication_and_at_most_ten_times_a_second(
@@ -322,7 +322,7 @@ def test_ticks_continue_after_an_unexpected_error(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Ticker, "step", step)
-    monkeypatch.setattr("tidebook.replication.ticks.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("tidebook.replication.ticks.FOLLOWED_CHECK_S", 0.01)
     with contextlib.closing(BlockingPortal()) as portal:
         book = portal.run(tidebook.open(tmp_path / "book").__aenter__())
         with _ticking(book, portal, ()):

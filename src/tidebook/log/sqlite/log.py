@@ -56,7 +56,7 @@ class SqliteLog(SqliteAdapter):
         """Create a topic, or return the existing one unchanged. Records are always kept until `truncate`."""
         topic_name(topic)
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
+            raise InvalidInput(f"partitions must be a number from 1 to {PARTITIONS_MAX:,}, not {partitions!r}")
         new = (topic, self._ids.new().hex(), partitions, limit_bytes)
         state: port.TopicState = await self._run(writes.create_topic, new)
         return state

@@ -98,6 +98,6 @@ def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
 def decode_rows_of(id_cells: Iterable[tuple[str, bytes]]) -> list[tuple[str, EventRow]]:
     """Decode the rows of several journals, each with its id."""
     rows: list[tuple[str, EventRow]] = []
-    for id, of_journal in groupby(id_cells, itemgetter(0)):
-        rows += [(id, row) for row in decode_rows([cell for _, cell in of_journal])]
+    for id, journal_cells in groupby(id_cells, itemgetter(0)):
+        rows += [(id, row) for row in decode_rows([cell for _, cell in journal_cells])]
     return rows

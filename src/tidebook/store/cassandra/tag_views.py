@@ -160,9 +160,9 @@ class TagViews:
             )
             listed = len(starts)
             while starts and len(found) < limit:
-                of_round = [starts.popleft() for _ in range(min(at_once, len(starts)))]
-                bucket = of_round[-1]
-                pages = (self._page(tag, each, after_key, until_ms, limit - len(found), decode) for each in of_round)
+                chunk = [starts.popleft() for _ in range(min(at_once, len(starts)))]
+                bucket = chunk[-1]
+                pages = (self._page(tag, each, after_key, until_ms, limit - len(found), decode) for each in chunk)
                 rows = [row for page in await asyncio.gather(*pages) for row in page]
                 found += rows[: limit - len(found)]
                 # A listed bucket without rows had all of them deleted, and many may follow: read more of them at once.
@@ -261,8 +261,8 @@ class TagViews:
             return
         buckets = await self._buckets.fixed_at(writes.pointer.time_ms)
         for first in range(0, len(clears), CLEARS_AT_ONCE_MAX):
-            of_round = clears[first : first + CLEARS_AT_ONCE_MAX]
-            running = [self._clear(clear, writes.partition, buckets, segments) for clear in of_round]
+            chunk = clears[first : first + CLEARS_AT_ONCE_MAX]
+            running = [self._clear(clear, writes.partition, buckets, segments) for clear in chunk]
             # One page of each journal per round: each journal's order holds, and journals are cleared concurrently.
             while running:
                 pages = await asyncio.gather(*(anext(each, None) for each in running))

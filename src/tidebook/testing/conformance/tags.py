@@ -45,9 +45,9 @@ class TagsContract(TagsLate, TagsSizes):
         events = await self.read(book, tag, topic)
         assert sorted(event.payload for event in events) == [0, 1, 2, 4, 5]
         for id, payloads in (("j-0", [0, 2, 4]), ("j-1", [1, 5])):
-            of_journal = [event for event in events if event.id == id]
-            assert [event.payload for event in of_journal] == payloads
-            assert [event.tag_seq_nr for event in of_journal] == list(range(1, len(payloads) + 1))
+            journal_events = [event for event in events if event.id == id]
+            assert [event.payload for event in journal_events] == payloads
+            assert [event.tag_seq_nr for event in journal_events] == list(range(1, len(payloads) + 1))
         assert events[0].topic == topic
         assert events[0].tags == {tag}
 

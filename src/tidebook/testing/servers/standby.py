@@ -23,8 +23,8 @@ class PostgresStandby(Postgres):
 
     def __init__(self, folder: Path, primary: Postgres, follower: str = STANDBY, *, profile: Profile = "test") -> None:
         host, port = primary.address.split(":")
-        follows = f"host={host} port={port} user={USER} application_name={follower}"
-        super().__init__(folder, profile=profile, settings={"primary_conninfo": follows, "hot_standby": "on"})
+        conninfo = f"host={host} port={port} user={USER} application_name={follower}"
+        super().__init__(folder, profile=profile, settings={"primary_conninfo": conninfo, "hot_standby": "on"})
         self._primary = primary
 
     def prepare(self) -> None:
