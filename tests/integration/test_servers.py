@@ -110,6 +110,7 @@ def test_a_killed_kafka_restarts_with_its_data_at_the_same_address(tmp_path: Pat
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(300)  # it starts a broker twice, and makes certificates
 def test_the_python_of_the_page_about_servers_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "servers.md"
     [block] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -164,8 +164,10 @@ def test_the_python_of_the_page_about_flushing_reads_a_region(
     [block] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tidebook.toml").write_text("")
-    with tidebook.open_sync("tidebook.toml") as book, book.wal("metrics").open_region(7, create=True) as region:
+    with tidebook.open_sync("tidebook.toml") as book:
+        region = book.wal("metrics").open_region(7, create=True)
         region.write(1, [{"cpu": 0.7}, {"cpu": 0.9}])
+        region.close()
     *lines, last = block.splitlines()
     names: dict[str, Any] = {}
     exec(compile("\n".join([*lines, f"rows = ({last.partition('#')[0].strip()})"]), str(page), "exec"), names)

@@ -139,7 +139,8 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
         spark.read.format("tidebook").option("topic", "orders").load().show()
     """
     settings = read_settings(book) if isinstance(book, str | Path) else book.settings
-    require_book(settings, parts=("store",))
+    # A book of write-ahead logs alone has no store.
+    require_book(settings, parts=("log" if settings.section("log").embedded else "store",))
     source = extra("tidebook.pipeline.source.format", "spark")
     session = spark_session("tidebook", pipeline_settings(settings), _passwords())
     source.register(session, settings)
