@@ -76,7 +76,7 @@ def test_journals_queues_regions_and_the_outbox_are_seen_and_run(console: Served
 
     async def write(book: Book) -> None:
         await (await book.wal(name).open_region(1, create=True)).write(1, [b"a"] * 3)
-        await book.outbox.publish_alone([message(topic=name, payload=b"x", key=b"k")])
+        await book.outbox.publish_alone([message(topic=f"{name}-mails", payload=b"x", key=b"k")])
 
     console.call(write)
     page.goto(f"{console.url}/region?namespace={name}&region=1")
@@ -85,7 +85,7 @@ def test_journals_queues_regions_and_the_outbox_are_seen_and_run(console: Served
     confirm(page, "1", "Mark deleted")
     expect(page.get_by_role("row", name="1 0")).to_be_visible()
     page.goto(f"{console.url}/outbox")
-    expect(page.get_by_role("row", name=name)).to_contain_text("exactly once")
+    expect(page.get_by_role("row", name=f"{name}-mails")).to_contain_text("exactly once")
     for path in ("/", "/pipeline", "/outbox", "/wal", "/settings", "/doctor"):
         answer = page.goto(console.url + path)
         assert answer is not None
