@@ -18,6 +18,9 @@ NAMESPACE, REGION = "faults", 1
 #: The leases of the queue, the group and the relay, which a pause outlasts; longer on servers, which are slower.
 LEASE_S = 1.0
 SERVER_LEASE_S = 3.0
+#: Servers share the cores with the processes of the run: the sources rest this many times as long, so that all
+#: consumers keep up for as long as the run lasts, and stay with a journal this many times as long.
+SERVER_REST, SERVER_GENERATIONS = 15.0, 3.0
 #: Writers switch to other journals after this time, so that the checker can decide the history of each.
 GENERATION_S = 5.0
 KEYS = 6
@@ -70,7 +73,8 @@ class Plan(msgspec.Struct, frozen=True):
         return f"a{self._generation(ACCOUNT_GENERATION_S) * ACCOUNTS_AT_ONCE + int(choice * ACCOUNTS_AT_ONCE)}"
 
     def _generation(self, lasts_s: float) -> int:
-        return int((time.monotonic_ns() - self.began_ns) / 1e9 / lasts_s)
+        factor = 1.0 if self.brokers is None else SERVER_GENERATIONS
+        return int((time.monotonic_ns() - self.began_ns) / 1e9 / (lasts_s * factor))
 
 
 def read_plan(folder: Path) -> Plan:

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from faults.crew import INSPECTOR, PIPELINE, SERVER, SOURCES, Crew
 from faults.disk import SmallDisk
-from faults.plan import ACCOUNTS, GENERATION_S, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
+from faults.plan import ACCOUNTS, LEASE_S, SERVER_LEASE_S, TOPIC, Plan, write_plan
 from faults.proxy import Mode, TcpProxy
 from faults.roles.context import Context
 from faults.roles.inspector import catch_up_s_max
@@ -37,7 +37,7 @@ from faults.schedule import (
     make_schedule,
 )
 from faults.servers import RunServers
-from faults.topics import add_partition, key_of, send_foreign
+from faults.topics import add_partition, send_foreign
 from faults.upgrade import make_next_build
 from tidebook.core.errors import Unavailable
 from tidebook.testing.histories.call import RecordedHistory, pair_lines
@@ -364,8 +364,7 @@ class FaultInjector:
                 await asyncio.sleep(fault.duration_s)
                 return await self._restart(servers, *down)
             case _ if fault.kind == FOREIGN:
-                generation = int(fault.at_s / GENERATION_S)
-                await asyncio.to_thread(send_foreign, brokers, chance, key_of(chance, generation))
+                await asyncio.to_thread(send_foreign, brokers, chance, self._plan.key(chance.random()))
             case _ if fault.kind == MORE_PARTITIONS:
                 with contextlib.suppress(KafkaException):  # the broker is down: skip this fault
                     await asyncio.to_thread(add_partition, brokers)

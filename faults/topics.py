@@ -7,7 +7,7 @@ import random
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
-from faults.plan import KEYS, TOPIC
+from faults.plan import TOPIC
 from tidebook.core.record import encode_plain_append
 
 TIMEOUT_S = 10.0
@@ -39,8 +39,3 @@ def add_partition(brokers: str) -> None:
             future.result(TIMEOUT_S)
         except (KafkaException, TimeoutError):  # a broker is down: skip this fault
             return
-
-
-def key_of(chance: random.Random, generation: int) -> str:
-    """Return the id of one of the journals of a generation."""
-    return f"k{generation * KEYS + chance.randrange(KEYS)}"

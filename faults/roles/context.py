@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from faults.disk import install_faulty_files
-from faults.plan import Plan
+from faults.plan import SERVER_REST, Plan
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.clock import SystemClock
 from tidebook.testing.histories.line import HistoryFile
@@ -62,6 +62,10 @@ class Context:
                 await self.stopping.wait()
         except TimeoutError:
             pass
+
+    async def rest(self, most_s: float = PAUSE_S) -> None:
+        """Wait between two calls of a source, longer on servers."""
+        await self.pause(most_s * (1.0 if self.plan.brokers is None else SERVER_REST))
 
     async def record(
         self,

@@ -83,7 +83,7 @@ async def _work(context: Context, accounts: Any) -> None:
             await balance(context, accounts, id)
         else:
             await _execute(context, accounts, id)
-        await context.pause(PAUSE_S)
+        await context.rest(PAUSE_S)
 
 
 async def balance(context: Context, accounts: Any, id: str) -> None:

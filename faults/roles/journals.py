@@ -30,7 +30,7 @@ async def _work(context: Context, journal: Any) -> None:
     while not context.stopping.is_set():
         id = context.plan.key(context.chance.random())
         await _step(context, journal, id, f"{TOPIC}/{id}")
-        await context.pause()
+        await context.rest()
 
 
 async def _step(context: Context, journal: Any, id: str, key: str) -> None:

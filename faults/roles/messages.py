@@ -58,7 +58,7 @@ async def _publish(context: Context, book: Any) -> None:
             failures=(RolledBack,),
             messages=messages,
         )
-        await context.pause(0.1)
+        await context.rest(0.1)
     engine.dispose()
 
 
@@ -73,7 +73,7 @@ async def _put(context: Context, queue: Queue) -> None:
             value=value,
             key=key,
         )
-        await context.pause(0.1)
+        await context.rest(0.1)
 
 
 async def relay(context: Context) -> None:

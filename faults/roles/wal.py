@@ -23,7 +23,7 @@ async def own(context: Context) -> None:
                 await replay(context, region)
                 while region.writable and not context.stopping.is_set():
                     await _step(context, region)
-                    await context.pause()
+                    await context.rest()
             except (TidebookError, OSError):
                 pass
             await context.pause(2.0)

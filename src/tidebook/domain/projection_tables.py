@@ -265,7 +265,10 @@ class ProjectionTables:
         self._renew_member(connection, build, member, lease_s)
         connection.execute(
             delete(MEMBER).where(
-                MEMBER.c.projection == self.name, MEMBER.c.build == build, not_(self._in_force(MEMBER.c.lease_until))
+                MEMBER.c.projection == self.name,
+                MEMBER.c.build == build,
+                MEMBER.c.member != member,  # its lease may have ended since it was renewed, if a lock was waited for
+                not_(self._in_force(MEMBER.c.lease_until)),
             )
         )
         query = select(MEMBER.c.member).where(MEMBER.c.projection == self.name, MEMBER.c.build == build)

@@ -244,6 +244,15 @@ async def stored_positions(projection: Any) -> list[str]:
     return [each.position for each in await projection._engine.run(lambda c: projection._rows.slices(c, 1))]
 
 
+async def test_a_member_whose_lease_ends_while_it_is_renewed_has_its_slices(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
+        await projection.start()
+        with engine.begin() as connection:
+            assert len(projection._rows.rebalance(connection, 1, "slow", -1.0)) == 16
+
+
 async def test_the_leases_of_a_dead_process_expire_although_the_clock_was_set_back(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
