@@ -30,14 +30,14 @@ QUICK = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, stop_s=2, batch_r
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Start a separate Kafka that tests may kill; each leaves it running."""
-    with Kafka(tmp_path_factory.mktemp("broker") / "kafka").for_now() as kafka:
+    with Kafka(tmp_path_factory.mktemp("broker") / "kafka").temporarily() as kafka:
         yield kafka
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Postgres]:
     """Start a separate PostgreSQL that the test may kill."""
-    with Postgres(tmp_path / "postgres").for_now() as postgres:
+    with Postgres(tmp_path / "postgres").temporarily() as postgres:
         yield postgres
 
 
