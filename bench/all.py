@@ -224,7 +224,7 @@ only draws again.
 
 The load is the average of the minute before a run, in which the servers of the benchmark may have started. At 1 or
 more without servers, other programs used the machine and the figures are rough. So are those of a command with
-`--quick`, which does a fraction of the work.
+`--quick`, which does a fraction of the work. At loads of 10 and more, a figure can be off by several times.
 """
 
 
