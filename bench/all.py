@@ -223,8 +223,9 @@ benchmark may therefore come from several runs; the last column is the number of
 only redraws the report.
 
 The load is the average of the minute before a run, in which the servers of the benchmark may have started. A load of 1
-or more without servers means that other programs used the machine, and that the figures are rough. So are those of a
-command with `--quick`, which does a fraction of the work.
+or more without servers means that other programs used the machine, and that the figures are rough; at loads of 10 and
+more, a figure can be off by several times. Figures of a command with `--quick`, which does a fraction of the work, are
+rough too.
 """
 
 
