@@ -28,7 +28,7 @@ from tidebook.sqlite.checksums import connect
 
 #: Dates and durations, which differ from run to run.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}")
-_SPAN = re.compile(r"\b[\d.,]+ (ms|s|min|h)\b")
+_SPAN = re.compile(r"(?:< )?\b[\d.,]+ (ms|s|min|h)\b")
 
 
 class Shown(HTMLParser):

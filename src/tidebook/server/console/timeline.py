@@ -68,16 +68,17 @@ def timeline_of(points: Sequence[Point], *, exact: bool) -> Timeline | None:
     """Return the timeline of a journal from some of its events, in order; between two, a constant rate is assumed."""
     if len(points) < 2:
         return None
-    from_ms, to_ms = points[0].time_ms, max(point.time_ms for point in points)
+    times = [point.time_ms for point in points]  # a clock may have been set back
+    from_ms, to_ms = min(times), max(times)
     width_ms = (to_ms - from_ms) / BARS
     if width_ms <= 0:
         return None
     counts = [0.0] * BARS
-    counts[0] = 1.0
 
     def bar_of(time_ms: float) -> int:
         return max(0, min(BARS - 1, int((time_ms - from_ms) / width_ms)))
 
+    counts[bar_of(times[0])] = 1.0
     for one, two in pairwise(points):
         events, start_ms, end_ms = two.number - one.number, one.time_ms, two.time_ms
         if exact or end_ms <= start_ms or bar_of(start_ms) == bar_of(end_ms):
