@@ -35,7 +35,7 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     version: int = 1
 
     def event(self, *, is_checked: bool = False) -> Event:
-        """Return the event that a journal appends; `is_checked` says that the request `needs_no_check`."""
+        """Return the event that a journal appends; `is_checked` says that its payload needs no check."""
         payload = payload_from(self.payload, self.payload_base64)
         if is_checked:
             payload = checked_payload(payload)

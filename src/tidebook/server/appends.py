@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidebook.api.journals import AppendAnswer, AppendBody
-from tidebook.api.payload import needs_no_check
+from tidebook.api.payload import payloads_need_no_check
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
@@ -27,7 +27,7 @@ BATCH_IN_FLIGHT_MAX = 256
 async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    is_checked, key = needs_no_check(call.raw_body), call.append_key
+    is_checked, key = payloads_need_no_check(call.raw_body), call.append_key
     done = await _append(call.book.journal(topic), topic, id, call.body, key, call.trace, is_checked=is_checked)
     return _answer(done)
 
@@ -42,7 +42,7 @@ def _events(body: AppendBody, trace: str | None, *, is_checked: bool = False) ->
 
 
 def _answer(done: Appended) -> AppendAnswer:
-    """Return the answer of an append, which is the same for a repetition."""
+    """Return the answer of an append; a retry with the same append id gets the same one."""
     return AppendAnswer(done.first, done.last, done.partition, done.offset)
 
 
@@ -96,7 +96,7 @@ def _duration(seconds: Any) -> timedelta:
     try:
         return timedelta(seconds=float(seconds))
     except (OverflowError, ValueError) as error:
-        raise InvalidInput(f"expire_after_s: {seconds} seconds are too many") from error
+        raise InvalidInput(f"expire_after_s: {seconds} seconds is too long") from error
 
 
 def derived_append_id(topic: str, id: str, key: str) -> bytes:

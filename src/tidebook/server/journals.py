@@ -16,7 +16,7 @@ from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
 from tidebook.server.answers import CHUNK_BYTES, Chunk, Lines, name_chunks
 from tidebook.server.call import Call, Handler
-from tidebook.server.journal_stream import after_event_id, follow_journal, resumed
+from tidebook.server.journal_stream import follow_journal, parse_event_id, resume_position
 from tidebook.server.masking import Mask
 
 #: How many events are encoded and sent together; the first chunks are smaller, so that the first byte is sent early.
@@ -61,8 +61,8 @@ async def read(call: Call) -> Lines:
     if query.follow:
         start, after = query.start, None
         if call.headers.last_event_id is not None:
-            start, after = after_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
-            start, after = await resumed(call.state, journal, id, start, after)
+            start, after = parse_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
+            start, after = await resume_position(call.state, journal, id, start, after)
         mask = call.mask(topic)
 
         def encode(event: ReadEvent) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
 from tidebook.core.errors import InvalidInput
 from tidebook.server.answers import Chunk, ChunkBuffer, Lines, name_chunks
-from tidebook.server.broadcast import Line, Place
+from tidebook.server.broadcast import Line, StreamPosition
 from tidebook.server.call import Call, Handler, topics_of
 from tidebook.tags.event import TaggedEvent, encode_offset, position_before
 
@@ -49,11 +49,11 @@ def _follow(
     def line(event: TaggedEvent) -> Line:
         encoded = _encode(_event_line(call, event))
         at = event.row
-        place = (at.time_ms, at.topic, at.partition, at.offset, at.index)
-        return Line(place, event.topic, event.tag_offset, encoded)
+        position = (at.time_ms, at.topic, at.partition, at.offset, at.index)
+        return Line(position, event.topic, event.tag_offset, encoded)
 
-    def catch_up(last: Place | None) -> AsyncIterator[TaggedEvent]:
-        # All events of the last event's time are read again; those already delivered are skipped by their place.
+    def catch_up(last: StreamPosition | None) -> AsyncIterator[TaggedEvent]:
+        # All events of the last event's time are read again; those already delivered are skipped by their position.
         resume = after if last is None else encode_offset(position_before(tag, last[0]))
         return tags.read(tag, after=resume, topics=topics)
 
