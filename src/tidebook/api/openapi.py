@@ -113,7 +113,7 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         ("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled."),
     ]
     if route.mutates and not route.answers_secret:
-        text = "A repetition with the same key gets the same response and changes nothing."
+        text = "A repeat with the same key gets the same response and changes nothing."
         found.append(("Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,200}$"}, text))
     if route.form == "events":
         found.append(("Last-Event-ID", {"type": "string"}, "The id of the last server-sent event that was received."))

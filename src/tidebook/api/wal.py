@@ -155,7 +155,7 @@ class FlushAnswer(msgspec.Struct, frozen=True):
 
 
 class CleanAnswer(msgspec.Struct, frozen=True):
-    """The result of a cleaning."""
+    """The result of cleaning a region."""
 
     truncated_to: int
     removed: int

@@ -1,7 +1,7 @@
 """The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
 
 A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
-change nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
+change nothing; writes carry an `Idempotency-Key`, by which the server recognizes a repeat.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Connection:
         parts = urlsplit(url)
         if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
             raise InvalidInput(
-                f"the address of a server is https://host:port, and its token a separate argument: {url}"
+                f"the address of a server must be https://host:port, and its token a separate argument: {url}"
             )
         self.url = url.rstrip("/")
         self._token = None if token is None else Secret(token)
@@ -216,7 +216,7 @@ class Connection:
             await asyncio.sleep(pause_s)
 
     async def _answer(self, request: httpx.Request, route: Route) -> bytes:
-        """Send a request once; raise `RetryLater` if nothing was changed and a repetition may succeed."""
+        """Send a request once; raise `RetryLater` if nothing was changed and a retry may succeed."""
         try:
             response = await self._opened().send(request)
         except httpx.HTTPError as error:
@@ -282,7 +282,7 @@ class Connection:
         path = _path(route, parameters)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         while True:
-            begun = False
+            has_yielded = False
             try:
                 request = self._request(route, path, query, None, 0.0)
                 request.headers["accept"] = "application/x-ndjson"
@@ -290,11 +290,11 @@ class Connection:
                     async for page in pages:
                         start = page.rfind(b"\n", 0, -1) + 1  # of the last line
                         if not page.startswith(ENDS, start):
-                            begun = True
+                            has_yielded = True
                             yield page
                             continue
                         if start:
-                            begun = True
+                            has_yielded = True
                             yield page[:start]
                         end = _decode_end(page[start:])
                         if end.problem is not None:
@@ -303,11 +303,11 @@ class Connection:
                 raise RetryLater(f"{self.url} ended an answer early")
             except httpx.HTTPError as error:
                 failure: TidebookError = self._failure(error, route)
-                if begun or not isinstance(failure, RetryLater):
+                if has_yielded or not isinstance(failure, RetryLater):
                     raise Unavailable(f"{self.url} ended an answer early: {error}") from error
             except RetryLater as error:
                 failure = error
-                if begun:
+                if has_yielded:
                     raise Unavailable(str(error)) from error
             pause_s = backoff.next_s()
             if time.monotonic() + pause_s > deadline_s:

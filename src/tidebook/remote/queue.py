@@ -69,8 +69,8 @@ class RemoteQueue(Queue):
             raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
         inserted = merged = 0
         new = self._runtime.new_entries(self.name, entries)
-        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            trace = None if begun is None else begun.carried
+        with tracing.span("queue.put", **self._put_attributes(new)) as span:
+            trace = None if span is None else span.carried
             for chunk in chunks(with_trace(new, trace)):
                 body = PutBody(tuple(map(_entry_body, chunk)))
                 answer = await self._connection.call("queues.put", self.name, body=body, trace=trace)
@@ -138,7 +138,7 @@ class RemoteQueue(Queue):
         return outcomes
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
-        """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
+        """Yield the store's time whenever work becomes due, immediately if some is; then claim until none is left."""
         async with aclosing(self._connection.events("queues.listen", self.name, query={})) as events:
             async for event in events:
                 yield datetime.now(UTC) if event is None else _decode_due(event.data).due_at

@@ -217,13 +217,13 @@ class ServerApp:
         if route.mutates:
             state.audit.check_room()
         call.deadline_s = self._deadline_s(headers)
-        timer, is_begun = state.deadlines.timer(call.deadline_s), False
+        timer, handler_started = state.deadlines.timer(call.deadline_s), False
         try:
             with timer:
                 if endpoint.decode is not None:
                     call.raw_body = raw = await self._read_body(headers, receive)
                     call.body = _decode_body(endpoint, headers, raw)
-                is_begun = True
+                handler_started = True
                 if tracing.is_on():
                     answer = await self._run_traced(endpoint, call, scope)
                 elif headers.idempotency_key is not None and route.mutates:
@@ -231,7 +231,7 @@ class ServerApp:
                 else:
                     answer = await endpoint.handler(call)
         except TimeoutError as error:
-            if not is_begun:
+            if not handler_started:
                 raise DeadlineExceeded(
                     f"the body was not complete after {call.deadline_s:g} s, and nothing was done: send it faster, "
                     "or allow more with Request-Timeout",
@@ -249,11 +249,11 @@ class ServerApp:
                 deadline_s=call.deadline_s,
             ) from error
         except TidebookError as error:
-            if is_begun and (status := problem_of(error)["status"]) >= 500:
+            if handler_started and (status := problem_of(error)["status"]) >= 500:
                 self._record_failure(call, scope, status)
             raise
         except BaseException as error:  # also a cancellation, when the server stops before the request has ended
-            if is_begun:
+            if handler_started:
                 self._record_failure(call, scope, 500 if isinstance(error, Exception) else 504)
             raise
         if isinstance(answer, EncodedAnswer):
@@ -344,7 +344,7 @@ class ServerApp:
             seconds = 0.0
         if not 0 < seconds <= settings.request_s_max:  # also refuses NaN
             raise InvalidInput(
-                f"Request-Timeout is a number of seconds up to {settings.request_s_max:g}, "
+                f"Request-Timeout must be a number of seconds up to {settings.request_s_max:g}, "
                 f"not {headers.request_timeout[:40]!r}"
             )
         return seconds

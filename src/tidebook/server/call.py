@@ -92,7 +92,7 @@ class Call:
         """Return a path parameter as a whole number."""
         text = self.parameters[index]
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise InvalidInput(f"{name} in the path is a whole number, not {text[:40]!r}")
+            raise InvalidInput(f"{name} in the path must be a whole number, not {text[:40]!r}")
         return int(text)
 
     def mask(self, name: str) -> Mask | None:

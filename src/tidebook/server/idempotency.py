@@ -40,7 +40,7 @@ class EncodedAnswer(msgspec.Struct, frozen=True):
 def check_key(key: str) -> str:
     """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters."""
     if not 1 <= len(key) <= KEY_CHARS_MAX or not all("!" <= each <= "~" for each in key):
-        raise InvalidInput(f"an Idempotency-Key is 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
+        raise InvalidInput(f"an Idempotency-Key must be 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
     return key
 
 

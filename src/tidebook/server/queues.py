@@ -146,7 +146,7 @@ async def status(call: Call) -> QueueAnswer:
 
 def _worker_id(text: str) -> bytes:
     if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
-        raise InvalidInput(f"a worker's id is 32 digits of 0-9 and a-f, not {text[:40]!r}")
+        raise InvalidInput(f"a worker's id must be 32 digits of 0-9 and a-f, not {text[:40]!r}")
     return bytes.fromhex(text)
 
 

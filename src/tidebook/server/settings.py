@@ -39,7 +39,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     #: Answers to requests with an Idempotency-Key that are kept, and for how long.
     idempotency_keys_max: Positive = 100_000
     idempotency_s: Seconds = 86_400.0
-    #: After this time without use a claim of a WAL region is given up.
+    #: A claim of a WAL region is released after this time without use.
     region_idle_s: Seconds = 300.0
     region_sessions_max: Positive = 1_000
     #: How long a browser stays signed in.

@@ -91,7 +91,7 @@ class Tokens:
     ) -> NewTokenAnswer:
         """Create a token and return it with its secret."""
         if not name or not name.isprintable():
-            raise InvalidInput("a token's name is printable text that is not empty")
+            raise InvalidInput("a token's name must be printable text that is not empty")
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)

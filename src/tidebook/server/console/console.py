@@ -114,7 +114,7 @@ class Console:
     def _sign_in(
         self, error: SignInRequired, target: Page | Act, request: Request, headers: Headers, *, as_json: bool
     ) -> Response:
-        """Lead a browser to the sign-in, and from there back to what it asked for."""
+        """Redirect a browser to the sign-in page, and from there back to the page that it requested."""
         if as_json or request.method != "GET" or target.path == SIGN_IN_PATH:
             back = getattr(request.state, "typed", {}).get("back")
             return self._problem(error, headers, as_json=as_json, back=_local(back))

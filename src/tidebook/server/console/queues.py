@@ -225,7 +225,7 @@ def entry_filter(query: Any) -> EntryFilter:
                 worker=_worker_filter(query),
             )
         case "dead":
-            raise InvalidInput("dead letters are no entries: choose due, later or processing")
+            raise InvalidInput("dead letters are not entries: choose due, later or processing")
         case _:
             assert_never(query.status)
 

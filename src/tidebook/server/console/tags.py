@@ -46,7 +46,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, int]
     shares: int
     owned: int
-    #: The time of the slowest share; None if one has not begun.
+    #: The time of the slowest share; None if one has not started.
     slowest_ms: int | None
     lag_s: float | None
 
@@ -267,8 +267,8 @@ def group_view(group: str, tag: str, text: str | None, horizon_ms: int | None) -
     """Return a consumer group, as its setting describes it."""
     found = decode_group(text)
     times = [None if each.offset is None else decode_offset(tag, each.offset).time_ms for each in found.shares]
-    begun = [each for each in times if each is not None]
-    slowest_ms = min(begun) if len(begun) == len(times) else None
+    started = [each for each in times if each is not None]
+    slowest_ms = min(started) if len(started) == len(times) else None
     return GroupView(
         group=group,
         tag=tag,
