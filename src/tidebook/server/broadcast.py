@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 
 from tidebook.runtime.futures import cancel_quietly
-from tidebook.server.answers import Chunk, ChunkBuffer
+from tidebook.server.responses import Chunk, ChunkBuffer
 
 E = TypeVar("E")
 #: The position of an event in its stream; it grows from event to event.

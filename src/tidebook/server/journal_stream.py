@@ -13,8 +13,8 @@ from tidebook.core.key import Key, journal_id
 from tidebook.core.seq_nr import FIRST
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
-from tidebook.server.answers import Chunk
 from tidebook.server.broadcast import Line, StreamPosition
+from tidebook.server.responses import Chunk
 from tidebook.server.state import ServerState
 
 

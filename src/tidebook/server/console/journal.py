@@ -17,7 +17,6 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
-from tidebook.server.answers import Chunk
 from tidebook.server.broadcast import StreamPosition
 from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
@@ -27,6 +26,7 @@ from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.journal_stream import follow_journal, parse_event_id, resume_position
 from tidebook.server.masking import Mask
+from tidebook.server.responses import Chunk
 
 EVENTS_MAX: Final = 50
 #: How many events one request may examine for a filter, and for how long; the next one continues.

@@ -13,7 +13,7 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
-from tidebook.server.console.bulk import BulkAct, BulkAnswer, Steps
+from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
 from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -32,7 +32,7 @@ from tidebook.server.console.view import View
 
 T = TypeVar("T")
 
-#: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
+#: An act on more entries than this runs in the background; a smaller one ends before the response is sent.
 AT_ONCE_MAX: Final = 1_000
 #: The maximum number of rows that can be selected one by one; an act on all that match has no limit.
 SELECTED_MAX: Final = 1_000
@@ -301,10 +301,10 @@ class BulkQuery(msgspec.Struct, frozen=True):
     act: str
 
 
-async def bulk(view: View) -> BulkAnswer:
+async def bulk(view: View) -> BulkResponse:
     """Show the progress of an act."""
     acts = view.parts.bulk
-    return acts.answer(acts.find(view.fields.act, view.fields.queue))
+    return acts.response(acts.find(view.fields.act, view.fields.queue))
 
 
 async def cancel_bulk(view: View) -> ActResult:

@@ -13,11 +13,11 @@ import msgspec
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
-from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
 from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
+from tidebook.server.responses import Chunk
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus
 from tidebook.tags.settings import TagSettings
