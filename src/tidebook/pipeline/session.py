@@ -89,7 +89,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     catch_up_records: int = 100_000
     #: How often a running replication without leases starts a micro-batch.
     trigger_s: float = 0.2
-    #: The most records of one micro-batch over all partitions; the default is a full slice for each of eight.
+    #: The maximum number of records in one micro-batch, over all partitions; the default is eight full slices.
     records_max: int = 800_000
     #: How often a running replication checks for new topics and reports its progress.
     look_every_s: float = 2.0

@@ -1,7 +1,7 @@
-"""Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
+"""Responses by Idempotency-Key: a repeat of a request gets the response of the first, and changes nothing.
 
-A key is stored before its request runs, and its answer afterwards. So a request that a crash interrupted is
-never run twice: its repeat is answered with `outcome-unknown`. Of appends only the answer is written: the journal
+A key is stored before its request runs, and its response afterwards. So a request that a crash interrupted is
+never run twice: its repeat is answered with `outcome-unknown`. Of appends only the response is written: the journal
 recognizes their append ids if a crash comes between, as long as only a few others were appended.
 """
 
@@ -24,13 +24,13 @@ from tidebook.server.database import ServerDatabase
 logger = logging.getLogger("tidebook.server")
 
 KEY_CHARS_MAX: Final = 200
-#: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
-ANSWER_BYTES_MAX: Final = 1_000_000
+#: A larger response is not kept: its repeat is answered with `outcome-unknown`.
+RESPONSE_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
 
 
-class EncodedAnswer(msgspec.Struct, frozen=True):
-    """An answer as it is sent."""
+class EncodedResponse(msgspec.Struct, frozen=True):
+    """A response as it is sent."""
 
     status: int
     body: bytes
@@ -40,7 +40,7 @@ class EncodedAnswer(msgspec.Struct, frozen=True):
 def check_key(key: str) -> str:
     """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters."""
     if not 1 <= len(key) <= KEY_CHARS_MAX or not all("!" <= each <= "~" for each in key):
-        raise InvalidInput(f"an Idempotency-Key is 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
+        raise InvalidInput(f"an Idempotency-Key must be 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
     return key
 
 
@@ -55,38 +55,38 @@ class IdempotencyKeys:
         self._running: dict[bytes, asyncio.Future[None]] = {}
         self._begun = 0
 
-    async def answer(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedAnswer]]
-    ) -> EncodedAnswer:
-        """Return the answer of the first request with this key, which `run` computes if there was none.
+    async def response(
+        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedResponse]]
+    ) -> EncodedResponse:
+        """Return the response of the first request with this key, which `run` computes if there was none.
 
         `request` identifies the request: a key that comes with another one is refused.
         """
         hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
             if await self._begin(hashed, digest):
                 return await self._run(hashed, run)
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
             raise Unavailable("a request with this Idempotency-Key failed at another server meanwhile: send it again")
 
-    async def answer_append(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedAnswer, bool]]]
-    ) -> EncodedAnswer:
-        """Return the answer of the first append with this key, which `run` computes if there was none.
+    async def append_response(
+        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedResponse, bool]]]
+    ) -> EncodedResponse:
+        """Return the response of the first append with this key, which `run` computes if there was none.
 
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
         hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
-            answer, is_complete = await run()
-            if is_complete and len(answer.body) <= ANSWER_BYTES_MAX:
-                await self._store_answer(hashed, digest, answer)
-            return answer
+            response, is_complete = await run()
+            if is_complete and len(response.body) <= RESPONSE_BYTES_MAX:
+                await self._store_response(hashed, digest, response)
+            return response
 
     @asynccontextmanager
     async def _exclusively(self, hashed: bytes) -> AsyncIterator[None]:
@@ -100,13 +100,13 @@ class IdempotencyKeys:
             del self._running[hashed]
             future.cancel()
 
-    async def _store_answer(self, hashed: bytes, digest: bytes, answer: EncodedAnswer) -> None:
+    async def _store_response(self, hashed: bytes, digest: bytes, response: EncodedResponse) -> None:
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> None:
             if prune:
                 _prune(connection, now_ms - self._keep_ms, self._keys_max)
-            row = (hashed, digest, now_ms, answer.status, answer.body)
+            row = (hashed, digest, now_ms, response.status, response.body)
             connection.execute(
                 "INSERT OR REPLACE INTO answered (key, request, at, status, body) VALUES (?, ?, ?, ?, ?)", row
             )
@@ -114,29 +114,29 @@ class IdempotencyKeys:
         try:
             await asyncio.shield(self._database.change(insert, synced=False))
         except TidebookError as error:  # the events are appended; raising would deny it
-            logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
+            logger.warning("the response of an Idempotency-Key is not kept: %s", error)
 
     def _is_prune_due(self) -> bool:
         self._begun += 1
         return self._begun % 100 == 1
 
-    async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedAnswer]]) -> EncodedAnswer:
+    async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedResponse]]) -> EncodedResponse:
         try:
-            answer = await run()
+            response = await run()
         except OutcomeUnknown:
             raise
         except TidebookError:  # nothing was changed: a repeat may try again
             await self._change("DELETE FROM answered WHERE key = ?", (hashed,))
             raise
-        if len(answer.body) <= ANSWER_BYTES_MAX:
+        if len(response.body) <= RESPONSE_BYTES_MAX:
             sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
             try:
-                await self._change(sql, (answer.status, answer.body, hashed))
+                await self._change(sql, (response.status, response.body, hashed))
             except TidebookError as error:  # the change was made; raising would deny it
-                logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
-        return answer
+                logger.warning("the response of an Idempotency-Key is not kept: %s", error)
+        return response
 
-    def _stored_answer(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
+    def _stored_response(self, hashed: bytes, digest: bytes) -> EncodedResponse | None:
         rows = self._database.select("SELECT request, at, status, body FROM answered WHERE key = ?", (hashed,))
         if not rows or rows[0][1] < self._clock.now_ms() - self._keep_ms:
             return None
@@ -148,7 +148,7 @@ class IdempotencyKeys:
                 "the first request with this Idempotency-Key was interrupted, or runs at another server: "
                 "look for its effect"
             )
-        return EncodedAnswer(status, body or b"", replayed=True)
+        return EncodedResponse(status, body or b"", replayed=True)
 
     async def _begin(self, hashed: bytes, digest: bytes) -> bool:
         """Store a key before its request runs; return False if another server of the book has stored it."""

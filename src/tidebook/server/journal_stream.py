@@ -1,4 +1,4 @@
-"""Follow a journal: the old events, then the new ones, from where an earlier stream ended."""
+"""Follow a journal with server-sent events: the stored events, then each new one; a client can resume its stream."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tidebook.core.key import Key, journal_id
 from tidebook.core.seq_nr import FIRST
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
-from tidebook.server.answers import Chunk
-from tidebook.server.broadcast import Line, Place
+from tidebook.server.broadcast import Line, StreamPosition
+from tidebook.server.responses import Chunk
 from tidebook.server.state import ServerState
 
 
-async def resumed(
-    state: ServerState, journal: Journal, id: str, start: int, after: Place | None
-) -> tuple[int, Place | None]:
-    """Return where a follower continues: at the beginning if its topic was deleted, since offsets start again then."""
+async def resume_position(
+    state: ServerState, journal: Journal, id: str, start: int, after: StreamPosition | None
+) -> tuple[int, StreamPosition | None]:
+    """Return where a follower resumes: at the beginning if its topic was deleted, because offsets then start again."""
     if after is None:
         return start, None
     head = await journal.head(id)
     if head is None:
-        is_deleted = await state.book.store.topic_config(journal.topic) is None
+        topic_was_deleted = await state.book.store.topic_config(journal.topic) is None
     else:
-        is_deleted = head.position.offset < after[0]
-    return (FIRST, None) if is_deleted else (start, after)
+        topic_was_deleted = head.position.offset < after[0]
+    return (FIRST, None) if topic_was_deleted else (start, after)
 
 
 def follow_journal(
     state: ServerState, journal: Journal, id: str, form: tuple[Any, ...], encode: Callable[[ReadEvent], bytes], *,
-    start: int, after: Place | None,
+    start: int, after: StreamPosition | None,
 ) -> AsyncGenerator[Chunk, None]:  # fmt: skip
-    """Follow a journal from number `start`, or from the event after a place.
+    """Follow a journal from sequence number `start`, or from the event after the position `after`.
 
-    All followers that want the same `form` share one reader and what `encode` returns for an event.
+    All followers with the same `form` share one reader, and each event that `encode` has encoded.
     """
     key = Key(journal.topic, journal_id(id))
 
@@ -49,15 +49,15 @@ def follow_journal(
         # All records of a journal are in one partition, so offsets also grow across a purge.
         return Line((event.offset, event.seq_nr), journal.topic, _event_id(event, key), encode(event))
 
-    is_begun = False
+    has_reached_start = False
 
     def wanted(each: Line) -> bool:
         if after is not None:
-            return each.place > after
-        # Events before `start` are left out until the first one is delivered: after a purge numbers start again.
-        nonlocal is_begun
-        is_begun = is_begun or each.place[1] >= start
-        return is_begun
+            return each.position > after
+        # Skip the events before `start`, but none after it: after a purge, smaller numbers come again.
+        nonlocal has_reached_start
+        has_reached_start = has_reached_start or each.position[1] >= start
+        return has_reached_start
 
     return state.broadcasts.follow(
         ("journal", *key, *form),
@@ -68,8 +68,8 @@ def follow_journal(
     )
 
 
-async def _read_after(journal: Journal, id: str, start: int, after: Place | None) -> AsyncIterator[ReadEvent]:
-    """Read the events after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
+async def _read_after(journal: Journal, id: str, start: int, after: StreamPosition | None) -> AsyncIterator[ReadEvent]:
+    """Read the events after a position: the rest of its incarnation, or all of a later one, numbered from 1 again."""
     while (head := await journal.head(id)) is not None:
         if after is not None:
             start = FIRST if head.incarnation.offset > after[0] else after[1] + 1
@@ -86,20 +86,20 @@ async def _read_after(journal: Journal, id: str, start: int, after: Place | None
 
 
 def _event_id(event: ReadEvent, key: Key) -> str:
-    """Return the id of a server-sent event: number and offset, which shows a purge, and a checksum of the journal."""
+    """Return the id of a server-sent event: its number, its offset and a checksum of the journal's key."""
     return f"{event.seq_nr}-{event.offset}-{_checksum(key)}"
 
 
-def after_event_id(text: str, key: Key) -> tuple[int, Place | None]:
-    """Return the number that follows an event, and its place; a number alone is taken too, and has no place."""
+def parse_event_id(text: str, key: Key) -> tuple[int, StreamPosition | None]:
+    """Return the number after that of a Last-Event-ID, and its position; None for an id that is only a number."""
     seq_nr, *more = text.split("-")
     numbers = [seq_nr, *more[:1]]
     if len(more) not in (0, 2) or not all(each.isascii() and each.isdecimal() and len(each) < 17 for each in numbers):
-        raise InvalidInput(f"Last-Event-ID is the id of an event of this stream, not {text[:40]!r}")
+        raise InvalidInput(f"Last-Event-ID must be the id of an event of this stream, not {text[:40]!r}")
     if not more:
         return int(seq_nr) + 1, None
     if more[1] != _checksum(key):
-        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is of another journal: leave it out to start at the beginning")
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} belongs to another journal: omit it to start at the beginning")
     return int(seq_nr) + 1, (int(more[0]), int(seq_nr))
 
 

@@ -3,7 +3,7 @@
 Uvicorn bounds neither: a client that sends a head without end, or trailers after a chunked body, would fill the memory,
 and one that never completes its head would keep its connection forever.
 
-`take_body` and `send_answer` are short paths past ASGI's messages, for a body that has arrived and an answer that is
+`take_body` and `send_response` are short paths past ASGI's messages, for a body that has arrived and a response that is
 complete; they do nothing under another server.
 """
 
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidebook.api.problem import CONTENT_TYPE, problem_of
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
-from tidebook.server.answers import Receive, Send
+from tidebook.server.responses import Receive, Send
 
 #: The bytes of a request line and its headers, and of what a client may send between two parts of a body or after it.
 HEAD_BYTES_MAX: Final = 65_536
@@ -41,8 +41,8 @@ def take_body(receive: Receive) -> bytes | None:
     return body
 
 
-def send_answer(send: Send, status: int, head: bytes, body: bytes) -> bool:
-    """Send a complete answer with one write, as `send` would; return False if `send` must be awaited.
+def send_response(send: Send, status: int, head: bytes, body: bytes) -> bool:
+    """Send a complete response with one write, as `send` would; return False if `send` must be awaited.
 
     `head` are valid header lines, which are not checked; they contain the length of a body that is not empty.
     """
@@ -144,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: TidebookError, status: int) -> None:
         if self.transport.is_closing():  # it was refused before
             return
-        if self._is_answering:  # a second answer would be mistaken for a part of the first
+        if self._is_answering:  # a second response would be mistaken for a part of the first
             self.transport.abort()
             return
         body = _encode(problem_of(error))

@@ -21,7 +21,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_s: Seconds = 30.0
     #: The longest time that Request-Timeout may ask for.
     request_s_max: Seconds = 120.0
-    #: How long a client may take to accept a part of an answer; then the connection is closed.
+    #: How long a client may take to accept a part of a response; then the connection is closed.
     send_s: Seconds = 30.0
     #: How often an idle stream sends a comment, so that proxies keep it open.
     keepalive_s: Seconds = 15.0
@@ -36,10 +36,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0
     #: How long requests in flight may take to finish after that.
     shutdown_s: Seconds = 20.0
-    #: Answers to requests with an Idempotency-Key that are kept, and for how long.
+    #: Responses to requests with an Idempotency-Key that are kept, and for how long.
     idempotency_keys_max: Positive = 100_000
     idempotency_s: Seconds = 86_400.0
-    #: After this time without use a claim of a WAL region is given up.
+    #: A claim of a WAL region is released after this time without use.
     region_idle_s: Seconds = 300.0
     region_sessions_max: Positive = 1_000
     #: How long a browser stays signed in.

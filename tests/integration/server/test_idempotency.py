@@ -18,7 +18,7 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import OutcomeUnknown
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
-from tidebook.server.idempotency import EncodedAnswer, IdempotencyKeys
+from tidebook.server.idempotency import EncodedResponse, IdempotencyKeys
 
 KEY = {"idempotency-key": "k-1"}
 
@@ -108,7 +108,7 @@ async def test_every_change_happens_and_is_audited_once_for_its_key(tmp_path: Pa
                 continue
             keyed = {"idempotency-key": f"key-of-{name}"}
             first, second = [await http.send(request_of(http, route, known, headers=keyed)) for _ in range(2)]
-            if route.answers_secret:
+            if route.returns_secret:
                 assert (first.status_code, second.status_code) == (400, 400)
                 first = await http.send(request_of(http, route, known))
             else:
@@ -183,20 +183,20 @@ async def test_two_servers_of_a_book_run_a_request_once(tmp_path: Path) -> None:
     runs: list[int] = []
     go_on = asyncio.Event()
 
-    async def run() -> EncodedAnswer:
+    async def run() -> EncodedResponse:
         runs.append(len(runs))
         await go_on.wait()
-        return EncodedAnswer(200, b"{}")
+        return EncodedResponse(200, b"{}")
 
     # Both look for the key before either stores it.
-    calls = [asyncio.ensure_future(each.answer("ann", "k-1", b"put", run)) for each in (one, other)]
+    calls = [asyncio.ensure_future(each.response("ann", "k-1", b"put", run)) for each in (one, other)]
     ended, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert [type(each.exception()) for each in ended] == [OutcomeUnknown]
     go_on.set()
     await asyncio.wait(calls)
     assert len(runs) == 1
     for each in (one, other):
-        assert (await each.answer("ann", "k-1", b"put", run)).replayed
+        assert (await each.response("ann", "k-1", b"put", run)).replayed
     for database in databases:
         await database.close()
 

@@ -289,7 +289,7 @@ def test_a_log_that_lost_unreplicated_records_is_an_error(book: Book, portal: Bl
     for n in range(4):
         append(book, portal, topic, "a", n)
     portal.run(book.log.truncate(topic, partition_of("a", 2), before=2))
-    with pytest.raises(LogLost, match="before they were replicated: restore the log from a copy, or read what is"):
+    with pytest.raises(LogLost, match="before they were replicated: restore the log from a backup, or read what is"):
         table(book, topic)
 
 

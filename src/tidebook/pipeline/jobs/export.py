@@ -109,7 +109,7 @@ async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offset
         if epoch > each.epoch:
             raise Corrupt(
                 f"topic {topic}: the target was filled from epoch {epoch}, and the store is in epoch {each.epoch}: "
-                "restore a newer copy of the store, or export to another path"
+                "restore a newer backup of the store, or export to another path"
             )
         starts = {str(number): (before or {}).get(str(number), 0) for number in range(each.partitions)}
         stops = await _replicated(book, topic, each)

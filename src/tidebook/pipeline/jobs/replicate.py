@@ -218,7 +218,7 @@ class Replication:
         return msgspec.structs.replace(self._progress, seconds=time.monotonic() - self._began, waiting=waiting)
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until `stop`; with `once`, up to the log's present end, and make it visible to tag streams."""
+        """Replicate until `stop`; with `once`, up to the log's current end, and make it visible to tag streams."""
         if not once:
             with _ticking(self._book, self._portal, self._topics):
                 return self._run(once=False)
@@ -388,7 +388,7 @@ class Replication:
             self._count_batch(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
-        """Run one query; with `until_end`, up to the log's present end. Return False if it must be restarted."""
+        """Run one query; with `until_end`, up to the log's current end. Return False if it must be restarted."""
         self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:

@@ -298,7 +298,7 @@ async def _find_tail(
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)
     if first > start:
-        remedy = f"restore the log from a copy, or {STORE_ONLY}"
+        remedy = f"restore the log from a backup, or {STORE_ONLY}"
         raise LogLost(topic=topic, partition=partition, first=start, last=first - 1, remedy=remedy)
     return TailRange(partition, start, end, time_ms)
 

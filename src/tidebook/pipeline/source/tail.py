@@ -27,10 +27,10 @@ from tidebook.replication.event_numbers import first_seq_nrs
 from tidebook.replication.slice import RecordOwners
 from tidebook.store.port import StoreReader
 
-#: The most heads that one call of the store reads.
+#: The maximum number of heads that one call of the store reads.
 HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
-#: The most records whose journals one task folds; the heads of that many journals are in its memory.
+#: The maximum number of records whose journals one task folds; their heads are in its memory.
 RECORDS_PER_SHARE = 100_000
 #: Ranges share a task up to this many records: fewer are not worth a separate task.
 RECORDS_PER_TASK = 20_000

@@ -252,9 +252,9 @@ def _checked(root: Root, operator: str, value: Value) -> Value:
     if root == "time":
         return _milliseconds(value)
     if root in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InvalidInput(f"{root} is a number, not {value!r}")
+        raise InvalidInput(f"{root} must be compared with a number, not {value!r}")
     if root in _TEXTS and not isinstance(value, str):
-        raise InvalidInput(f"{root} is a text in quotes, not {value!r}")
+        raise InvalidInput(f"{root} must be compared with text in quotes, not {value!r}")
     return value
 
 

@@ -19,7 +19,7 @@ from tidebook.wiring.topics import TopicDescription
 
 ROWS_MAX: Final = 50
 IDS_MAX: Final = 100
-#: The most ids that are searched for those with a prefix.
+#: The maximum number of ids that are searched for a prefix.
 SCAN_MAX: Final = 10_000
 
 Sort = Literal["name", "records", "lag", "rate"]
