@@ -142,7 +142,10 @@ class OutcomeScan:
     def _may_have_missed(self, flight: InFlightRecord) -> bool:
         if self.offset_of(flight) is not None or isinstance(flight.outcome, Unavailable):
             return False
-        return not isinstance(flight.outcome, Acknowledged) or flight.outcome.offset < self._scanned_from
+        if not isinstance(flight.outcome, Acknowledged):
+            return True
+        is_fenced = self._meta.writer != self._writer and flight.outcome.offset > self._meta.claimed_at
+        return flight.outcome.offset < self._scanned_from and not is_fenced
 
     async def _look_up_in_table(self, table_meta: TableMeta, flight: InFlightRecord, write: Write) -> bool:
         """Look the record up in the table it was written to; return whether its outcome is known now."""

@@ -89,6 +89,8 @@ class RegionMeta(msgspec.Struct):
     #: The term and the writer of the claim in force; term 0 before the first claim.
     term: int = 0
     writer: bytes = NO_WRITER
+    #: The offset of that claim: records of other writers after it are not valid.
+    claimed_at: int = 0
     next_offset: int = 0
     #: Records below this offset are not needed and may be truncated already.
     truncated_to: int = 0
@@ -164,7 +166,7 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
         case OwnerClaim():
             if record.term <= meta.term:
                 return Verdict.FENCED
-            meta.term, meta.writer = record.term, record.writer
+            meta.term, meta.writer, meta.claimed_at = record.term, record.writer, offset
             return Verdict.VALID
         case MarkDeleted() | DropTable() | FlushRequest():
             table = meta.tables.get(record.table)
