@@ -184,7 +184,7 @@ class Console:
         return self._confirmation(act, view, preview, back=_local(request.query_params.get("back")), warning="")
 
     def _confirmation(self, act: Act, view: View, preview: Preview, *, back: str, warning: str) -> Response:
-        fields = given_fields(view.fields)
+        fields = given_fields(view.fields) | preview.fields
         shown = self._html(
             "confirm.html", view=view, act=act, preview=preview, fields=fields, back=back, warning=warning
         )

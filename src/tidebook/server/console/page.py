@@ -66,6 +66,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     sample: list[str] = []
     #: The identities of what would be affected, so that a confirmation is not valid for the same number of others.
     members: Sequence[Any] = ()
+    #: Fields of the act's form that the confirmation sends in addition.
+    fields: dict[str, str] = {}
 
     @property
     def seal(self) -> str:
