@@ -294,4 +294,4 @@ def _check_positive(value: object, name: str) -> None:
 def _check_topic(topic: object) -> None:
     """Raise InvalidInput unless the topic is text. Whether it exists is not checked: journals' topics have a prefix."""
     if not isinstance(topic, str) or "\x00" in topic:
-        raise InvalidInput(f"a topic must be text, not {topic!r}")
+        raise InvalidInput(f"a topic must be a string, not {topic!r}")

@@ -101,11 +101,11 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         for name in ("lease_s", "trigger_s", "look_every_s", "wait_s", "purge_every_s"):
             if getattr(self, name) < 0:
-                raise InvalidInput(f"[pipeline] {name} must be a time in seconds, not {getattr(self, name)}")
+                raise InvalidInput(f"[pipeline] {name} must be at least 0 seconds, not {getattr(self, name)}")
         if 0 < self.lease_s < LEASE_S_MIN:
             raise InvalidInput(f"[pipeline] lease_s must be 0 or at least {LEASE_S_MIN}, not {self.lease_s}")
         if self.catch_up_records < 0:
-            raise InvalidInput(f"[pipeline] catch_up_records must be a number of records, not {self.catch_up_records}")
+            raise InvalidInput(f"[pipeline] catch_up_records must be at least 0, not {self.catch_up_records}")
         if self.records_max < 1:
             raise InvalidInput(f"[pipeline] records_max must be at least 1, not {self.records_max}")
 

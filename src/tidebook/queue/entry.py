@@ -154,7 +154,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
 def hash_key(key: object) -> bytes:
     """Return the hash that identifies a key; raise InvalidInput if it is not a valid key."""
     if type(key) is not str:
-        raise InvalidInput(f"a key must be text, not {type(key).__name__}")
+        raise InvalidInput(f"a key must be a string, not {type(key).__name__}")
     if not key or "\x00" in key:
         raise InvalidInput("a key must not be empty, nor contain NUL")
     try:

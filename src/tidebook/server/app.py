@@ -323,7 +323,7 @@ class ServerApp:
                 response = await endpoint.handler(call)
                 return EncodedResponse(route.status, _encode(response)), call.is_complete
 
-            return await self.state.keys.append_response(call.principal.id, key, appended, append)
+            return await self.state.keys.append_once(call.principal.id, key, appended, append)
 
         async def run() -> EncodedResponse:
             response = await endpoint.handler(call)
@@ -332,7 +332,7 @@ class ServerApp:
             return EncodedResponse(route.status, _encode_body(response))
 
         request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], call.raw_body))
-        return await self.state.keys.response(call.principal.id, key, request, run)
+        return await self.state.keys.run_once(call.principal.id, key, request, run)
 
     def _deadline_s(self, headers: Headers) -> float:
         settings = self.state.settings

@@ -1,8 +1,8 @@
-"""Responses by Idempotency-Key: a repeat of a request gets the response of the first, and changes nothing.
+"""Stored responses by Idempotency-Key: a repeated request gets the response to the first one, and changes nothing.
 
-A key is stored before its request runs, and its response afterwards. So a request that a crash interrupted is
-never run twice: its repeat is answered with `outcome-unknown`. Of appends only the response is written: the journal
-recognizes their append ids if a crash comes between, as long as only a few others were appended.
+A key is stored before its request runs, and the response afterwards. A request that a crash interrupts is therefore
+never run twice: its repeat gets `outcome-unknown`. For an append only the response is stored: if the server crashes
+before that, the journal recognizes the append id of the repeat, unless more than 16 appends came in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidebook.server.database import ServerDatabase
 logger = logging.getLogger("tidebook.server")
 
 KEY_CHARS_MAX: Final = 200
-#: A larger response is not kept: its repeat is answered with `outcome-unknown`.
+#: A larger response is not stored: a repeat of its request gets `outcome-unknown`.
 RESPONSE_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
 
@@ -45,7 +45,7 @@ def check_key(key: str) -> str:
 
 
 class IdempotencyKeys:
-    """The keys that were used, for a bounded time and up to a bounded number."""
+    """Stores keys and the responses to their requests, for a limited time and up to a limited number of keys."""
 
     def __init__(self, database: ServerDatabase, clock: Clock, *, keys_max: int, keep_s: float) -> None:
         self._database = database
@@ -55,14 +55,14 @@ class IdempotencyKeys:
         self._running: dict[bytes, asyncio.Future[None]] = {}
         self._begun = 0
 
-    async def response(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedResponse]]
+    async def run_once(
+        self, principal_id: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedResponse]]
     ) -> EncodedResponse:
-        """Return the response of the first request with this key, which `run` computes if there was none.
+        """Return the response to the first request of a principal with this key; call `run` if this is the first.
 
-        `request` identifies the request: a key that comes with another one is refused.
+        `request` identifies the request: `InvalidInput` is raised if the key was first used with a different one.
         """
-        hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
+        hashed, digest = _hash(principal_id.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
             if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
@@ -70,16 +70,16 @@ class IdempotencyKeys:
                 return await self._run(hashed, run)
             if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
-            raise Unavailable("a request with this Idempotency-Key failed at another server meanwhile: send it again")
+            raise Unavailable("a request with this Idempotency-Key has just failed on another server: send it again")
 
-    async def append_response(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedResponse, bool]]]
+    async def append_once(
+        self, principal_id: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedResponse, bool]]]
     ) -> EncodedResponse:
-        """Return the response of the first append with this key, which `run` computes if there was none.
+        """Return the response to the first append of a principal with this key; call `run` if there is none.
 
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
-        hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
+        hashed, digest = _hash(b"append", principal_id.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
             if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
@@ -113,8 +113,8 @@ class IdempotencyKeys:
 
         try:
             await asyncio.shield(self._database.change(insert, synced=False))
-        except TidebookError as error:  # the events are appended; raising would deny it
-            logger.warning("the response of an Idempotency-Key is not kept: %s", error)
+        except TidebookError as error:  # not raised: the events are appended, and the client must learn that
+            logger.warning("the response for an Idempotency-Key could not be stored: %s", error)
 
     def _is_prune_due(self) -> bool:
         self._begun += 1
@@ -125,15 +125,15 @@ class IdempotencyKeys:
             response = await run()
         except OutcomeUnknown:
             raise
-        except TidebookError:  # nothing was changed: a repeat may try again
+        except TidebookError:  # nothing was changed: a repeat runs again
             await self._change("DELETE FROM answered WHERE key = ?", (hashed,))
             raise
         if len(response.body) <= RESPONSE_BYTES_MAX:
             sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
             try:
                 await self._change(sql, (response.status, response.body, hashed))
-            except TidebookError as error:  # the change was made; raising would deny it
-                logger.warning("the response of an Idempotency-Key is not kept: %s", error)
+            except TidebookError as error:  # not raised: the change was made, and the client must learn that
+                logger.warning("the response for an Idempotency-Key could not be stored: %s", error)
         return response
 
     def _stored_response(self, hashed: bytes, digest: bytes) -> EncodedResponse | None:
@@ -142,16 +142,16 @@ class IdempotencyKeys:
             return None
         request, _, status, body = rows[0]
         if request != digest:
-            raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
+            raise InvalidInput("this Idempotency-Key was used for a different request: use a new key for each request")
         if status is None:
             raise OutcomeUnknown(
-                "the first request with this Idempotency-Key was interrupted, or runs at another server: "
-                "look for its effect"
+                "the first request with this Idempotency-Key was interrupted, or is still running on another server: "
+                "check whether it has taken effect"
             )
         return EncodedResponse(status, body or b"", replayed=True)
 
     async def _begin(self, hashed: bytes, digest: bytes) -> bool:
-        """Store a key before its request runs; return False if another server of the book has stored it."""
+        """Store a key before its request runs; return False if another server of the book has already stored it."""
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> bool:
@@ -166,7 +166,7 @@ class IdempotencyKeys:
         return inserted
 
     async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
-        # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.
+        # Not synced: after a power failure a repeat gets `outcome-unknown`, which is correct.
         await asyncio.shield(self._database.change(lambda connection: connection.execute(sql, bindings), synced=False))
 
 

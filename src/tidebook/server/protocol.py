@@ -22,7 +22,7 @@ from tidebook.server.responses import Receive, Send
 
 #: The bytes of a request line and its headers, and of what a client may send between two parts of a body or after it.
 HEAD_BYTES_MAX: Final = 65_536
-#: How long a client may take to send a head, or the rest of a request that was answered already.
+#: How long a client may take to send a head, or the rest of a request that has already been answered.
 SENDING_S_MAX = 30.0
 
 _encode = msgspec.json.Encoder().encode

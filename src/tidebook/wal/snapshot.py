@@ -110,7 +110,7 @@ def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
         next_offset=snapshot.data_offset,
         truncated_to=snapshot.truncated_to,
         snapshot_ms=snapshot.taken_ms,
-        restored_at=snapshot.data_offset,
+        restored_offset=snapshot.data_offset,
         byte_index=snapshot.byte_index.from_offset(0),
     )
     if snapshot.term and snapshot.claimed_at >= snapshot.data_offset:

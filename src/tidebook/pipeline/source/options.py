@@ -36,7 +36,7 @@ INT_MAX = 2**62
 #: More tasks than this have no benefit: a task reads its split in pages.
 SPLITS_MAX = 10_000
 
-#: The content of a table: the events of the log, or only those that are replicated already.
+#: The content of a table: the events of the log, or only those that are already replicated.
 Freshness = Literal["log", "store"]
 Choice = TypeVar("Choice", bound=str)
 
@@ -137,8 +137,8 @@ class Options:
         except ValueError:
             number = -1
         if not least <= number <= most:
-            bound = "on" if most == INT_MAX else f"to {most}"
-            raise InvalidInput(f"the option {name} must be a whole number from {least} {bound}, not {text[:40]!r}")
+            bounds = f"of at least {least}" if most == INT_MAX else f"from {least} to {most}"
+            raise InvalidInput(f"the option {name} must be a whole number {bounds}, not {text[:40]!r}")
         return number
 
     def choice(self, name: str, known: Sequence[Choice]) -> Choice:
