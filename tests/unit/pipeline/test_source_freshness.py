@@ -292,6 +292,30 @@ def test_a_topic_that_is_replicated_and_adopted_while_a_table_is_planned_is_whol
     assert [row[1] for row in rows_of(planned)] == [1, 2]
 
 
+@pytest.mark.parametrize("freshness", ["log", "store"])
+def test_a_topic_that_is_deleted_and_created_again_while_a_table_is_planned_is_an_error(
+    book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch, freshness: str
+) -> None:
+    """The pointers of the deleted topic would hide unreplicated events of the new one."""
+    append(book, portal, topic, "a", 1, 2, 3)
+    portal.run(replicate_here(book, book.store, topic))
+    planned = reader(book, topic, freshness=freshness)
+    worker = SparkWorker.of(settings_to_json(read_settings(str(book.settings.folder))))
+    store: Any = worker.run(worker.store())
+    read_pointers = store.pointers
+
+    async def recreated_after(topic: str) -> Any:
+        monkeypatch.undo()
+        pointers = await read_pointers(topic)
+        portal.run(book.delete_topic(topic))
+        append(book, portal, topic, "a", 4)
+        return pointers
+
+    monkeypatch.setattr(store, "pointers", recreated_after)
+    with pytest.raises(NotFound, match="it was deleted while it was read: load the table again"):
+        planned.partitions()
+
+
 # A table is as of its positions, or it raises
 
 
