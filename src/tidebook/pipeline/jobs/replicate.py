@@ -334,11 +334,16 @@ class Replication:
         self._publish_status(statuses)
         if settings.lease_s == 0:
             return self._run_query(configs, starts_of(statuses), until_end=once) and once
-        if sum(each.lag for each in statuses) > settings.catch_up_records:
+        if self._backlog(statuses) > settings.catch_up_records:
             return self._run_query(configs, starts_of(statuses), until_end=True) and once
         if once:
             return self._run_leases(configs, {(each.topic, each.partition): each.end for each in statuses if each.lag})
         return self._run_leases(configs)
+
+    def _backlog(self, statuses: Sequence[PartitionStatus]) -> int:
+        """Return the number of unreplicated records, without those of stopped partitions: no catch-up reaches them."""
+        stopped = self._progress.stopped
+        return sum(each.lag for each in statuses if f"{each.topic}/{each.partition}" not in stopped)
 
     def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
         """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
@@ -362,7 +367,7 @@ class Replication:
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
                 scheduler.step(LEASES_POLL_S)
                 if watch.read_if_due() and stops is None:
-                    if self._progress.lag > settings.catch_up_records or not watch.configs:
+                    if self._backlog(self._progress.partitions) > settings.catch_up_records or not watch.configs:
                         return False
                     scheduler.assign(watch.configs)
             return True
