@@ -1,7 +1,9 @@
-"""When a replication runs micro-batches, and when leases: without Spark."""
+"""When a replication runs micro-batches, and when leases, and how it stops: without Spark."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,3 +111,30 @@ def test_a_backlog_that_can_be_replicated_is_left_to_micro_batches(
     monkeypatch.setattr(run, "assign", append_backlog)
     run.job.run()
     assert run.modes[:2] == ["leases", "query"]
+
+
+@pytest.mark.parametrize("name", ["topics", "pointer", "set_setting"])
+def test_a_stop_does_not_wait_for_a_request_that_was_sent_before_it_and_hangs(
+    book: Book, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(module, "STOP_REQUEST_S", 0.1)
+    portal.run(book.journal(TOPIC).append("a", [Event(0)]))
+    run = Run(book, portal, monkeypatch, stuck=False)
+    hangs = threading.Event()
+
+    async def hang(*arguments: Any, **more: Any) -> Any:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    def lose_store(*arguments: Any) -> None:
+        monkeypatch.setattr(book.store, name, hang)
+
+    monkeypatch.setattr(module, "STATUS_EVERY_S", 0.0)
+    monkeypatch.setattr(run, "assign", lose_store)
+    monkeypatch.setattr(run, "step", lambda within_s: None)
+    thread = threading.Thread(target=run.job.run, daemon=True)
+    thread.start()
+    assert hangs.wait(30)
+    run.job.stop()
+    thread.join(30)
+    assert not thread.is_alive()
