@@ -133,12 +133,19 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
 
     The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused. Raise
-    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed.
+    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or a server has the book open.
 
         spark = tidebook.spark("./tidebook-data")
         spark.read.format("tidebook").option("topic", "orders").load().show()
     """
-    settings = read_settings(book) if isinstance(book, str | Path) else book.settings
+    if isinstance(book, str | Path):
+        settings = read_settings(book)
+    elif isinstance(book, Book | SyncBook):
+        settings = book.settings
+    else:
+        raise InvalidInput(f"a book is a folder, a tidebook.toml or an open book, not {type(book).__name__}")
+    if settings.server is not None:
+        raise InvalidInput(f"Spark cannot read a book through {settings.server}: use its folder or tidebook.toml")
     # A book of write-ahead logs alone has no store.
     require_book(settings, parts=("log" if settings.section("log").embedded else "store",))
     source = extra("tidebook.pipeline.source.format", "spark")

@@ -69,7 +69,8 @@ class PartitionReplicator:
         self.records = self.parked = 0
         #: The partition's pointer after the last slice.
         self.pointer: Pointer | None = None
-        #: Whether another replicator has replicated records that this one was to replicate.
+        #: Whether another replicator has replicated records that this one was to replicate. Marks do not count, because
+        #: a driver replicates its ticks without serving a partition.
         self.overtaken = False
         #: Why the partition is stopped, if it is.
         self.stopped: str | None = None
@@ -167,7 +168,7 @@ class PartitionReplicator:
             if plan.writes is not None:
                 await store.apply(plan.writes)
                 self.parked += len(plan.writes.parked)
-            elif start < stop and plan.stopped_by is None:
+            elif start < stop and plan.stopped_by is None and any(record.key is not None for record in records):
                 self.overtaken = True
         self.pointer = plan.pointer
         if plan.stopped_by is not None:

@@ -34,7 +34,7 @@ class RemoteBook(Book):
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
-        super().__init__(Settings(Path()))
+        super().__init__(Settings(Path(), server=url))
         self._connection = Connection(url, token=token, tls_ca=tls_ca)
 
     @property

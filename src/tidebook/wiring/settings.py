@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     folder: Path
     sections: dict[str, Section] = {}
+    #: The address of the server that has the book open, if this process has not: the settings are only there.
+    server: str | None = None
 
     def section(self, name: str) -> Section:
         """Return the section of this name; an empty one if the settings do not have it."""

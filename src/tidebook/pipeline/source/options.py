@@ -20,7 +20,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
-from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
+from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of, partition_offsets
 from tidebook.wiring.settings import DEFAULT_BOOK, read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
@@ -39,11 +39,6 @@ SPLITS_MAX = 10_000
 #: The content of a table: the events of the log, or only those that are already replicated.
 Freshness = Literal["log", "store"]
 Choice = TypeVar("Choice", bound=str)
-
-
-def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return a topic's offsets by partition, without the epoch."""
-    return {number: offset for number, offset in numbers.items() if number != EPOCH}
 
 
 def _is_number(partition: str) -> bool:

@@ -51,7 +51,10 @@ class TailRange(msgspec.Struct, frozen=True):
 
 
 class TailShare(msgspec.Struct, frozen=True):
-    """One of the `count` parts of a range's journals, by the hash of their ids."""
+    """One of the `count` parts of a range's journals, by the upper bits of the hash of their ids.
+
+    The hash modulo the number of partitions is the same for all journals of a partition, and so are its lower bits.
+    """
 
     range: TailRange
     number: int = 0
@@ -59,7 +62,7 @@ class TailShare(msgspec.Struct, frozen=True):
 
     def takes(self, id: str) -> bool:
         """Return whether a journal belongs to this share."""
-        return self.count == 1 or crc32(id.encode()) % self.count == self.number
+        return self.count == 1 or (crc32(id.encode()) >> 16) % self.count == self.number
 
 
 def assign_shares(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
