@@ -49,6 +49,7 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 ENDS: Final = (b'{"end":', b'{"next":', b'{"problem":')
 
 _PARAMETER = re.compile(r"\{\w+\}")
+_TOKEN = re.compile(r"[!-~]+")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _decode_end = msgspec.json.Decoder(EndLine).decode
@@ -67,13 +68,8 @@ class Connection:
     def __init__(
         self, url: str, *, token: str | None = None, tls_ca: str | None = None, retry_s: float = RETRY_S
     ) -> None:
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-            raise InvalidInput(
-                f"the address of a server is https://host:port, and its token a separate argument: {url}"
-            )
-        self.url = url.rstrip("/")
-        self._token = None if token is None else Secret(token)
+        self.url = _checked_url(url)
+        self._token = None if token is None else Secret(_checked_token(token))
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
@@ -373,9 +369,37 @@ def _without_retry(error: TidebookError) -> TidebookError:
     return (error.cause or Unavailable(str(error))) if isinstance(error, RetryLater) else error
 
 
+def _checked_url(url: str) -> str:
+    """Return the address of a server; the error does not repeat one that is wrong, since it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)
+        has_more = parts.username or parts.password or parts.query or parts.fragment
+        is_valid = parts.hostname and parts.port != 0 and not has_more  # a port that is no number raises ValueError
+    except (ValueError, httpx.InvalidURL):
+        is_valid = False
+    if not is_valid:
+        raise InvalidInput("the address of a server is https://host:port, and its token a separate argument")
+    return url.rstrip("/")
+
+
+def _checked_token(token: str) -> str:
+    if type(token) is not str or not _TOKEN.fullmatch(token):
+        raise InvalidInput(
+            "a token consists of printable ASCII characters without spaces: pass it as 'tidebook token create' "
+            "printed it, without the end of the line"
+        )
+    return token
+
+
 def _path(route: Route, parameters: tuple[object, ...]) -> str:
     given = iter(parameters)
-    return _PARAMETER.sub(lambda _: quote(str(next(given)), safe=""), route.path)
+    return _PARAMETER.sub(lambda _: _segment(str(next(given))), route.path)
+
+
+def _segment(text: str) -> str:
+    """Return a parameter as a segment of a path; "." and ".." have another meaning there unless they are encoded."""
+    return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 
 def _query(query: Mapping[str, object] | None) -> dict[str, str]:

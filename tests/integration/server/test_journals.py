@@ -180,6 +180,18 @@ async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
         assert created == await remote.journal("orders").topic_config() == await book.journal("orders").topic_config()
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_remote_book_reaches_what_is_named_by_dots(tmp_path: Path, name: str) -> None:
+    async with served(tmp_path / "book") as (url, book), tidebook.open(url) as remote:
+        assert (await remote.journal("orders").append(name, [Event(1, tags={name})])).first == 1
+        assert [event.payload async for event in remote.journal("orders").read(name)] == [1]
+        assert await book.journal("orders").pointer(name) == 1
+        assert [event async for event in remote.tags.read(name)] == []
+        region = await remote.wal(name).open_region(7, create=True)
+        assert (await region.write(1, [b"x"])).first == 1
+        assert await book.wal(name).regions() == [7]
+
+
 async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx.AsyncClient) -> None:
     """Appends with an option are applied in groups: before the last one is found invalid, others have happened."""
     appends = [{"id": f"o-{n}", "expected": 0, "events": [{"payload": n}]} for n in range(300)]
