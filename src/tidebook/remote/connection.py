@@ -42,6 +42,8 @@ SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
 #: A gateway's responses if the server did not respond to it; the server may have received the request.
 GATEWAY_STATUSES: Final = (502, 504)
+#: The response to a request that failed unexpectedly.
+FAILED_STATUS: Final = 500
 #: The maximum length of one line of a streamed response.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -221,8 +223,11 @@ class Connection:
         if response.is_success:
             return response.content
         refusal = self._refusal(response, response.content)
-        if type(refusal) is Unavailable and route.mutates and response.status_code in GATEWAY_STATUSES:
-            raise NoAnswer(str(refusal))  # a gateway may have forwarded the request
+        if type(refusal) is Unavailable and route.mutates:
+            if response.status_code in GATEWAY_STATUSES:
+                raise NoAnswer(str(refusal))  # a gateway may have forwarded the request
+            if response.status_code == FAILED_STATUS:
+                raise OutcomeUnknown(str(refusal))
         raise refusal
 
     def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
@@ -332,15 +337,14 @@ class Connection:
                     if failing_since_s is not None or after is not None:
                         yield None
                     failing_since_s = None
-                    backoff.reset()
                     async for kind, event in events:
                         if kind == "problem":
                             raise error_of(_decode(event.data))
                         if kind == "end":
                             break
+                        backoff.reset()
                         after = event.id or after
                         yield event
-                continue
             except (httpx.HTTPError, RetryLater) as error:
                 now_s = time.monotonic()
                 failing_since_s = failing_since_s or now_s

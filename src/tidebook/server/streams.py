@@ -62,6 +62,7 @@ class LiveStreams:
         self._send_s = send_s
         self._keepalive_s = keepalive_s
         self._streams: set[LiveStream] = set()
+        self._draining = False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -70,6 +71,8 @@ class LiveStreams:
         """Register a stream of the running task, which the token of this id, or a session of it, has opened."""
         stream = LiveStream(send, self._send_s, token=token, session=session, events=events)
         self._streams.add(stream)
+        if self._draining:  # a client whose stream was ended may ask again on the same connection
+            stream.end()
         return stream
 
     def close(self, stream: LiveStream) -> None:
@@ -90,7 +93,8 @@ class LiveStreams:
             stream.end()
 
     def end_all(self) -> None:
-        """End all streams with a retry hint."""
+        """End all streams with a retry hint, and those that are opened from now on."""
+        self._draining = True
         for stream in list(self._streams):
             stream.end()
 
