@@ -249,7 +249,7 @@ class ServerApp:
                 deadline_s=call.deadline_s,
             ) from error
         except TidebookError as error:
-            if is_begun and (status := problem_of(error)["status"]) >= 500:
+            if is_begun and ((status := problem_of(error)["status"]) >= 500 or call.has_parts):
                 self._record_failure(call, scope, status)
             raise
         except BaseException as error:  # also a cancellation, when the server stops before the request has ended
@@ -257,7 +257,7 @@ class ServerApp:
                 self._record_failure(call, scope, 500 if isinstance(error, Exception) else 504)
             raise
         if isinstance(answer, EncodedAnswer):
-            if not answer.replayed:
+            if call.changed and not answer.replayed:
                 await self._record(call, scope, answer.status)
             await _send(exchange, answer.status, answer.body, [_REPLAYED] if answer.replayed else [])
         elif isinstance(answer, Lines):

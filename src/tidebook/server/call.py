@@ -27,6 +27,7 @@ class Call:
         "changed",
         "client",
         "deadline_s",
+        "has_parts",
         "headers",
         "is_complete",
         "is_traced",
@@ -67,6 +68,8 @@ class Call:
         self.unmask = False
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
+        #: Whether a part of the change may have been made although the call is refused.
+        self.has_parts = False
         #: Whether all parts of a batch were changed.
         self.is_complete = True
         self.deadline_s = 0.0

@@ -51,7 +51,9 @@ def _queue(call: Call) -> Queue:
 
 def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
     """Return the jobs of the leases; a queue uses only the fields of a job that its lease contains."""
-    return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in leases])
+    jobs = [HeldJob(call.parameters[0], lease) for lease in leases]
+    call.has_parts = len(jobs) > 1  # if one lease was lost, the other jobs are finished, extended or returned
+    return cast(list[Job], jobs)
 
 
 async def put(call: Call) -> PutAnswer:
