@@ -131,6 +131,34 @@ async def test_too_many_connections_are_refused_with_a_problem(tmp_path: Path) -
         idle[1].close()
 
 
+LISTING = b"GET /v1/queues/mail/entries HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        LISTING,
+        LISTING.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+        LISTING * 2,  # the second answer waits for the first
+    ],
+)
+async def test_an_answer_that_a_client_does_not_read_is_dropped(tmp_path: Path, sent: bytes) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nconnections_max = 1\nsend_s = 0.3\n')
+    async with served(file) as (url, book), client(url) as http:
+        await book.queue("mail").put_many(["x" * 900_000] * 10)
+        reader, writer = await connect(url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(sent)
+        async with asyncio.timeout(30):
+            # The connection of the client that does not read is the only one that is allowed.
+            while (await http.get("/v1/health/live")).status_code == 503:  # noqa: ASYNC110 - nothing signals it
+                await asyncio.sleep(0.05)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await rest_of(reader)) < 9_000_000
+        writer.close()
+
+
 async def _answered(http: httpx.AsyncClient) -> str:
     """Return the metrics as soon as the server has noticed that a connection is closed."""
     while (answer := await http.get("/metrics")).status_code == 503:
