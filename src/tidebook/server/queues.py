@@ -89,6 +89,7 @@ async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job
     try:
         async with aclosing(queue.listen()) as dues:
             while await _is_due(dues, until_s, disconnection, draining):
+                call.require_current()
                 if jobs := await _claim(queue, body):
                     return jobs
         return []

@@ -103,6 +103,22 @@ async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypa
             assert (waited.status_code, waited.json()) == (200, {"jobs": []})
 
 
+@pytest.mark.parametrize("part", [b"", b"{", b'{"limit": 1}'])
+async def test_a_request_whose_body_is_cut_off_changes_nothing(tmp_path: Path, part: bytes) -> None:
+    """Without its body, a claim would be one for a client that is no longer there."""
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue("mail").put(1)
+        _, writer = await connect(url)
+        head = b"POST /v1/queues/mail/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: 100\r\n\r\n" + part)
+        await writer.drain()
+        assert (await http.get("/v1/topics")).status_code == 200
+        writer.transport.abort()
+        for _ in range(10):
+            status = (await http.get("/v1/queues/mail")).json()
+            assert (status["due"], status["processing"]) == (1, 0)
+
+
 async def test_input_that_is_not_http_is_answered_with_a_problem(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
