@@ -42,6 +42,8 @@ SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
 #: A gateway's responses if the server did not respond to it; the server may have received the request.
 GATEWAY_STATUSES: Final = (502, 504)
+#: The response to a request that failed unexpectedly.
+FAILED_STATUS: Final = 500
 #: The maximum length of one line of a streamed response.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -49,6 +51,7 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 ENDS: Final = (b'{"end":', b'{"next":', b'{"problem":')
 
 _PARAMETER = re.compile(r"\{\w+\}")
+_TOKEN = re.compile(r"[!-~]+")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _decode_end = msgspec.json.Decoder(EndLine).decode
@@ -67,13 +70,8 @@ class Connection:
     def __init__(
         self, url: str, *, token: str | None = None, tls_ca: str | None = None, retry_s: float = RETRY_S
     ) -> None:
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-            raise InvalidInput(
-                f"the address of a server must be https://host:port, and its token a separate argument: {url}"
-            )
-        self.url = url.rstrip("/")
-        self._token = None if token is None else Secret(token)
+        self.url = _checked_url(url)
+        self._token = None if token is None else Secret(_checked_token(token))
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
@@ -225,8 +223,11 @@ class Connection:
         if response.is_success:
             return response.content
         refusal = self._refusal(response, response.content)
-        if type(refusal) is Unavailable and route.mutates and response.status_code in GATEWAY_STATUSES:
-            raise NoResponse(str(refusal))  # a gateway may have forwarded the request
+        if type(refusal) is Unavailable and route.mutates:
+            if response.status_code in GATEWAY_STATUSES:
+                raise NoResponse(str(refusal))  # a gateway may have forwarded the request
+            if response.status_code == FAILED_STATUS:
+                raise OutcomeUnknown(str(refusal))
         raise refusal
 
     def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
@@ -336,15 +337,14 @@ class Connection:
                     if failing_since_s is not None or after is not None:
                         yield None
                     failing_since_s = None
-                    backoff.reset()
                     async for kind, event in events:
                         if kind == "problem":
                             raise error_of(_decode(event.data))
                         if kind == "end":
                             break
+                        backoff.reset()
                         after = event.id or after
                         yield event
-                continue
             except (httpx.HTTPError, RetryLater) as error:
                 now_s = time.monotonic()
                 failing_since_s = failing_since_s or now_s
@@ -373,9 +373,37 @@ def _without_retry(error: TidebookError) -> TidebookError:
     return (error.cause or Unavailable(str(error))) if isinstance(error, RetryLater) else error
 
 
+def _checked_url(url: str) -> str:
+    """Return the address of a server; the error does not repeat one that is wrong, since it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)
+        has_more = parts.username or parts.password or parts.query or parts.fragment
+        is_valid = parts.hostname and parts.port != 0 and not has_more  # a port that is no number raises ValueError
+    except (ValueError, httpx.InvalidURL):
+        is_valid = False
+    if not is_valid:
+        raise InvalidInput("the address of a server is https://host:port, and its token a separate argument")
+    return url.rstrip("/")
+
+
+def _checked_token(token: str) -> str:
+    if type(token) is not str or not _TOKEN.fullmatch(token):
+        raise InvalidInput(
+            "a token consists of printable ASCII characters without spaces: pass it as 'tidebook token create' "
+            "printed it, without the end of the line"
+        )
+    return token
+
+
 def _path(route: Route, parameters: tuple[object, ...]) -> str:
     given = iter(parameters)
-    return _PARAMETER.sub(lambda _: quote(str(next(given)), safe=""), route.path)
+    return _PARAMETER.sub(lambda _: _segment(str(next(given))), route.path)
+
+
+def _segment(text: str) -> str:
+    """Return a parameter as a segment of a path; "." and ".." have another meaning there unless they are encoded."""
+    return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 
 def _query(query: Mapping[str, object] | None) -> dict[str, str]:

@@ -221,7 +221,7 @@ class ServerApp:
         try:
             with timer:
                 if endpoint.decode is not None:
-                    call.raw_body = raw = await self._read_body(headers, receive)
+                    call.raw_body = raw = await _read_body(call)
                     call.body = _decode_body(endpoint, headers, raw)
                 handler_started = True
                 if tracing.is_on():
@@ -249,7 +249,7 @@ class ServerApp:
                 deadline_s=call.deadline_s,
             ) from error
         except TidebookError as error:
-            if handler_started and (status := problem_of(error)["status"]) >= 500:
+            if handler_started and ((status := problem_of(error)["status"]) >= 500 or call.has_parts):
                 self._record_failure(call, scope, status)
             raise
         except BaseException as error:  # also a cancellation, when the server stops before the request has ended
@@ -257,7 +257,7 @@ class ServerApp:
                 self._record_failure(call, scope, 500 if isinstance(error, Exception) else 504)
             raise
         if isinstance(response, EncodedResponse):
-            if not response.replayed:
+            if call.changed and not response.replayed:
                 await self._record(call, scope, response.status)
             await _send(exchange, response.status, response.body, [_REPLAYED] if response.replayed else [])
         elif isinstance(response, Lines):
@@ -349,30 +349,6 @@ class ServerApp:
             )
         return seconds
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        limit = self.state.settings.body_bytes_max
-        if (arrived := take_body(receive)) is not None:
-            if len(arrived) > limit:
-                raise TooLarge("the body", size_bytes=len(arrived), limit_bytes=limit)
-            return arrived
-        length = headers.content_length
-        if length is not None and length.isdecimal() and int(length) > limit:
-            raise TooLarge("the body", size_bytes=int(length), limit_bytes=limit)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body") and len(body) <= limit:
-            return body
-        parts, size = [body], len(body)
-        while message.get("more_body") and size <= limit:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise InvalidInput("the client disconnected before its body was complete")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-        if size > limit:
-            raise TooLarge("the body", size_bytes=size, limit_bytes=limit)
-        return b"".join(parts)
-
     async def _stream(self, call: Call, lines: Lines, receive: Receive, send: Send) -> None:
         events = lines.events or call.wants_events
         state, token = self.state, call.principal.id
@@ -387,6 +363,7 @@ class ServerApp:
                 receive,
                 send,
                 state.live,
+                state.gate.is_current,
                 token=token,
                 session=state.gate.session_of(call.headers),
                 send_s=state.settings.send_s,
@@ -402,6 +379,29 @@ def _target(scope: dict[str, Any]) -> str:
     """Return the path and the query of a request, as the audit records them."""
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+async def _read_body(call: Call) -> bytes:
+    """Return the body; raise `TooLarge` if it exceeds the limit, and `InvalidInput` if it is not complete."""
+    limit = call.state.settings.body_limit(call.route.role)
+    if (arrived := take_body(call.receive)) is not None:
+        if len(arrived) > limit:
+            raise TooLarge("the body", size_bytes=len(arrived), limit_bytes=limit)
+        return arrived
+    length = call.headers.content_length
+    if length is not None and length.isdecimal() and int(length) > limit:
+        raise TooLarge("the body", size_bytes=int(length), limit_bytes=limit)
+    parts, size, is_complete = list[bytes](), 0, False
+    while not is_complete and size <= limit:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidInput("the client disconnected before its body was complete")
+        parts.append(message.get("body", b""))
+        size, is_complete = size + len(parts[-1]), not message.get("more_body")
+    if size > limit:
+        raise TooLarge("the body", size_bytes=size, limit_bytes=limit)
+    call.require_current()
+    return b"".join(parts)
 
 
 def _decode_body(endpoint: Endpoint, headers: Headers, raw: bytes) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidebook.api.access import Role
-from tidebook.api.errors import PermissionDenied
+from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.tracing import valid_context
@@ -27,6 +27,7 @@ class Call:
         "changed",
         "client",
         "deadline_s",
+        "has_parts",
         "headers",
         "is_complete",
         "is_traced",
@@ -67,6 +68,8 @@ class Call:
         self.unmask = False
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
+        #: Whether a part of the change may have been made although the call is refused.
+        self.has_parts = False
         #: Whether all parts of a batch were changed.
         self.is_complete = True
         self.deadline_s = 0.0
@@ -98,6 +101,12 @@ class Call:
     def mask(self, name: str) -> Mask | None:
         """Return the mask of a topic or queue for this request; None if nothing is hidden."""
         return None if self.unmask else self.state.masks.of(name)
+
+    def require_current(self) -> None:
+        """Raise `SignInRequired` if the sender's token or session has ended since the request began."""
+        gate = self.state.gate
+        if self.principal.role > Role.PUBLIC and not gate.is_current(self.principal.id, gate.session_of(self.headers)):
+            raise SignInRequired("the token was revoked or has expired during the request")
 
     def may_unmask(self, wanted: bool) -> bool:
         """Return whether the response shows masked fields; raise `PermissionDenied` if that is not allowed."""

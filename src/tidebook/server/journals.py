@@ -10,12 +10,12 @@ import msgspec
 from tidebook.api.journals import EventLine, IdLine, PointerResponse, ReadQuery
 from tidebook.core.errors import NotFound
 from tidebook.core.event import ReadEvent
-from tidebook.core.key import Key, journal_id
+from tidebook.core.key import Key
 from tidebook.core.replication_plan import EventRow
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
 from tidebook.server.call import Call, Handler
-from tidebook.server.journal_stream import follow_journal, parse_event_id, resume_position
+from tidebook.server.journal_stream import follow_journal, resume_position
 from tidebook.server.masking import Mask
 from tidebook.server.responses import CHUNK_BYTES, Chunk, Lines, name_chunks
 
@@ -61,8 +61,7 @@ async def read(call: Call) -> Lines:
     if query.follow:
         start, after = query.start, None
         if call.headers.last_event_id is not None:
-            start, after = parse_event_id(call.headers.last_event_id, Key(topic, journal_id(id)))
-            start, after = await resume_position(call.state, journal, id, start, after)
+            start, after = await resume_position(call.state, journal, id, call.headers.last_event_id)
         mask = call.mask(topic)
 
         def encode(event: ReadEvent) -> bytes:

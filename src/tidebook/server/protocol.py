@@ -65,6 +65,20 @@ def send_response(send: Send, status: int, head: bytes, body: bytes) -> bool:
     return True
 
 
+class UnsentBytes:
+    """The bytes of answers that a client has not accepted yet; they remain also if the connection is closed."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._since_s = 0.0
+
+    def stuck_s(self, now_s: float, count: int) -> float:
+        """Return for how many seconds a client has accepted nothing, if it is called regularly."""
+        if not count or count != self._bytes:
+            self._bytes, self._since_s = count, now_s
+        return now_s - self._since_s
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; `close_if_late` must be called about every second."""
 
@@ -76,6 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         #: Whether a request is expected or was begun, and since when; a new connection expects one.
         self._in_message = True
         self._since_s = 0.0
+        self._unsent = UnsentBytes()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -131,9 +146,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer bytes that are not HTTP with a problem."""
         self._refuse(InvalidInput("this is not a valid HTTP/1.1 request"), 400)
 
-    def close_if_late(self, now_s: float) -> None:
-        """Close the connection if the client sends too slowly; a request that is being answered has a deadline."""
-        if self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering:
+    def close_if_late(self, now_s: float, send_s: float) -> None:
+        """Close the connection if the client sends too slowly, or accepts nothing for `send_s` seconds.
+
+        A request that is being answered has a deadline.
+        """
+        is_sending_late = self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering
+        # While more is written, the number of unsent bytes says nothing; whoever writes has a time limit.
+        is_writing = self._is_answering and not self.flow.write_paused and not self.transport.is_closing()
+        stuck_s = self._unsent.stuck_s(now_s, 0 if is_writing else self.transport.get_write_buffer_size())
+        if is_sending_late or stuck_s > send_s:
             self.transport.abort()
 
     @property

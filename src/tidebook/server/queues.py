@@ -51,7 +51,9 @@ def _queue(call: Call) -> Queue:
 
 def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
     """Return the jobs of the leases; a queue uses only the fields of a job that its lease contains."""
-    return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in leases])
+    jobs = [HeldJob(call.parameters[0], lease) for lease in leases]
+    call.has_parts = len(jobs) > 1  # if one lease was lost, the other jobs are finished, extended or returned
+    return cast(list[Job], jobs)
 
 
 async def put(call: Call) -> PutResponse:
@@ -87,6 +89,7 @@ async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job
     try:
         async with aclosing(queue.listen()) as dues:
             while await _is_due(dues, until_s, disconnection, draining):
+                call.require_current()
                 if jobs := await _claim(queue, body):
                     return jobs
         return []

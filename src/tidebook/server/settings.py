@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from tidebook.api.access import Role
+
+#: A body that anyone may send, even without a token: that of a sign-in.
+PUBLIC_BODY_BYTES_MAX: Final = 10_000
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -50,3 +54,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     export_folder: str | None = None
     #: How many pipeline jobs may run at the same time.
     jobs_max: Positive = 1
+
+    def body_limit(self, role: Role) -> int:
+        """Return how many bytes the body of a request may have that needs this role."""
+        return min(self.body_bytes_max, PUBLIC_BODY_BYTES_MAX) if role is Role.PUBLIC else self.body_bytes_max

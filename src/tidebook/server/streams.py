@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.api.errors import DeadlineExceeded, TooManyRequests
+from tidebook.api.errors import DeadlineExceeded, SignInRequired, TooManyRequests
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
@@ -25,6 +25,8 @@ EVENT_STREAM: Final = b"text/event-stream"
 #: How long a client waits before it connects again, in milliseconds, at the start of a stream and when a server drains.
 RETRY_MS, DRAIN_RETRY_MS = 2_000, 500
 
+#: Whether a stream that a token of this id, or a session of it, has opened may stay open.
+IsCurrent = Callable[[str, BrowserSession | None], bool]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -62,6 +64,7 @@ class LiveStreams:
         self._send_s = send_s
         self._keepalive_s = keepalive_s
         self._streams: set[LiveStream] = set()
+        self._draining = False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -70,6 +73,8 @@ class LiveStreams:
         """Register a stream of the running task, which the token of this id, or a session of it, has opened."""
         stream = LiveStream(send, self._send_s, token=token, session=session, events=events)
         self._streams.add(stream)
+        if self._draining:  # a client whose stream was ended may ask again on the same connection
+            stream.end()
         return stream
 
     def close(self, stream: LiveStream) -> None:
@@ -83,14 +88,15 @@ class LiveStreams:
             if stream.sent_s < before_s:
                 stream.send_comment()
 
-    def end_unless(self, is_current: Callable[[str, BrowserSession | None], bool]) -> None:
+    def end_unless(self, is_current: IsCurrent) -> None:
         """End the streams of tokens and sessions that are no longer valid; call this about every second."""
         ended = {opener for opener in {stream.opener for stream in self._streams} if not is_current(*opener)}
         for stream in [stream for stream in self._streams if stream.opener in ended]:
             stream.end()
 
     def end_all(self) -> None:
-        """End all streams with a retry hint."""
+        """End all streams with a retry hint, and those that are opened from now on."""
+        self._draining = True
         for stream in list(self._streams):
             stream.end()
 
@@ -161,6 +167,7 @@ class StreamSender:
         receive: Receive,
         send: Send,
         live: LiveStreams,
+        is_current: IsCurrent,
         *,
         token: str,
         session: BrowserSession | None,
@@ -172,6 +179,7 @@ class StreamSender:
         self._receive = receive
         self._send_raw = send
         self._live = live
+        self._is_current = is_current
         self._send_s = send_s
         self._deadline_s = deadline_s
 
@@ -225,6 +233,8 @@ class StreamSender:
             while chunk is not None:
                 await self._send(format_chunk(chunk, events))
                 chunk = await self._read(lines)
+                if not self._is_current(self._token, self._session):
+                    raise SignInRequired("the token was revoked or has expired during the answer")
             end = EndLine(end=True) if lines.next is None else EndLine(next=lines.next)
             last = format_end(end, events)
         except TidebookError as error:

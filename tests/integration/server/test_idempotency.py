@@ -96,6 +96,8 @@ async def test_a_put_is_put_once_also_after_a_restart(tmp_path: Path) -> None:
 
 #: These start child processes with Spark, and end them.
 JOBS = ("pipeline.start", "pipeline.cancel")
+#: What workers report about themselves is not audited.
+WORKERS = ("queues.report_worker", "queues.remove_worker")
 
 
 async def test_every_change_happens_and_is_audited_once_for_its_key(tmp_path: Path, create_token: CreateToken) -> None:
@@ -115,7 +117,7 @@ async def test_every_change_happens_and_is_audited_once_for_its_key(tmp_path: Pa
                 assert second.headers["idempotency-replayed"] == "true", name
                 assert (first.status_code, first.content) == (second.status_code, second.content)
             assert first.status_code == route.status, (name, first.text)
-            changed[name] += 1
+            changed[name] += name not in WORKERS
             known |= {"session": first.json()["session"]} if name == "wal.open_session" else {}
             known |= {"new_token": first.json()["id"]} if name == "access.create_token" else {}
     async with tidebook.open(tmp_path / "book") as book:

@@ -194,7 +194,7 @@ class Console:
     async def _act(self, act: Act, request: Request, headers: Headers) -> Response:
         state = self.state
         self._require_role(act, headers)
-        form = dict(parse_form(await self._body(request, headers)))
+        form = dict(parse_form(await self._body(request, state.settings.body_limit(act.route.role))))
         request.state.typed = dict(form)
         headers.csrf_token = headers.csrf_token or form.pop("csrf_token", "")
         back, typed, seal = _local(form.pop("back", None)), form.pop("confirm", ""), form.pop("seal", "")
@@ -273,8 +273,7 @@ class Console:
         name = view.target.route.name
         await self.state.audit.record_durably(view.principal, view.client, name, view.url, 200, unmask=True)
 
-    async def _body(self, request: Request, headers: Headers) -> bytes:
-        limit = self.state.settings.body_bytes_max
+    async def _body(self, request: Request, limit: int) -> bytes:
         parts, size = list[bytes](), 0
         async for part in request.stream():
             size += len(part)

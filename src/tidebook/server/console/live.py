@@ -29,5 +29,5 @@ async def send_rows(
     """Send rows until the browser leaves or the server drains."""
     lines = Lines(lambda _: rows, live=True, events=True)
     limits = {"send_s": state.settings.send_s, "deadline_s": state.settings.request_s}
-    sender = StreamSender(receive, send, state.live, token=token, session=session, **limits)
+    sender = StreamSender(receive, send, state.live, state.gate.is_current, token=token, session=session, **limits)
     await sender.run(lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()])
