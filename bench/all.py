@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -115,7 +116,11 @@ def main(argv: list[str]) -> int:
 def run(name: str, arguments: list[str], limit_s: float) -> Result | None:
     """Run one benchmark as a process and return its result; None if it failed or took too long."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench", name, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench", name, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=limit_s)
@@ -137,7 +142,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     try:
         process.communicate(timeout=STOP_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # also the processes that it has started
         process.communicate()
 
 

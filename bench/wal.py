@@ -305,8 +305,8 @@ def _kafka(address: str | None) -> Iterator[str]:
     servers = [sys.executable, "-m", "tidebook.testing.servers"]
     with tempfile.TemporaryDirectory(prefix="bench-wal-") as home:
         which = ["--only", "kafka", "--home", home, "--profile", "bench"]
-        subprocess.run([*servers, "start", *which], check=True, stdout=sys.stderr)
         try:
+            subprocess.run([*servers, "start", *which], check=True, stdout=sys.stderr)
             yield str(json.loads((Path(home) / "status.json").read_text())["servers"]["kafka"]["address"])
         finally:
             subprocess.run([*servers, "stop", *which], check=True, stdout=sys.stderr)

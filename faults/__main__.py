@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,6 +44,9 @@ def main(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     if given.mutants is not None:
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # either signal ends the current run with its processes
         return 0 if all(result.caught_by for result in run_mutants(given.mutants or None, _say)) else 1
     seed = random.randrange(10**6) if given.seed is None else given.seed
     folder = given.out or Path(tempfile.mkdtemp(prefix="tidebook-faults-"))
@@ -56,6 +60,8 @@ def main(arguments: list[str]) -> int:
         result = asyncio.run(_interruptible(_run(given, folder.absolute(), seed, command)))
     except asyncio.CancelledError:
         _say("interrupted before the workload has begun")
+        if given.out is None:
+            shutil.rmtree(folder, ignore_errors=True)
         return INTERRUPTED
     history = check_run(result, folder)
     found = facts(result, history)

@@ -39,6 +39,8 @@ PIPELINE = "pipeline"
 INSPECTOR = "inspector"
 #: How long a process may take to stop: Spark takes long on busy cores.
 STOP_S_MAX = 60.0
+#: How long a process may take to end after SIGKILL.
+KILL_S_MAX = 10.0
 #: The exit code of a command if a server is unavailable; its supervisor then restarts it, as systemd does.
 UNAVAILABLE = 5
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,6 +85,8 @@ class Crew:
         self._plan = plan
         self._server_port = server_port
         self._running: dict[str, BaseProcess | BuildProcess] = {}
+        #: The same processes by pid: `multiprocessing` takes all for ended once their common parent was killed.
+        self._by_pid: dict[str, Process] = {}
         self._say = say
         #: The builds from which processes are started, by name, if it is not the current one.
         self._builds: dict[str, Path] = {}
@@ -115,11 +119,14 @@ class Crew:
         log = str(Path(self._plan.folder) / f"{name}.log")
         if name in (SERVER, PIPELINE):
             command = ["serve", "--port", str(self._server_port)] if name == SERVER else ["pipeline", "replicate"]
-            self._running[name] = self._run_command(name, [*command, "--book", self._plan.book], log)
+            process = self._run_command(name, [*command, "--book", self._plan.book], log)
         else:
             role, number = name.rsplit("-", 1)
             seed = hash((self._plan.seed, sum(role.encode()), int(number), incarnation)) % 2**31
-            self._running[name] = self._play(role, f"{name}.{incarnation}", seed, log)
+            process = self._play(role, f"{name}.{incarnation}", seed, log)
+        assert process.pid is not None
+        self._running[name] = process
+        self._by_pid[name] = Process(process.pid, birth_of(process.pid) or "")
 
     def _run_command(self, name: str, command: list[str], log: str) -> BaseProcess | BuildProcess:
         if name in self._builds:
@@ -185,9 +192,7 @@ class Crew:
             os.kill(process.pid, number)
 
     def _signal_family(self, name: str, number: signal.Signals) -> None:
-        process = self._running[name]
-        if process.exitcode is None and process.pid is not None:
-            Process(process.pid, birth_of(process.pid) or "").signal_all(number)
+        self._by_pid[name].signal_all(number)
 
     async def watch(self) -> None:
         """Restart the processes that end by themselves, until cancelled."""
@@ -241,7 +246,8 @@ class Crew:
         """Run the inspector to its end, or kill it after this time."""
         name = f"{INSPECTOR}-1"
         self.start(name)
-        process = self._running.pop(name)
+        self._down.add(name)  # it ends by itself, and is not restarted
+        process = self._running[name]
         await asyncio.to_thread(process.join, timeout_s)
         if process.exitcode is None:
             process.kill()
@@ -249,8 +255,9 @@ class Crew:
             self.report_bad_end(f"{name} ended with {process.exitcode}")
 
     def kill_all(self) -> None:
-        """Kill all processes that still run."""
-        for name, process in self._running.items():
-            if process.exitcode is None:
-                self._signal_family(name, signal.SIGKILL)
-                process.join()
+        """Kill all processes that still run, and those that they have started."""
+        for name, process in self._by_pid.items():
+            if process.kill_all(KILL_S_MAX):
+                self._running[name].join()
+            else:
+                self.report_bad_end(f"{name} did not end within {KILL_S_MAX:g} s after SIGKILL")

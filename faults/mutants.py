@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The duration of the faults of one run, and the time limit of the whole run.
 TRY_MINUTES = 0.35
 TRY_S_MAX = 240.0
+#: How long a run may take to end its processes.
+STOP_S_MAX = 60.0
 TRIES = 3
 FIRST_SEED = 11
 
@@ -270,15 +273,30 @@ def _run(source: Path, out: Path, seed: int, only: str | None) -> list[str]:
     command = [sys.executable, "-m", "faults", "--minutes", str(TRY_MINUTES), "--seed", str(seed), "--out", str(out)]
     command += [] if only is None else ["--only", only]
     variables = {**os.environ, "PYTHONPATH": str(source)}
-    try:
-        run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=TRY_S_MAX, check=False)
-    except subprocess.TimeoutExpired:
-        return ["it did not end"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as run:
+        try:
+            _, errors = run.communicate(timeout=TRY_S_MAX)
+        except BaseException as error:
+            _stop(run)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return ["it did not end"]
     if run.returncode == 0:
         return []
     report = out / "report.json"
     if not report.exists():
-        return [f"it ended early: {run.stderr.decode()[-200:]}"]
+        return [f"it ended early: {errors.decode()[-200:]}"]
     found = json.loads(report.read_text())
     rules = [verdict["rule"] for verdict in found["verdicts"] if not verdict["ok"]]
     return rules or [*found["ended_badly"], *found["lacking"]] or ["it did not recover"]
+
+
+def _stop(run: subprocess.Popen[bytes]) -> None:
+    """End a run and its processes."""
+    run.terminate()
+    try:
+        run.communicate(timeout=STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)

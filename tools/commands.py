@@ -103,7 +103,7 @@ def test(arguments: list[str]) -> int:
     _install_with_java()
     if chromium.is_needed(rest):
         chromium.ensure()
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_at_first_signal()
     with (
         test_folder() as folder,
         server_home([name for name in SERVER_NAMES if name not in without], parent=folder) as home,
@@ -182,13 +182,14 @@ def _sweep() -> None:
 
 def _run_servers(command: str, names: list[str], home: Path, *options: str, quiet: bool = False) -> int:
     arguments = [*SERVERS, command, "--only", ",".join(names), "--home", str(home), *options]
-    return _python(*arguments, output=subprocess.DEVNULL if quiet else sys.stderr)
+    return _python(*arguments, output=subprocess.DEVNULL if quiet else sys.stderr, in_session=True)
 
 
 def servers(arguments: list[str]) -> int:
     """Start, stop or show the real servers."""
     _install_with_java()
-    return _python(*SERVERS, *arguments)
+    _end_at_first_signal()
+    return _python(*SERVERS, *arguments, in_session=True)
 
 
 def bench(arguments: list[str]) -> int:
@@ -197,12 +198,13 @@ def bench(arguments: list[str]) -> int:
     runs_nothing = {argument.partition("=")[0] for argument in arguments} & {"--report", "--add"}
     if arguments[:1] == ["console"] or (arguments[:1] == ["all"] and not runs_nothing):
         chromium.ensure()
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_at_first_signal()
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
         if home == HOME and bench_servers(arguments):
             say("figures are only valid if these were started with --profile bench")
         server_variables = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
-        return _python("-m", "bench", *arguments, variables=environment.variables() | server_variables)
+        variables = environment.variables() | server_variables
+        return _python("-m", "bench", *arguments, variables=variables, in_session=True)
 
 
 def mutate(arguments: list[str]) -> int:
@@ -214,8 +216,8 @@ def mutate(arguments: list[str]) -> int:
 def faults(arguments: list[str]) -> int:
     """Run the workload under faults, check its history, and write a report; return 0 if all rules hold."""
     environment.ensure("dev")
-    signal.signal(signal.SIGTERM, _terminate)
-    return _python("-m", "faults", *arguments)
+    _end_at_first_signal()
+    return _python("-m", "faults", *arguments, in_session=True)
 
 
 def bench_servers(arguments: list[str]) -> list[str]:
@@ -259,18 +261,31 @@ def _install_with_java() -> None:
         os.environ["JAVA_HOME"] = str(finding.result())
 
 
-def _python(*arguments: str, variables: dict[str, str] | None = None, output: int | TextIO | None = None) -> int:
-    """Run .venv's Python and return its exit code; the child handles an interrupt itself."""
+def _python(
+    *arguments: str,
+    variables: dict[str, str] | None = None,
+    output: int | TextIO | None = None,
+    in_session: bool = False,
+) -> int:
+    """Run .venv's Python and return its exit code; the child handles an interrupt itself.
+
+    With `in_session`, the child has a session of its own, so that each signal reaches it once: from this process. The
+    processes that it started there are killed if it leaves them behind after an interrupt.
+    """
     inside = variables or environment.variables()
-    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env=inside, stdout=output)
+    process = subprocess.Popen(
+        [str(PYTHON), *arguments], cwd=ROOT, env=inside, stdout=output, start_new_session=in_session
+    )
     try:
         return process.wait()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
+        from_terminal = isinstance(error, KeyboardInterrupt) or error.code == 128 + signal.SIGINT
+        if in_session or not from_terminal:  # the terminal sends its interrupt to the child too
+            process.send_signal(signal.SIGINT)  # pytest cleans up after SIGINT, but not after SIGTERM
         process.wait()
-        raise
-    except SystemExit:
-        process.send_signal(signal.SIGINT)  # pytest cleans up after SIGINT, but not after SIGTERM
-        process.wait()
+        if in_session:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         raise
 
 
@@ -288,5 +303,13 @@ def _take_without(arguments: list[str]) -> tuple[list[str], list[str]]:
     return (list(SERVER_NAMES) if "all" in without else without), rest
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _end_at_first_signal() -> None:
+    """Raise SystemExit at the first SIGINT or SIGTERM; later ones must not interrupt the stop of servers."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script may have started this process with SIGINT ignored
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

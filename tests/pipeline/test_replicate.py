@@ -63,24 +63,24 @@ def test_a_second_run_continues_from_the_store_s_pointers(
 def test_one_slice_a_log_partition_and_nothing_is_shuffled(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidebook.pipeline.jobs.replicate import Replication
+    from tidebook.pipeline.jobs import replicate
+    from tidebook.pipeline.replication_query import ReplicationQuery
 
     portal.run(write_history(book, topic, steps=200))
     seen: list[list[tuple[str, int]]] = []
-    queries: list[Any] = []
-    start = Replication._start
+    queries: list[ReplicationQuery] = []
 
-    def starting(*arguments: Any, **more: Any) -> Any:
-        queries.append(start(*arguments, **more))
+    def start(*arguments: Any, **more: Any) -> ReplicationQuery:
+        queries.append(ReplicationQuery(*arguments, **more))
         return queries[-1]
 
-    monkeypatch.setattr(Replication, "_start", starting)
+    monkeypatch.setattr(replicate, "ReplicationQuery", start)
     replication(
         spark, book, portal, topic, settings=PipelineSettings(catch_up_records=0),
         on_batch=lambda number, done: seen.append([(d.topic, d.partition) for d in done]),
     ).run(once=True)  # fmt: skip
     assert [sorted(each) for each in seen] == [[(topic, number) for number in range(4)]]
-    plan = queries[0]._jsq.explainInternal(False)
+    plan = queries[0].query._jsq.explainInternal(False)
     assert "MapInArrow" in plan
     assert "Exchange" not in plan
 

@@ -69,7 +69,7 @@ def test_a_stop_under_load_lets_the_current_batch_finish_and_begins_no_other(
 
 
 def test_a_closed_gate_waits_for_its_current_users_and_admits_no_others() -> None:
-    from tidebook.pipeline.jobs.replicate import BatchGate
+    from tidebook.pipeline.replication_query import BatchGate
 
     gate, within, leave = BatchGate(), threading.Event(), threading.Event()
 
@@ -117,8 +117,7 @@ def test_a_temporary_failure_of_the_monitoring_does_not_disturb_the_replication(
     from tidebook.pipeline.jobs import replicate as module
     from tidebook.replication.status import partition_statuses
 
-    looks, starts = [0], [0]
-    start = module.Replication._start
+    looks = [0]
 
     async def failing_statuses(*arguments: Any, **more: Any) -> Any:
         looks[0] += 1
@@ -129,14 +128,9 @@ def test_a_temporary_failure_of_the_monitoring_does_not_disturb_the_replication(
     async def failing_note(*arguments: Any) -> None:
         raise OutcomeUnknown("the note was not answered")
 
-    def counted(*arguments: Any, **more: Any) -> Any:
-        starts[0] += 1
-        return start(*arguments, **more)
-
     portal.run(write_many(small, topic, 100))
     monkeypatch.setattr(module, "partition_statuses", failing_statuses)
     monkeypatch.setattr(module, "write_job_status", failing_note)
-    monkeypatch.setattr(module.Replication, "_start", counted)
     assert replication(spark, small, portal, topic).run(once=True).lag == 0
     assert looks[0] >= 5
-    assert starts[0] == 1
+    assert small.metrics.counted("pipeline_queries_started") == 1

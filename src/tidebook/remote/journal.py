@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Final, NoReturn
@@ -66,10 +66,14 @@ _decode_event = msgspec.json.Decoder(EventLine).decode
 class RemoteJournal(Journal):
     """The journals of one topic, addressed by id; every method is a request to the server."""
 
-    def __init__(self, topic: str, connection: Connection, ids: Ids) -> None:
+    def __init__(
+        self, topic: str, connection: Connection, ids: Ids, *, on_open: Callable[[Journal], object] | None = None
+    ) -> None:
         self.topic = topic_name(topic)
         self._connection = connection
         self._ids = ids
+        #: Called after the first append: then there is something to remember.
+        self._on_open = on_open
         #: The partition and the offset in the last response for each journal.
         self._positions: OrderedDict[str, tuple[int, int]] = OrderedDict()
         #: The epoch of these positions: that of the topic after the first append.
@@ -173,6 +177,8 @@ class RemoteJournal(Journal):
                 self._epoch = (await self._connection.call("topics.describe", self.topic)).epoch
             except TidebookError:  # a repeated append is then recognized only among the journal's recent appends
                 return
+            if self._on_open is not None:
+                self._on_open(self)
         self._positions[id] = (partition, offset)
         self._positions.move_to_end(id)
         if len(self._positions) > POSITIONS_MAX:

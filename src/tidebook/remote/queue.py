@@ -229,7 +229,7 @@ class RemoteQueues(Queues):
             raise InvalidInput("a remote book cannot store settings of a queue: open the folder or .toml of the book")
         found = self._queues.find(queue_name(name))
         if found is None:
-            found = self._queues.keep(name, RemoteQueue(name, self._connection, self._runtime))
+            found = self._queues.add(name, RemoteQueue(name, self._connection, self._runtime))
         if fields is not None:
             self._runtime.declare(name, fields_of(fields))
         return found

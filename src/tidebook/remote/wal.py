@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any
@@ -166,16 +166,21 @@ class RemoteRegion:
 class RemoteWal:
     """The regions of one namespace on a server; it has the methods of `tidebook.wal.wal.Wal`."""
 
-    def __init__(self, namespace: str, connection: Connection) -> None:
+    def __init__(self, namespace: str, connection: Connection, *, on_open: Callable[[RemoteWal], object]) -> None:
         self.namespace = namespace
         self._connection = connection
+        #: Called when a region is open for writing: then there is something to close.
+        self._on_open = on_open
         self._open: list[RemoteRegion] = []
 
     async def open_region(self, id: int, *, create: bool = False, writable: bool = True) -> RemoteRegion:
         """Open a region and, unless `writable=False`, claim it for writing, which fences the previous owner."""
         region = RemoteRegion(self.namespace, region_id(id), self._connection)
         await region.open(create=create, writable=writable)
-        self._open.append(region)
+        if region.writable:
+            # The server has ended an earlier session of the region.
+            self._open = [*(each for each in self._open if each.writable and each.id != region.id), region]
+            self._on_open(self)
         return region
 
     async def regions(self) -> list[int]:

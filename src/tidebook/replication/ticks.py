@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log, Outgoing
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
@@ -271,6 +272,24 @@ class Ticker:
                 Position(configs[partition[0]].epoch, offset), is_adjacent=offset == before + 1
             )
         return ticks
+
+
+@contextmanager
+def ticking(portal: BlockingPortal, ticker: Ticker, metrics: Metrics) -> Iterator[None]:
+    """Run a ticker on the portal's loop within the context."""
+
+    async def start() -> asyncio.Task[None]:
+        return asyncio.create_task(ticker.run(metrics))
+
+    async def stop() -> None:
+        task.cancel()
+        await asyncio.wait([task])
+
+    task = portal.run(start())
+    try:
+        yield
+    finally:
+        portal.run(stop())
 
 
 async def share_replicated_time(store: StoreWriter, replicated_ms: int) -> int:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from tidebook.api.errors import TooManyRequests
 from tidebook.core.errors import Fenced
@@ -42,7 +43,8 @@ class RegionSessions:
         self._idle_s = idle_s
         self._max = sessions_max
         self._sessions: dict[RegionKey, RegionSession] = {}
-        self._locks: dict[RegionKey, asyncio.Lock] = {}
+        #: The locks that calls hold or wait for.
+        self._locks: WeakValueDictionary[RegionKey, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self, namespace: str, region: int, *, create: bool) -> RegionSession:
         """Claim a region for a new session."""
@@ -110,8 +112,4 @@ class RegionSessions:
             await self.close_region(*key)
 
     def _lock(self, key: RegionKey) -> asyncio.Lock:
-        if key not in self._sessions:  # keep only the locks of regions that are open or being opened
-            unused = [each for each, lock in self._locks.items() if not lock.locked() and each not in self._sessions]
-            for each in unused:
-                del self._locks[each]
         return self._locks.setdefault(key, asyncio.Lock())

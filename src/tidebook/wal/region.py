@@ -350,27 +350,11 @@ class Region:
         return found
 
     async def _append_control(self, record: Control) -> None:
-        """Append a mark, drop or request. It names the table's incarnation, so an unknown outcome is safe to retry.
-
-        Raise `OutcomeUnknown`, not `Unavailable`, once an attempt may have written the record.
-        """
-        unknown: OutcomeUnknown | None = None
-        for _ in range(self._topics.settings.attempts_max):
-            try:
-                if self._group_commit is not None:
-                    await self._group_commit.write(control=record)
-                    return
-                sent = await self._topics.append(record)
-                break
-            except OutcomeUnknown as error:
-                unknown = error
-            except Unavailable as error:
-                if unknown is None:
-                    raise
-                raise unknown from error
-        else:
-            assert unknown is not None
-            raise unknown
+        """Append a mark, drop or request. It names the table's incarnation, so an unknown outcome is safe to retry."""
+        if (group_commit := self._group_commit) is not None:
+            await self._topics.retry(lambda: group_commit.write(control=record))
+            return
+        sent = await self._topics.retry(lambda: self._topics.append(record))
         try:
             await self._follow(sent.offset + 1)
         except Unavailable as error:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final, NewType, TypeVar
 
-from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, Unavailable
 from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
@@ -218,12 +217,25 @@ class RegionTopics:
 
     async def append_claim(self, meta: RegionMeta, claim: OwnerClaim, *, on_record: OnRecord | None = None) -> None:
         """Append a claim and fold up to it. A duplicate is the same claim, so an unknown outcome is safe to retry."""
-        sent = await self.retry(lambda: self.append(claim), Unavailable, OutcomeUnknown)
+        sent = await self.retry(lambda: self.append(claim), when_unavailable=True)
         await self.follow(meta, stop=sent.offset + 1, on_record=on_record)
 
-    async def retry(self, call: Callable[[], Awaitable[T]], *errors: type[TidebookError]) -> T:
-        """Return the result of the call, which is retried immediately after one of these errors."""
-        for _ in range(self.settings.attempts_max - 1):
-            with suppress(*errors):
+    async def retry(self, call: Callable[[], Awaitable[T]], *, when_unavailable: bool = False) -> T:
+        """Return the result of a call that appends a record; retry it at once while its outcome is unknown.
+
+        With `when_unavailable`, retry it also if nothing was written. Raise `OutcomeUnknown`, not `Unavailable`, once
+        an attempt may have written the record.
+        """
+        unknown: OutcomeUnknown | None = None
+        for left in reversed(range(self.settings.attempts_max)):
+            try:
                 return await call()
-        return await call()
+            except OutcomeUnknown as error:
+                unknown = error
+            except Unavailable as error:
+                if not (when_unavailable and left):
+                    if unknown is None:
+                        raise
+                    raise unknown from error
+        assert unknown is not None
+        raise unknown

@@ -58,8 +58,12 @@ class RemoteBook(Book):
     def _journal(self, topic: str) -> Journal:
         found = self._journals.find(topic_name(topic))
         if found is None:
-            found = self._journals.keep(topic, RemoteJournal(topic, self._connection, self.ids))
+            made = RemoteJournal(topic, self._connection, self.ids, on_open=self._keep_journal)
+            found = self._journals.add(topic, made)
         return found
+
+    def _keep_journal(self, journal: Journal) -> None:
+        self._journals.keep(journal.topic, journal)  # it has nothing to close
 
     @property
     def tags(self) -> Tags:
@@ -72,8 +76,12 @@ class RemoteBook(Book):
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         found = self._wals.find(namespace)
         if found is None:
-            found = self._wals.keep(namespace, cast(Wal, RemoteWal(namespace, self._connection)))
+            made = RemoteWal(namespace, self._connection, on_open=lambda wal: self._keep_wal(cast(Wal, wal)))
+            found = self._wals.add(namespace, cast(Wal, made))
         return found
+
+    def _keep_wal(self, wal: Wal) -> None:
+        self._wals.keep(wal.namespace, wal)
 
     @property
     def queues(self) -> Queues:

@@ -103,6 +103,19 @@ async def test_rule_36_a_record_that_does_not_match_the_claim_in_force_is_ignore
     assert await contents(await other.open_region(7)) == {1: [(1, b"a"), (2, b"b")]}
 
 
+async def test_rule_36_a_claim_that_may_be_written_is_not_reported_as_unavailable(
+    log: FaultyLog, region: Region, other: Wal
+) -> None:
+    """Unavailable would mean that nothing was changed, but the first attempt has fenced the owner."""
+    kinds = ["refused", "refused", "unknown"]
+    log.fault = lambda record: kinds.pop() if kinds and isinstance(read_record(record.value), OwnerClaim) else None
+    with pytest.raises(OutcomeUnknown):
+        await other.open_region(7)
+    assert kinds == []
+    with pytest.raises(Fenced):
+        await region.write(1, [b"a"])
+
+
 # 37: A fenced writer still gets acknowledgements
 
 

@@ -17,13 +17,13 @@ from tidebook.core.action import Mark
 from tidebook.core.event import Event
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
-from tidebook.pipeline.jobs.replicate import _ticking
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.replication.ticks import (
     FOLLOWED_CHECK_S,
     FOLLOWED_EVERY_S,
     Ticker,
     replicate_adjacent_ticks,
+    ticking,
 )
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
@@ -325,7 +325,7 @@ def test_ticks_continue_after_an_unexpected_error(
     monkeypatch.setattr("tidebook.replication.ticks.FOLLOWED_CHECK_S", 0.01)
     with contextlib.closing(BlockingPortal()) as portal:
         book = portal.run(tidebook.open(tmp_path / "book").__aenter__())
-        with _ticking(book, portal, ()):
+        with ticking(portal, Ticker(book.log, book.store), book.metrics):
             for _ in range(3):
                 assert tried.acquire(timeout=30)
         assert book.metrics.counted("tags_tick_failures") >= 2

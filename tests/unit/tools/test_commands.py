@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
+from tidebook.testing.servers.process import birth_of
 from tools import commands
 from tools.__main__ import WITH_HELP, main
 from tools.commands import BENCH_SERVERS, COMMANDS, SERVER_NAMES, _take_without, bench_servers
@@ -53,11 +57,8 @@ def test_a_server_that_does_not_start_fails_the_run(
     monkeypatch.setattr(commands, "_run_servers", nothing_starts)
     monkeypatch.setattr(commands, "_install_with_java", lambda: None)
     monkeypatch.setattr(commands, "_python", lambda *arguments, **options: pytest.fail("the tests were run"))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert main(["test", "--without", "mariadb"]) == 5
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main(["test", "--without", "mariadb"]) == 5
     assert "a server did not start" in capsys.readouterr().err
     assert asked == ["status", "start", "stop"]
     assert not list(tmp_path.iterdir())  # the servers that had started were removed
@@ -193,3 +194,46 @@ def test_a_benchmark_gets_the_servers_that_it_needs_unless_they_are_named(
 ) -> None:
     monkeypatch.delenv("TIDEBOOK_SERVERS", raising=False)
     assert bench_servers(given) == servers
+
+
+#: `./dev faults` with another program for the workload: it says which signal it got, and leaves a process behind.
+INTERRUPTED = """
+import sys
+from tools import __main__, commands
+commands.environment.ensure = lambda name: None
+run = commands.subprocess.Popen
+commands.subprocess.Popen = lambda command, **options: run([sys.executable, "-c", sys.argv[1]], **options)
+sys.exit(__main__.main(["faults"]))
+"""
+CHILD = """
+import signal, subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def end(number, frame):
+    print("ends after", signal.Signals(number).name, flush=True)
+    sys.stdin.readline()
+    sys.exit(0)
+signal.signal(signal.SIGINT, end)
+print(left.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_ends_all_processes_of_a_run_and_later_ones_do_not_interrupt_its_end(
+    number: signal.Signals,
+) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", INTERRUPTED, CHILD],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        os.killpg(process.pid, number)
+        assert process.stdout.readline() == "ends after SIGINT\n"
+        os.killpg(process.pid, number)
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.read() == ""
+        assert process.wait(10) == 128 + number
+    assert birth_of(left) is None

@@ -6,7 +6,6 @@ checkpoint, so an old, copied or lost checkpoint has no effect.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import tempfile
@@ -21,16 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.batch_report import STEPS, BatchReport, reports_after
-from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
+from tidebook.pipeline.errors import TRANSIENT, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
-from tidebook.pipeline.session import PipelineSettings, ignore_spark_exit, local_uri, pipeline_settings
+from tidebook.pipeline.replication_query import ReplicationQuery
+from tidebook.pipeline.session import PipelineSettings, pipeline_settings
 from tidebook.pipeline.stoppable_portal import StoppablePortal
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
@@ -47,7 +45,7 @@ from tidebook.replication.status import (
     write_job_status,
 )
 from tidebook.replication.tail import Partition
-from tidebook.replication.ticks import Ticker, partition_replicators, send_ticks
+from tidebook.replication.ticks import Ticker, partition_replicators, send_ticks, ticking
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -66,8 +64,6 @@ FAILURES_MAX = 5
 FAILING_S = 120.0
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
-#: How long a stop waits for the running batch.
-STOP_S = 60.0
 #: How long a stop waits for leases, which end within half a second after finishing their current slices.
 LEASES_END_S = 1.5
 #: How long a stop waits for a request to the log or store, which may hang: one in progress, to end the leases, and to
@@ -76,8 +72,6 @@ STOP_REQUEST_S = 1.0
 POLL_S = 0.1
 #: How often a run with leases checks whether it must stop.
 LEASES_POLL_S = 0.05
-#: Write the checkpoint asynchronously; it is never read.
-ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
 #: How often a run writes its status to the store.
 STATUS_EVERY_S = 5.0
 #: The query is restarted after this many consecutive failures to read the partitions' status.
@@ -107,28 +101,6 @@ class Progress(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """Return the number of unreplicated records."""
         return sum(each.lag for each in self.partitions)
-
-
-class BatchGate:
-    """Admits the batches of a query, one at a time, until it is closed."""
-
-    def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._closed = False
-
-    @contextmanager
-    def entered(self) -> Iterator[bool]:
-        """Yield whether the batch may run; it may not once the gate is closed."""
-        with self._running:
-            yield not self._closed
-
-    def close(self, within_s: float) -> bool:
-        """Admit no more batches and wait for the running one; return False if it takes longer than `within_s`."""
-        self._closed = True
-        ended = self._running.acquire(timeout=within_s)
-        if ended:
-            self._running.release()
-        return ended
 
 
 class StatusWatch:
@@ -199,7 +171,6 @@ class Replication:
         self._portal = StoppablePortal(portal, self._stop, within_s=STOP_REQUEST_S)
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
-        self._recorded_at = ""
         #: While leases run: the first unreplicated offsets and the number of replicated records at their start. A lease
         #: reports its records only at its end, so until then they are counted from the pointers.
         self._leased_from: tuple[dict[Partition, int], int] | None = None
@@ -222,7 +193,7 @@ class Replication:
     def run(self, *, once: bool = False) -> Progress:
         """Replicate until `stop`; with `once`, up to the log's current end, and make it visible to tag streams."""
         if not once:
-            with _ticking(self._book, self._portal.unbounded, self._topics):
+            with ticking(self._portal.unbounded, Ticker(self._book.log, self._book.store, self._topics), self.metrics):
                 return self._run(once=False)
         self._run(once=True)
         if not self._stop.is_set():
@@ -395,38 +366,30 @@ class Replication:
         self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
-            gate = BatchGate()
-            query = self._start(configs, starts, self._checkpoint or scratch / "checkpoint", gate, once=until_end)
-            return self._watch(query, gate, configs, once=until_end)
+            query = self._start(configs, starts, self._checkpoint or scratch / "checkpoint", once=until_end)
+            return self._watch(query, configs, once=until_end)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _start(
-        self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, gate: BatchGate, *, once: bool
-    ) -> StreamingQuery:
+        self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, *, once: bool
+    ) -> ReplicationQuery:
         # Not at the top, because leases need no Arrow, and importing it would delay their start.
         from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
         from tidebook.pipeline.task import replicate_task
 
-        spark = self._session()
-        records = stream_records(spark, self._book.settings, starts, records_max=self._settings.records_max)
+        spark, settings = self._session(), self._settings
+        records = stream_records(spark, self._book.settings, starts, records_max=settings.records_max)
         task = replicate_task(
-            settings_to_json(self._book.settings), dict(configs), wait_s=self._settings.wait_s, opening=self._opening
+            settings_to_json(self._book.settings), dict(configs), wait_s=settings.wait_s, opening=self._opening
         )
-
-        def collect(batch: DataFrame, number: int) -> None:
-            with gate.entered() as entered:
-                if entered:
-                    self._count_batch(number, [TaskResult(**row.asDict()) for row in batch.collect()])
-
-        # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
-        done = coalesce_to_cores(spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
-        writer = done.writeStream.foreachBatch(collect).option("checkpointLocation", local_uri(checkpoint))
-        if once:
-            return writer.trigger(availableNow=True).start()
-        for name, value in ASYNC_CHECKPOINTS.items():
-            writer = writer.option(name, value)
-        return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
+        return ReplicationQuery(
+            coalesce_to_cores(spark, records).mapInArrow(task, TASK_RESULT_SCHEMA),
+            checkpoint,
+            trigger_s=None if once else settings.trigger_s,
+            on_batch=self._count_batch,
+            metrics=self.metrics,
+        )
 
     def _session(self) -> SparkSession:
         return SparkSession.builder.getOrCreate() if isinstance(self._spark, SparkContext) else self._spark
@@ -457,14 +420,11 @@ class Replication:
                 stopped={at: reason for at, reason in (now.stopped | stopped).items() if reason is not None},
             )
 
-    def _watch(self, query: StreamingQuery, gate: BatchGate, configs: Mapping[str, TopicConfig], *, once: bool) -> bool:
-        metrics = self._book.metrics
-        metrics.count("pipeline_queries_started")
-        self._recorded_at = ""
+    def _watch(self, query: ReplicationQuery, configs: Mapping[str, TopicConfig], *, once: bool) -> bool:
         watch = StatusWatch(self, self._settings.look_every_s)
         try:
             while not self._stop.is_set():
-                if _ended(query, POLL_S if once else min(POLL_S * 5, self._settings.look_every_s)):
+                if query.has_ended(POLL_S if once else min(POLL_S * 5, self._settings.look_every_s)):
                     return once
                 if watch.is_due():
                     self._record_batches(query)
@@ -472,32 +432,16 @@ class Replication:
                     return False
             return True
         finally:
-            # Let the running batch finish; batches that Spark starts after it do nothing.
-            gate.close(STOP_S)
-            with ignore_spark_exit():
-                query.stop()
-                metrics.count("pipeline_queries_ended", failed=query.exception() is not None)
+            query.close()
             self._record_batches(query)
 
-    def _record_batches(self, query: StreamingQuery) -> None:
-        """Record the micro-batches that ended since the last call."""
-        new: Sequence[BatchReport] = ()
-        with ignore_spark_exit():
-            new = reports_after(query, self._recorded_at)
-        if new:
-            self._recorded_at = new[0].timestamp
-        new = [each for each in new if each.num_input_rows]
-        metrics = self._book.metrics
-        for each in reversed(new):
-            for step in STEPS:
-                if step in each.duration_ms:
-                    metrics.time("pipeline_batch", each.duration_ms[step] / 1000, step=step)
-        metrics.gauge("pipeline_records_per_second", new[0].processed_rows_per_second if new else 0.0)
-        if new:
-            batch_s = new[0].duration_ms.get("triggerExecution", 0) / 1000
+    def _record_batches(self, query: ReplicationQuery) -> None:
+        latest = query.record_batches()
+        if latest is not None:
+            batch_s = latest.duration_ms.get("triggerExecution", 0) / 1000
             with self._lock:
                 self._progress = msgspec.structs.replace(
-                    self._progress, records_per_s=new[0].processed_rows_per_second, batch_s=batch_s
+                    self._progress, records_per_s=latest.processed_rows_per_second, batch_s=batch_s
                 )
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
@@ -557,31 +501,3 @@ class Replication:
         rate = 0.0 if counted is None else max(0.0, (records - counted[1]) / (now_s - counted[0]))
         self._progress = msgspec.structs.replace(self._progress, records=records, records_per_s=rate)
         self.metrics.gauge("pipeline_records_per_second", rate)
-
-
-@contextmanager
-def _ticking(book: Book, portal: BlockingPortal, topics: Sequence[str]) -> Iterator[None]:
-    """Tick on the portal's loop within the context."""
-
-    async def start() -> asyncio.Task[None]:
-        return asyncio.create_task(Ticker(book.log, book.store, topics).run(book.metrics))
-
-    async def stop() -> None:
-        task.cancel()
-        await asyncio.wait([task])
-
-    task = portal.run(start())
-    try:
-        yield
-    finally:
-        portal.run(stop())
-
-
-def _ended(query: StreamingQuery, within_s: float) -> bool:
-    """Return whether the query has terminated; raise the cause if it failed."""
-    try:
-        return bool(query.awaitTermination(within_s))  # type: ignore[arg-type]
-    except TidebookError:
-        raise
-    except Exception as error:
-        raise failure_of(error) from error
