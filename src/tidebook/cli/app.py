@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,14 @@ from tidebook.cli import (
 from tidebook.cli.command import INTERRUPTED, Group
 from tidebook.cli.options import argument
 from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
-from tidebook.runtime.json_log import is_json
+from tidebook.runtime.json_log import is_json, redact_urls
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
 #: A shell sets this variable to get completions, after `tidebook --install-completion`.
 COMPLETION_VARIABLE = "_TIDEBOOK_COMPLETE"
+#: A longer error is shortened in its middle: its beginning says what failed, its end what to do.
+REPORT_CHARS_MAX = 2_000
 #: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -179,19 +182,22 @@ def _output_failed(error: OSError, code: int) -> int:
 
 
 def _report(text: str) -> None:
+    """Print an error as one line on standard error, without passwords; an argument that it quotes may be huge."""
     if is_json():
         logging.getLogger("tidebook.cli").error("%s", text)
         return
-    try:
-        sys.stderr.write(f"tidebook: {' '.join(text.split())}\n")
+    line = redact_urls(" ".join(text.split()))
+    if len(line) > REPORT_CHARS_MAX:
+        line = f"{line[: REPORT_CHARS_MAX // 2]} … {line[-REPORT_CHARS_MAX // 2 :]}"
+    with suppress(OSError):  # the exit code still reports the failure
+        sys.stderr.write(f"tidebook: {line}\n")
         sys.stderr.flush()
-    except OSError:
-        pass  # the exit code still reports the failure
 
 
 def _report_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":  # no command was given: print the help
-        error.show()
+        with suppress(OSError):
+            error.show()
         return
     command = error.ctx.command_path if error.ctx else "tidebook"
     _report(f"{error.format_message().rstrip('.')}: see {command} --help")

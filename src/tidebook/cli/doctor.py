@@ -16,7 +16,7 @@ import typer
 from tidebook.cli import output
 from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
 from tidebook.cli.topics import checked_description
-from tidebook.core.errors import NotFound, TidebookError
+from tidebook.core.errors import InvalidInput, NotFound, TidebookError
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.checksums import find_file_damage
@@ -72,6 +72,8 @@ async def doctor(book: BookOption) -> None:
         if book is not None:
             raise
         findings.add("book", None, str(error))  # a new installation without a book is not an error
+    except InvalidInput as error:
+        findings.add("settings", False, str(error))
     else:
         _check_settings(findings, settings)
         _check_folder(findings, settings)

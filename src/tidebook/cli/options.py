@@ -17,6 +17,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import journal_id, topic_name
 from tidebook.core.payload import decode_json
 from tidebook.core.seq_nr import LAST
+from tidebook.sqlite.errors import from_os
 from tidebook.wiring.book import Book, open_remote
 from tidebook.wiring.settings import DEFAULT_BOOK, Settings, read_settings
 
@@ -138,16 +139,23 @@ def book_settings(book: str | None, *, create: bool = False) -> Settings:
     if where.endswith(".toml") and "://" not in where and not Path(where).exists():
         raise NotFound(f"{where}: there is no such settings file")
     settings = read_settings(where)
-    if create or not all(settings.section(name).embedded for name in BOOK_FILES.values()) or _has_files(settings):
+    exists = _has_files(settings) or not all(settings.section(name).embedded for name in BOOK_FILES.values())
+    if create or exists:
         return settings
     raise NotFound(f"there is no book at {settings.folder}: the first append, put or publish creates one")
 
 
 def _has_files(settings: Settings) -> bool:
-    """Return True if a book's folder has one of its files, or is itself a file, which is reported when it is opened."""
+    """Return True if a book's folder has one of its files, or is itself a file, which is reported when it is opened.
+
+    Raise `InvalidInput` if this user may not search the folder.
+    """
     folder = settings.folder.expanduser()
     files = (*BOOK_FILES, SERVER_FILE)
-    return any(folder.glob("*.db-wal")) or any((folder / file).exists() for file in files) or folder.is_file()
+    try:
+        return any((folder / file).exists() for file in files) or any(folder.glob("*.db-wal")) or folder.is_file()
+    except OSError as error:
+        raise from_os(error, folder) from error
 
 
 def is_address(where: str | None) -> bool:
@@ -197,7 +205,7 @@ def load_callable(text: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs the module, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
         raise InvalidInput(f"{text} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise InvalidInput(f"{text} is not callable")

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -84,10 +84,14 @@ def human() -> bool:
 
 
 def note(text: str) -> None:
-    """Print a line for a person on standard error; with --log-json it is a line of the log."""
+    """Print a line for a person on standard error; with --log-json it is a line of the log.
+
+    A standard error that is full or closed is ignored: the command's work must not depend on it.
+    """
     if is_json():
         logging.getLogger("tidebook.cli").info("%s", text)
-    else:
+        return
+    with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 

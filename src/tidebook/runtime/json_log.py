@@ -29,10 +29,12 @@ FRAMES_MAX: Final = 30
 #: The attributes of every record; any others of a record were given as `extra`, and are fields.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SECRET_NAMES: Final = re.compile(r"(?i)passw|secret|token|authorization|cookie|credential|payload|^data$|^body$|_key$")
+#: The user and the password of a URL.
+_URL_USER: Final = r"(?<=://)[^/\s@\"']*:[^\s\"']*(?=@)"
 _SECRET_TEXT: Final = re.compile(
     r"(?i)\btb_[\w-]{8,}"  # a token of the server
     r"|(?<=bearer )[^\s\"',]+"
-    r"|(?<=://)[^/\s@\"']*:[^\s\"']*(?=@)"  # user and password of a URL
+    rf"|{_URL_USER}"
     r"|((?:password|passwd|secret|token)[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&)]+)"
 )
 _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
@@ -45,6 +47,15 @@ def redact(text: str) -> str:
     'kafka://***@host:9092 refused password=***'
     """
     return _SECRET_TEXT.sub(lambda found: (found[1] or "") + REDACTED, text)
+
+
+def redact_urls(text: str) -> str:
+    """Return the text with the users and passwords of its URLs replaced; other words, which a person reads, are kept.
+
+    >>> redact_urls("postgresql://me:hunter2@host/shop needs a password: ask for one")
+    'postgresql://***@host/shop needs a password: ask for one'
+    """
+    return re.sub(_URL_USER, REDACTED, text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -23,7 +23,9 @@ def from_os(error: OSError, path: Path) -> TidebookError:
     """Return the error for a failed file operation at `path`."""
     reason = error.strerror or str(error)
     if error.errno in _REFUSED:
-        return InvalidInput(f"{path} cannot be used as a book's folder: {reason}: use a writable folder")
+        return InvalidInput(
+            f"{path} cannot be used for a book: {reason}: use a folder that this user may write, with its files"
+        )
     if error.errno in _FULL:
         return Unavailable(f"{path}: the disk is full: {reason}: make room, then try again")
     return Unavailable(f"{path}: {reason}")

@@ -20,11 +20,12 @@ from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
 from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_standard_library
 from tidebook.wiring.outbox import FILE as OUTBOX_FILE
+from tidebook.wiring.settings import check_path
 
 MANIFEST_FILE = "backup.json"
 _PAGES_PER_STEP = 1_000
 
-#: Called with the name of a file, how many of its pages were copied so far, and how many it has.
+#: Called with the name of a file, how much of it is copied, and its size: in pages, or in bytes for a restore.
 Progress = Callable[[str, int, int], None]
 
 
@@ -43,7 +44,11 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
     Writers wait only until every file has a snapshot, and while the outbox is copied. Raise InvalidInput if `target`
     is not empty, and Corrupt if a page does not match its checksum: then no files of the backup remain.
     """
-    sources = [folder / file for file in files if (folder / file).exists()]
+    check_path(target)
+    try:
+        sources = [folder / file for file in files if (folder / file).exists()]
+    except OSError as error:
+        raise from_os(error, folder) from error
     if not sources:
         raise NotFound(f"{folder} contains no files of a book: nothing was backed up")
     _refuse_unless_empty(target)
@@ -155,6 +160,7 @@ def restore(backup: Path, folder: Path, progress: Progress) -> BackupManifest:
             source = backup / name
             if not source.is_file() or source.stat().st_size != size_bytes:
                 raise Corrupt(f"{source} is missing, or not {size_bytes:,} bytes long: this backup cannot be restored")
+            progress(name, 0, size_bytes)
             shutil.copyfile(source, new / name)
             _check(new / name, source)
             progress(name, size_bytes, size_bytes)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.payload import encode_text
 
 SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server", "mask")
 #: The sections whose data is on a server if they have a URL, each with an example of one.
@@ -86,17 +87,24 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
     """
     environment = os.environ if environment is None else environment
     text = str(where)
-    if not text:
+    if not text.strip():
         raise InvalidInput("a book is a folder or a tidebook.toml, but its name is empty")
     if "://" in text:
         raise InvalidInput(f"{text.split('://')[0]}:// is not supported here: use a folder or a tidebook.toml")
     path = Path(text)
     folder, sections = _read_file(path) if path.suffix == ".toml" else (path, {})
+    check_path(folder)
     for name in SERVERS:
         if url := environment.get(f"TIDEBOOK_{name.upper()}_URL"):
             sections[name] = msgspec.structs.replace(sections.get(name, Section()), url=url)
         _check_url(sections.get(name, Section()), name)
     return Settings(folder, sections)
+
+
+def check_path(path: Path) -> None:
+    """Raise `InvalidInput` for a folder that SQLite cannot open: its path must be text in UTF-8 without NUL."""
+    if b"\0" in encode_text(str(path), "the path of a folder"):
+        raise InvalidInput(f"the path of a folder must not contain NUL: {str(path)!r}")
 
 
 def _check_url(section: Section, name: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +130,26 @@ def test_a_folder_that_cannot_be_written_is_refused(cli: Cli) -> None:
     assert "/proc/self/tidebook" in result.err
 
 
+def test_a_folder_that_cannot_be_searched_is_refused_by_every_command(
+    cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right of the file system stops root, so the failure is simulated."""
+    cli("journal", "append", "orders", "o-1", "1")
+    real = os.stat
+
+    def denied(path: object, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{book}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", denied)
+    for line in ("journal ids orders", "queue put mail 1", "outbox publish m x", "token list", "backup copy"):
+        refused(cli(*line.split()), 2, "Permission denied")
+    doctor = cli("doctor")
+    assert (doctor.code, doctor.err) == (1, "")
+    assert "Permission denied" in doctor.out.splitlines()[-1]
+
+
 @pytest.mark.parametrize("file", ["log.db", "store.db"])
 def test_a_damaged_folder_is_refused_and_never_overwritten(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")
@@ -147,9 +170,12 @@ def test_a_folder_of_a_newer_schema_is_refused_and_not_changed(cli: Cli, book: P
     refused(cli("journal", "append", "orders", "o-1", "2"), 5, "upgrade")
 
 
-@pytest.mark.parametrize("where", ["", "ftp://localhost:1", "http://"], ids=repr)
+@pytest.mark.parametrize(
+    "where", ["", "  ", "ftp://localhost:1", "http://", "/tmp/\udcff", f"/tmp/{'x' * 300}"], ids=ascii
+)
 def test_an_invalid_book_is_refused(cli: Cli, where: str) -> None:
-    refused(cli("journal", "ids", "orders", "--book", where), 2, "")
+    for line in (["ids", "orders"], ["append", "orders", "o-1", "1"]):
+        refused(cli("journal", *line, "--book", where), 2, "")
 
 
 def test_a_settings_file_that_is_missing_is_not_found(cli: Cli) -> None:
@@ -163,6 +189,7 @@ def test_a_settings_file_that_is_missing_is_not_found(cli: Cli) -> None:
         "[journal]\nno_such = 1\n",
         "[nonsense]\n",
         "folder = 5\n",
+        'folder = "\\u0000"\n',
         "[log]\nurl = 5\n",
         '[log]\nurl = "nonsense://x"\n',
         "this is no toml",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +120,12 @@ def test_an_error_names_the_option(cli: Cli, line: str, option: str) -> None:
     result = cli(*line.split())
     refused(result, 2, option)
     assert not re.search(r"\b(expected=|at=|seq_nr=|expire_after\b|process_at|expires_at|lease_s|first_s)", result.err)
+
+
+def test_a_module_that_exits_while_it_is_loaded_is_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a worker would end at once, with the module's exit code."""
+    (tmp_path / "exiting.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused(cli("queue", "work", "mail", "exiting:handle"), 2, "exiting:handle cannot be loaded: SystemExit")

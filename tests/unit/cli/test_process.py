@@ -234,3 +234,22 @@ def test_an_unexpected_error_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIDEBOOK_TRACEBACK", "1")
     with pytest.raises(KeyError):
         cli("journal", "append", "orders", "o-1", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("queue feed mail paid --once --book {book}", 0), ("journal", 2), ("journal nonsense", 2)]
+)
+def test_a_full_standard_error_changes_no_result(filled: Path, line: str, expected: int) -> None:
+    command = [*COMMAND, *line.format(book=filled).split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=60, check=False)
+    assert done.returncode == expected
+
+
+def test_an_error_is_short_and_shows_no_password(cli: Cli) -> None:
+    long = cli("queue", "put", "mail", "1", "--process-at", "x" * 100_000)
+    refused(long, 2, "--process-at")
+    assert long.err.endswith("is not a time such as 2030-01-31T12:00:00Z\n")
+    assert len(long.err) < 3_000
+    secret = cli("journal", "read", "postgresql://me:a-password@host/shop", "o-1")
+    refused(secret, 2, "postgresql://***@host/shop")
