@@ -212,7 +212,7 @@ async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
 async def page_before(journal: Journal, id: str, end: int, head: Head) -> int | None:
     """Return where the page begins that ends before a number; None if no event is before it.
 
-    Numbers may be skipped: the number of events tells how far back it begins.
+    Numbers may be skipped, so events are counted to find how far back it begins.
     """
     first, width = head.delete_to + 1, EVENTS_MAX
     low = high = max(first, end - width)
