@@ -13,7 +13,7 @@ from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
 from tidebook.server.console.overview import PINNED_BYTES_MAX, PartHealth, find, replication_health
-from tidebook.server.console.pipeline import job_data, partition_row
+from tidebook.server.console.pipeline import describe_outcome, job_data, partition_row
 from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.render import Count
 from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of, summary
@@ -182,12 +182,52 @@ def test_a_job_shows_its_differences_and_the_last_of_its_other_lines() -> None:
     lines = [*({"step": n} for n in range(30)), *differences, "done"]
     answer = PipelineJobAnswer(
         id="0", kind="verify", state="differences", started_at_ms=0, ended_at_ms=5, exit_code=1,
-        line_count=700, lines=lines, result=None, error=None,
+        progress=None, line_count=700, lines=lines, result=None, error=None,
     )  # fmt: skip
     found = job_data(answer, now_ms=9)
     assert (found.differences, found.left_out) == (differences[:500], 100)
     assert (found.progress[0], found.progress[-1], len(found.progress)) == ('{"step":11}', '"done"', 20)
     assert (found.forgotten, found.topics) == (69, ["t-0", "t-1"])
+
+
+COMPARED = {"journals": 31, "events": 3_030, "differences": {}, "repaired": 0, "left": 0, "partial": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "result", "expected"),
+    [
+        ("verify", "running", COMPARED, None),
+        ("verify", "failed", COMPARED, None),
+        (
+            "verify",
+            "done",
+            COMPARED,
+            "31 journals with 3,030 events compared: no difference, the store has what the log has.",
+        ),
+        (
+            "verify",
+            "differences",
+            {**COMPARED, "differences": {"event missing": 2, "head differs": 1}, "left": 3, "partial": ["orders"]},
+            "31 journals with 3,030 events compared: 3 differences, 0 repaired, 3 left. "
+            "The log of orders no longer has its first records: earlier events were not compared.",
+        ),
+        (
+            "rebuild",
+            "done",
+            {**COMPARED, "journals": 1, "events": 1, "differences": {"event missing": 1}, "repaired": 1},
+            "1 journal with 1 event compared: 1 difference, 1 repaired, 0 left.",
+        ),
+        ("export", "done", {"batches": 1, "events": 3_030, "seconds": 1.0}, "3,030 events exported."),
+        ("export", "done", "a line of text", None),
+        ("rebuild", "done", None, None),
+    ],
+)  # fmt: skip
+def test_a_job_that_has_ended_says_what_it_did(kind: Any, state: Any, result: Any, expected: str | None) -> None:
+    answer = PipelineJobAnswer(
+        id="0", kind=kind, state=state, started_at_ms=0, ended_at_ms=5, exit_code=0,
+        progress=None, line_count=1, lines=[], result=result, error=None,
+    )  # fmt: skip
+    assert describe_outcome(answer) == expected
 
 
 def tagged(id: str, number: int, incarnation: int = 0) -> TaggedEvent:

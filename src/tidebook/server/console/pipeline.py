@@ -215,6 +215,8 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
     """A job, its progress, and the differences that it found, row by row."""
 
     job: PipelineJobAnswer
+    #: What a job that has ended has done; None if that is not known.
+    outcome: str | None
     differences: list[dict[str, Any]]
     progress: list[str]
     left_out: int
@@ -237,6 +239,7 @@ def job_data(answer: PipelineJobAnswer, *, now_ms: int) -> JobData:
         (differences if is_difference else others).append(line)
     return JobData(
         job=msgspec.structs.replace(answer, lines=[]),
+        outcome=describe_outcome(answer),
         differences=differences[:LINES_SHOWN_MAX],
         progress=[msgspec.json.encode(each).decode()[:PROGRESS_CHARS_MAX] for each in others[-PROGRESS_LINES_MAX:]],
         left_out=max(0, len(differences) - LINES_SHOWN_MAX),
@@ -244,6 +247,45 @@ def job_data(answer: PipelineJobAnswer, *, now_ms: int) -> JobData:
         topics=sorted({str(each["topic"]) for each in differences}),
         now_ms=now_ms,
     )
+
+
+class _Compared(msgspec.Struct):
+    """The last line of output of verify and rebuild."""
+
+    journals: int
+    events: int
+    differences: dict[str, int]
+    repaired: int
+    left: int
+    partial: list[str]
+
+
+class _Exported(msgspec.Struct):
+    """The last line of output of an export."""
+
+    events: int
+
+
+def describe_outcome(answer: PipelineJobAnswer) -> str | None:
+    """Return what a job that has ended has done, as a sentence; None if its output does not have it."""
+    if answer.state not in ("done", "differences"):
+        return None
+    try:
+        if answer.kind == "export":
+            return f"{counted(msgspec.convert(answer.result, _Exported).events, 'event')} exported."
+        done = msgspec.convert(answer.result, _Compared)
+    except msgspec.ValidationError:
+        return None
+    text = f"{counted(done.journals, 'journal')} with {counted(done.events, 'event')} compared: "
+    if found := sum(done.differences.values()):
+        text += f"{counted(found, 'difference')}, {done.repaired:,} repaired, {done.left:,} left."
+    else:
+        text += "no difference, the store has what the log has."
+    if done.partial:
+        text += (
+            f" The log of {', '.join(done.partial)} no longer has its first records: earlier events were not compared."
+        )
+    return text
 
 
 class JobForm(msgspec.Struct, frozen=True):
