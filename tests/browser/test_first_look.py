@@ -7,10 +7,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.served_console import ServedConsole, create_token, served_console
 from tidebook import Event
+from tidebook.core.errors import Unavailable
+
+SCAN = "tidebook.server.console.journal.scan_events"
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,49 @@ def test_a_page_whose_session_has_ended_leads_to_the_sign_in(tmp_path: Path, pag
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
         page.context.clear_cookies()
         expect(page).to_have_url(f"{served.url}/sign-in?next=%2F")  # at the next refresh of the numbers
+
+
+def test_a_page_that_is_not_refreshed_any_more_says_so(console: ServedConsole, browser: Browser) -> None:
+    context = browser.new_context()  # not watched: the browser reports each failed request as an error
+    page = context.new_page()
+    try:
+        page.goto(console.url)
+        page.route("**/", lambda route: route.abort())
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("The server does not answer. This page is as of")
+        page.unroute("**/")
+        expect(alert).to_be_hidden()
+    finally:
+        context.close()
+
+
+def test_a_search_that_fails_says_why_and_can_be_continued(
+    console: ServedConsole, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: object) -> None:
+        raise Unavailable("the store does not answer")
+
+    console.run(console.book.journal("search").append("s-1", [Event({"n": n}) for n in range(60)]))
+    context = browser.new_context()
+    page = context.new_page()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("tidebook.server.console.journal.SCAN_EVENTS_MAX", 20)
+
+            def fail_from_here(route: Route) -> None:
+                patched.setattr(SCAN, fail)
+                route.continue_()
+
+            page.route("**/journal?*at=*", fail_from_here)
+            page.goto(f"{console.url}/journal?topic=search&id=s-1&where=payload.n+%3E%3D+0")
+            alert = page.locator("tr.more").get_by_role("alert")
+            expect(alert).to_have_text("The server answers 503: the store does not answer. The search has stopped.")
+            expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+            page.unroute("**/journal?*at=*")
+        page.get_by_role("link", name="Continue from here").click()
+        expect(page.locator("#event-rows tr:not(.more)")).to_have_count(40)
+    finally:
+        context.close()
 
 
 def test_the_first_tab_reaches_the_skip_link(console: ServedConsole, page: Page) -> None:

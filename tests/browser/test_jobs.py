@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +14,21 @@ from tests.browser.served_console import ServedConsole, served_console
 from tests.browser.test_acts import confirm
 from tests.browser.test_looks import HOSTILE, problems_of
 from tidebook import Event
+from tidebook.server.pipeline_jobs import PipelineJob
 from tidebook.sqlite.checksums import connect
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 #: How long a job may take; it starts its own Spark.
 JOB_MS = 120_000
+#: What a job prints, and waits for after its progress: the first line of a named pipe.
+STAND_IN = """
+import sys
+print('{"progress":{"tasks":4,"done":3}}', flush=True)
+open(sys.argv[1]).readline()
+sys.stderr.write("the disk is full")
+print(sys.argv[2])
+exit(int(sys.argv[3]))
+"""
 
 
 @pytest.fixture
@@ -44,6 +56,7 @@ def run_job(page: Page, console: ServedConsole, kind: str, word: str | None, *, 
     expect(page.locator("main .badge")).not_to_have_text("running", timeout=JOB_MS)
 
 
+@pytest.mark.spark
 def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, tmp_path: Path) -> None:
     journal = console.book.journal("orders")
     hostile = HOSTILE["markup"]
@@ -72,6 +85,7 @@ def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, 
     assert console.run(payloads()) == [{"n": 1}, {"n": 2}]
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("kind", "word", "to", "does"),
     [
@@ -94,7 +108,44 @@ def test_a_rebuild_and_an_export_are_confirmed_shown_while_they_run_and_cancelle
     expect(page.locator("main .badge")).to_have_text("cancelled")
 
 
+@pytest.mark.parametrize(
+    ("kind", "result", "code", "state", "shown"),
+    [
+        (
+            "rebuild",
+            '{"journals":2,"events":3,"differences":{"event missing":1},"repaired":1,"left":0,"partial":[]}',
+            0,
+            "done",
+            "2 journals with 3 events compared: 1 difference, 1 repaired, 0 left.",
+        ),
+        ("export", '{"batches":1,"events":3,"seconds":25.7,"offsets":{}}', 0, "done", "3 events exported."),
+        ("export", "{}", 2, "failed", "the disk is full"),
+    ],
+)
+def test_a_job_shows_its_progress_and_then_its_result(
+    console: ServedConsole, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    kind: str, result: str, code: int, state: str, shown: str,
+) -> None:  # fmt: skip
+    run, pipe = PipelineJob.run, tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    async def run_stand_in(self: PipelineJob, command: list[str]) -> None:
+        await run(self, [sys.executable, "-c", STAND_IN, str(pipe), result, str(code)])
+
+    monkeypatch.setattr(PipelineJob, "run", run_stand_in)
+    choose_job(page, console, kind, to="sales" if kind == "export" else "")
+    confirm(page, "rebuild" if kind == "rebuild" else None, "Start job")
+    expect(page.get_by_text("3 of 4 tasks are done")).to_be_visible()
+    expect(page.get_by_label("The job runs")).to_have_attribute("value", "3")
+    pipe.write_text("go on\n")
+    expect(page.locator("main .badge")).to_have_text(state)
+    expect(page.get_by_text(shown)).to_be_visible()
+    expect(page.get_by_label("The job runs")).to_have_count(0)
+    assert problems_of(page) == []
+
+
 # Each job starts a separate Spark, which takes more processor time than all other tests of the console.
+@pytest.mark.spark
 @pytest.mark.long
 def test_a_rebuild_and_an_export_run_to_their_result(console: ServedConsole, page: Page, tmp_path: Path) -> None:
     journal = console.book.journal("orders")

@@ -75,6 +75,13 @@ class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: bool = False
 
 
+class JobProgress(msgspec.Struct, frozen=True):
+    """How many tasks have the stages that Spark has begun so far, and how many of these tasks are done."""
+
+    tasks: int
+    done: int
+
+
 class PipelineJobResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A job: its state, its latest output, and as its result the last line."""
 
@@ -84,6 +91,8 @@ class PipelineJobResponse(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     ended_at_ms: int | None
     exit_code: int | None
+    #: None until Spark has started.
+    progress: JobProgress | None
     #: The number of lines that it has printed, and the latest ones.
     line_count: int
     lines: list[Any]

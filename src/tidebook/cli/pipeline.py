@@ -49,6 +49,7 @@ from tidebook.pipeline.session import (
     submitted,
 )
 from tidebook.pipeline.submit import job as submitted_job
+from tidebook.pipeline.task_progress import SPARK_SETTINGS, TaskProgress, report_tasks
 from tidebook.replication.inline import InlineStatus, replicate_to_end
 from tidebook.replication.status import (
     Engine,
@@ -109,14 +110,21 @@ def _enter(book: Book, portal: BlockingPortal) -> None:
 
 @contextmanager
 def _open_job(
-    book: str | None, job: str, *, delta: bool = False
+    book: str | None, job: str, *, delta: bool = False, progress: bool = False
 ) -> Iterator[tuple[SparkSession, Book, BlockingPortal]]:
-    """Open an existing book and a Spark session for a job."""
-    more: dict[str, str] = {}
+    """Open an existing book and a Spark session for a job; with `progress`, print how far it is."""
+    more = dict(SPARK_SETTINGS) if progress else {}
     if delta:
-        more = DELTA if submitted() else {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
-    with _open_with(book, lambda settings: job_session(f"tidebook {job}", settings, more)) as opened:
+        more |= DELTA if submitted() else {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
+    with (
+        _open_with(book, lambda settings: job_session(f"tidebook {job}", settings, more)) as opened,
+        report_tasks(opened[0], _show_progress) if progress else nullcontext(),
+    ):
         yield opened
+
+
+def _show_progress(found: TaskProgress) -> None:
+    output.emit({"progress": found}, f"{found.done:,} of {found.tasks:,} tasks are done")
 
 
 @contextmanager
@@ -200,12 +208,13 @@ def verify(
     topics: list[str] | None = argument("TOPIC", "The topics; by default all topics.", None),
     repair: bool = flag("--repair", "Repair the store from the log."),
     topic: TopicsOption = None,
+    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
 ) -> None:
     """Compare the store with the log.
 
     Exit with code 1 if differences remain that were not repaired.
     """
-    with _open_job(book, "verify") as (spark, opened, portal):
+    with _open_job(book, "verify", progress=progress) as (spark, opened, portal):
         from tidebook.pipeline.jobs.verify import verify as job
 
         named = tuple(dict.fromkeys([*(topics or ()), *(topic or ())]))
@@ -218,12 +227,13 @@ def rebuild(
     book: BookOption,
     topic: TopicArgument,
     tags: bool = flag("--tags", "Rebuild only the tag views, from the journals in the store."),
+    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
 ) -> None:
     """Rebuild a topic's store from its whole log.
 
     Fail if the log no longer contains the first record.
     """
-    with _open_job(book, "rebuild") as (spark, opened, portal):
+    with _open_job(book, "rebuild", progress=progress) as (spark, opened, portal):
         from tidebook.pipeline.jobs.rebuild import rebuild as job
         from tidebook.pipeline.jobs.rebuild import rebuild_tags
 
@@ -264,10 +274,11 @@ def export(
     delta: bool = flag("--delta", "Write a Delta table instead of Parquet files."),
     every_s: float | None = seconds("Repeat the export at this interval, until SIGINT or SIGTERM.", least=0.05),
     topic: TopicsOption = None,
+    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
 ) -> None:
     """Export new events by topic and day, exactly once."""
     stop = threading.Event()
-    with _open_job(book, "export", delta=delta) as (spark, opened, portal):
+    with _open_job(book, "export", delta=delta, progress=progress) as (spark, opened, portal):
         from tidebook.pipeline.jobs.export import export as job
 
         def report(done: ExportProgress) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of the pipeline, each in a child process: `tidebook pipeline verify`, `rebuild` or `export` with `--json`.
+"""Jobs of the pipeline, each in a child process: `tidebook pipeline verify`, `rebuild` or `export`, which prints JSON.
 
 Spark runs in the child, so that neither its memory nor its failures are the server's.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.api.errors import TooManyRequests
-from tidebook.api.pipeline import JOB_LINES_MAX, JobKind, JobState, PipelineJobResponse
+from tidebook.api.pipeline import JOB_LINES_MAX, JobKind, JobProgress, JobState, PipelineJobResponse
 from tidebook.core.errors import NotFound
 
 #: How many ended jobs are remembered.
@@ -37,6 +37,7 @@ class PipelineJob:
         self.started_at_ms = _now_ms()
         self.ended_at_ms: int | None = None
         self.exit_code: int | None = None
+        self.progress: JobProgress | None = None
         self.line_count = 0
         self._lines: deque[tuple[int, Any]] = deque(maxlen=JOB_LINES_MAX)
         self._errors = b""
@@ -84,6 +85,9 @@ class PipelineJob:
                 value = msgspec.json.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 value = line.decode(errors="replace").rstrip()
+            if isinstance(value, dict) and value.keys() == {"progress"}:
+                self.progress = msgspec.convert(value["progress"], JobProgress)
+                continue
             self.line_count += 1
             self._lines.append((self.line_count, value))
 
@@ -120,6 +124,7 @@ class PipelineJob:
             started_at_ms=self.started_at_ms,
             ended_at_ms=self.ended_at_ms,
             exit_code=self.exit_code,
+            progress=self.progress,
             line_count=self.line_count,
             lines=lines,
             result=self._lines[-1][1] if ended and self._lines else None,
@@ -145,7 +150,8 @@ class PipelineJobs:
         ended = [id for id, each in self._jobs.items() if each.state != "running"]
         for id in ended[: max(0, len(self._jobs) - JOBS_KEPT_MAX)]:
             del self._jobs[id]
-        command = [sys.executable, "-m", "tidebook.cli", "pipeline", kind, *arguments, "--json", "--book", self._where]
+        options = ["--progress", "--json", "--book", self._where]
+        command = [sys.executable, "-m", "tidebook.cli", "pipeline", kind, *options, *arguments]
         task = asyncio.create_task(job.run(command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -45,6 +45,11 @@ def kafka_settings(settings: Settings) -> Any:
     return server_settings(settings, "log", "kafka", "tidebook.kafka.settings", "KafkaSettings")
 
 
+def cassandra_settings(settings: Settings) -> Any:
+    """Return the `CassandraSettings` of the book's store; raise `InvalidInput` if it is not on Cassandra."""
+    return server_settings(settings, "store", "cassandra", "tidebook.store.cassandra.settings", "CassandraSettings")
+
+
 async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log:
     """Open the configured log; a missing embedded log is created by the first write."""
     if not settings.section("log").embedded:
@@ -64,8 +69,7 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
 async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
     """Open the configured store; a missing one is created by the first write."""
     if not settings.section("store").embedded:
-        module = "tidebook.store.cassandra.settings"
-        cassandra = server_settings(settings, "store", "cassandra", module, "CassandraSettings")
+        cassandra = cassandra_settings(settings)
         return await _open_keyspace(extra("tidebook.store.cassandra.store", "cassandra"), cassandra, metrics)
     from tidebook.store.sqlite.store import SqliteStore
     from tidebook.store.sqlite.tables import FILE

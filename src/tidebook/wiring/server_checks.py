@@ -14,7 +14,7 @@ import msgspec
 
 from tidebook.core.errors import TidebookError
 from tidebook.runtime.metrics import Metrics
-from tidebook.wiring.adapters import extra, kafka_settings, scheme, server_settings
+from tidebook.wiring.adapters import cassandra_settings, extra, kafka_settings, scheme
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Settings
 from tidebook.wiring.topics import TopicDescription
@@ -70,8 +70,7 @@ async def check_kafka(settings: Settings) -> list[ServerCheck]:
 
 async def check_cassandra(settings: Settings) -> list[ServerCheck]:
     """Check the version and the clock of the node that answers, and the replicas of the keyspace."""
-    module = "tidebook.store.cassandra.settings"
-    options = server_settings(settings, "store", "cassandra", module, "CassandraSettings")
+    options = cassandra_settings(settings)
     session = await extra("tidebook.store.cassandra.store", "cassandra").connect(options, Metrics())
     try:
         began_s = time.time()

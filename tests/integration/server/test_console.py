@@ -570,6 +570,45 @@ async def test_a_search_continues_where_its_budget_ended(tmp_path: Path, monkeyp
         assert (numbers, steps) == (list(range(71, 91)), 3)
 
 
+async def test_a_search_continues_also_if_reading_takes_longer_than_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.server.console.journal.SCAN_S_MAX", 0.0)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.journal(TOPIC).append("slow", [Event({"n": n}) for n in range(5)])
+        at, seen = 1, list[int]()
+        for _ in range(5):
+            fields = {"topic": TOPIC, "id": "slow", "where": "payload.n >= 0", "at": at}
+            answer = (await http.get("/journal.json", params=fields)).json()
+            seen += [event["number"] for event in answer["events"]]
+            at = answer["scan"]["next"] or at
+        assert seen[:5] == [1, 2, 3, 4, 5]
+
+
+async def test_pages_of_a_journal_with_skipped_numbers_are_full_and_lead_to_its_beginning(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        journal = book.journal(TOPIC)
+        await journal.append("sparse", [Event(n) for n in range(70)])
+        for n in range(1, 61):
+            await journal.append("sparse", [Event(n)], at=n * 1_000)
+        await journal.append("sparse", [Event("far")], at=2**40)
+
+        async def page(**seek: int | None) -> tuple[list[int], int | None]:
+            found = (await http.get(link("/journal.json", topic=TOPIC, id="sparse", **seek))).json()
+            return [event["number"] for event in found["events"]], found["previous"]
+
+        last, at = await page()
+        assert last == [*(n * 1_000 for n in range(12, 61)), 2**40]
+        second, at = await page(at=at)
+        assert second == [*range(32, 71), *(n * 1_000 for n in range(1, 12))]
+        first, _ = await page(at=at)
+        assert (first[:31], (await page(at=1))[1]) == (list(range(1, 32)), None)
+        beyond, at = await page(at=2**41)
+        assert (beyond, (await page(at=at))[0]) == ([], last)
+        await journal.append("begins-late", [Event(1)], at=500)
+        assert (await http.get(link("/journal.json", topic=TOPIC, id="begins-late"))).json()["previous"] is None
+
+
 async def test_a_journal_is_opened_at_a_number_an_offset_or_a_time(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         journal = book.journal(TOPIC)

@@ -107,6 +107,19 @@ async def test_the_overview_shows_what_needs_attention_and_the_numbers_of_the_bo
         assert ["Replication", "none", "ok no process has reported"] in page.rows
 
 
+async def test_a_part_of_this_process_that_fails_is_the_first_thing_on_the_overview(tmp_path: Path) -> None:
+    async def broken() -> None:
+        raise RuntimeError("no luck")
+
+    async with served(tmp_path / "book") as (url, book), client(url) as http, book.running(broken):
+        async with asyncio.timeout(60):
+            while not (await http.get("/overview.json")).json()["findings"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        page = await shown(http, "/")
+        name = next(each.name for each in (await book.health()).running)
+        assert f"Needs attention fix {name} RuntimeError: no luck Book" in page.words
+
+
 async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)

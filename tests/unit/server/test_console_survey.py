@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from tidebook.api.pipeline import PipelineJobResponse
 from tidebook.core.replication_plan import TagRow
 from tidebook.outbox.port import OutboxTopicStatus
+from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
-from tidebook.server.console.overview import PINNED_BYTES_MAX, find
-from tidebook.server.console.pipeline import job_data, partition_row
+from tidebook.server.console.overview import PINNED_BYTES_MAX, PartHealth, find, replication_health
+from tidebook.server.console.pipeline import describe_outcome, job_data, partition_row
 from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.render import Count
 from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of, summary
@@ -95,17 +99,74 @@ def test_the_slowest_partition_holds_the_horizon_back() -> None:
 def test_a_lagging_partition_has_an_estimate_of_when_it_is_caught_up() -> None:
     lagging = PartitionStatus("orders", 0, 1, 0, 500, 100, 400, 12.0)
     job = JobStatus(0, 1, 1, 0, 200.0, 1.0, stopped={"orders/1": "damaged"})
-    assert partition_row(lagging, job, 1).caught_up_s == 2.0
-    assert partition_row(lagging, job, 4).caught_up_s == 8.0  # four partitions share the rate
-    assert partition_row(PartitionStatus("orders", 0, 1, 0, 500, 500, 0, 0.0), job, 1).caught_up_s is None
-    stopped = partition_row(PartitionStatus("orders", 1, 1, 0, 500, 100, 400, 12.0), job, 1)
+    assert partition_row(lagging, job, 1, now_ms=0).caught_up_s == 2.0
+    assert partition_row(lagging, job, 4, now_ms=0).caught_up_s == 8.0  # four partitions share the rate
+    assert partition_row(PartitionStatus("orders", 0, 1, 0, 500, 500, 0, 0.0), job, 1, now_ms=0).caught_up_s is None
+    stopped = partition_row(PartitionStatus("orders", 1, 1, 0, 500, 100, 400, 12.0), job, 1, now_ms=0)
     assert (stopped.stopped, stopped.caught_up_s) == ("damaged", None)
-    assert partition_row(lagging, None, 1).caught_up_s is None
+    assert partition_row(lagging, None, 1, now_ms=0).caught_up_s is None
+    assert partition_row(lagging, job, 1, now_ms=59_000).caught_up_s == 2.0
+    assert partition_row(lagging, job, 1, now_ms=61_000).caught_up_s is None  # the process no longer reports
+    long_batches = msgspec.structs.replace(job, batch_s=100.0)
+    assert partition_row(lagging, long_batches, 1, now_ms=61_000).caught_up_s == 2.0
+
+
+def test_a_part_that_fails_is_a_finding_unless_the_survey_has_one() -> None:
+    parts = [
+        PartHealth(part="Log", kind="SQLite", ok=False, detail="no answer"),
+        PartHealth(part="relay", kind="in this process", ok=False, detail="no broker", href="/doctor"),
+        PartHealth(part="worker mail", kind="in this process", ok=True, detail="running", href="/doctor"),
+    ]
+    found = find(Survey(at_ms=0, took_s=0.0), parts=parts)
+    assert [(each.level, each.what, each.detail) for each in found] == [("bad", "relay", "no broker")]
+
+
+LAGS = Survey(at_ms=0, took_s=0.0, topics=[topic("orders", lag=3, lag_s=61.0)])
+
+
+@pytest.mark.parametrize(
+    ("here", "ok", "detail"),
+    [
+        (InlineStatus(state="active"), True, "replicates in this process"),
+        (InlineStatus(state="active", failures=1, last_error="the disk was full"), True, "replicates in this process"),
+        (InlineStatus(state="passive"), True, "passive: another process replicates"),
+        (InlineStatus(state="passive", silent_holder="it is silent"), False, "it is silent"),
+        (InlineStatus(state="waiting"), True, "waiting: there is no topic yet"),
+        (InlineStatus(state="waiting", last_error="the disk is full"), False, "the disk is full"),
+        (InlineStatus(state="active", stopped={"orders/0": "damaged"}), False, "a partition is stopped"),
+    ],
+)
+def test_replication_in_this_process_fails_only_while_it_cannot_go_on(
+    here: InlineStatus, ok: bool, detail: str
+) -> None:
+    found = replication_health(here, LAGS, now_ms=0)
+    assert (found.ok, found.detail) == (ok, detail)
+
+
+def test_replication_elsewhere_fails_if_records_wait_and_nothing_reports() -> None:
+    job = JobStatus(0, 1, 1, 0, 200.0, 1.0, process="host:1")
+    idle = Survey(at_ms=0, took_s=0.0, job=job)
+    lags = msgspec.structs.replace(LAGS, job=job)
+    stopped = msgspec.structs.replace(idle, job=msgspec.structs.replace(job, stopped={"orders/0": "damaged"}))
+    found = [
+        replication_health(None, idle, now_ms=3_600_000),
+        replication_health(None, lags, now_ms=5_000),
+        replication_health(None, lags, now_ms=3_600_000),
+        replication_health(None, msgspec.structs.replace(LAGS, job=None), now_ms=0),
+        replication_health(None, stopped, now_ms=5_000),
+    ]
+    assert [(each.ok, each.detail) for each in found] == [
+        (True, "last reported 1 h ago by host:1"),
+        (True, "last reported 5 s ago by host:1"),
+        (False, "last reported 1 h ago by host:1, and records wait"),
+        (False, "no process has reported, and records wait"),
+        (False, "a partition is stopped; last reported 5 s ago by host:1"),
+    ]
 
 
 def test_offsets_that_the_log_lost_are_counted() -> None:
-    assert partition_row(PartitionStatus("orders", 0, 1, 150, 500, 100, 350, 12.0), None, 1).lost == 50
-    assert partition_row(PartitionStatus("orders", 0, 1, 100, 500, 100, 400, 12.0), None, 1).lost == 0
+    assert partition_row(PartitionStatus("orders", 0, 1, 150, 500, 100, 350, 12.0), None, 1, now_ms=0).lost == 50
+    assert partition_row(PartitionStatus("orders", 0, 1, 100, 500, 100, 400, 12.0), None, 1, now_ms=0).lost == 0
 
 
 def test_numbers_of_the_overview_that_were_counted_to_a_bound_are_estimates() -> None:
@@ -121,12 +182,52 @@ def test_a_job_shows_its_differences_and_the_last_of_its_other_lines() -> None:
     lines = [*({"step": n} for n in range(30)), *differences, "done"]
     answer = PipelineJobResponse(
         id="0", kind="verify", state="differences", started_at_ms=0, ended_at_ms=5, exit_code=1,
-        line_count=700, lines=lines, result=None, error=None,
+        progress=None, line_count=700, lines=lines, result=None, error=None,
     )  # fmt: skip
     found = job_data(answer, now_ms=9)
     assert (found.differences, found.left_out) == (differences[:500], 100)
     assert (found.progress[0], found.progress[-1], len(found.progress)) == ('{"step":11}', '"done"', 20)
     assert (found.forgotten, found.topics) == (69, ["t-0", "t-1"])
+
+
+COMPARED = {"journals": 31, "events": 3_030, "differences": {}, "repaired": 0, "left": 0, "partial": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "result", "expected"),
+    [
+        ("verify", "running", COMPARED, None),
+        ("verify", "failed", COMPARED, None),
+        (
+            "verify",
+            "done",
+            COMPARED,
+            "31 journals with 3,030 events compared: no difference, the store has what the log has.",
+        ),
+        (
+            "verify",
+            "differences",
+            {**COMPARED, "differences": {"event missing": 2, "head differs": 1}, "left": 3, "partial": ["orders"]},
+            "31 journals with 3,030 events compared: 3 differences, 0 repaired, 3 left. "
+            "The log of orders no longer has its first records: earlier events were not compared.",
+        ),
+        (
+            "rebuild",
+            "done",
+            {**COMPARED, "journals": 1, "events": 1, "differences": {"event missing": 1}, "repaired": 1},
+            "1 journal with 1 event compared: 1 difference, 1 repaired, 0 left.",
+        ),
+        ("export", "done", {"batches": 1, "events": 3_030, "seconds": 1.0}, "3,030 events exported."),
+        ("export", "done", "a line of text", None),
+        ("rebuild", "done", None, None),
+    ],
+)  # fmt: skip
+def test_a_job_that_has_ended_says_what_it_did(kind: Any, state: Any, result: Any, expected: str | None) -> None:
+    answer = PipelineJobResponse(
+        id="0", kind=kind, state=state, started_at_ms=0, ended_at_ms=5, exit_code=0,
+        progress=None, line_count=1, lines=[], result=result, error=None,
+    )  # fmt: skip
+    assert describe_outcome(answer) == expected
 
 
 def tagged(id: str, number: int, incarnation: int = 0) -> TaggedEvent:

@@ -66,7 +66,7 @@ async def doctor(view: View) -> DoctorData:
     checks = [*_installation()]
     for part in await part_health(view, survey):
         checks.append(Check(name=part.part, ok=part.ok, detail=f"{part.kind}: {part.detail}"))
-    findings = find(survey, [])
+    findings = find(survey)
     for finding in findings:
         checks.append(Check(name=finding.what, ok=None if finding.level == "warn" else False, detail=finding.detail))
     found = {finding.what for finding in findings}

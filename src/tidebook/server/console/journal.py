@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -117,23 +118,23 @@ async def journal(view: View) -> JournalData:
     found = view.book.journal(query.topic)
     head = await found.head(query.id, barrier="offset")
     mask = view.mask(query.topic)
-    events, scan, start, more, timeline = list[ReadEvent](), None, 1, False, None
+    events, scan, previous, more, timeline = list[ReadEvent](), None, None, False, None
     if head is not None and not query.live:
         timeline = await read_timeline(view.book.store, Key(query.topic, query.id), head)
-        start = await _start(found, query, head)
         if query.where.strip():
             expression = parse(query.where)
             events, scan = await scan_events(found, query.id, head, query, expression, mask)
         else:
+            start = await _start(found, query, head)
             events, more = await read_page(found, query.id, start, head, EVENTS_MAX)
-    first = 1 if head is None else head.delete_to + 1
+            previous = await page_before(found, query.id, start, head)
     return JournalData(
         topic=query.topic,
         id=query.id,
         head=None if head is None else await _head_view(found, query.id, head),
         timeline=timeline,
         events=[row_of(event, mask) for event in events],
-        previous=max(first, start - EVENTS_MAX) if start > first and scan is None else None,
+        previous=previous,
         next=events[-1].seq_nr + 1 if more else None,
         scan=scan,
         masked=view.is_masked(query.topic),
@@ -204,7 +205,44 @@ async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
         return await seek(journal, query.id, head, lambda event: event.timestamp_ms >= time_ms)
     if query.where.strip():
         return head.delete_to + 1
-    return max(head.delete_to + 1, head.seq_nr - EVENTS_MAX + 1)
+    return await page_before(journal, query.id, head.seq_nr + 1, head) or 1
+
+
+async def page_before(journal: Journal, id: str, end: int, head: Head) -> int | None:
+    """Return where the page begins that ends before a number; None if no event is before it.
+
+    Numbers may be skipped, so events are counted to find how far back it begins.
+    """
+    first, width = head.delete_to + 1, EVENTS_MAX
+    low = high = max(first, end - width)
+    count = await _count_up_to_page(journal, id, high, end)
+    found = count
+    while found < EVENTS_MAX and low > first:  # numbers were skipped: look further back, then between
+        width *= 2
+        low = max(first, end - width)
+        found = await _count_up_to_page(journal, id, low, end)
+        if found <= EVENTS_MAX:
+            high, count = low, found
+    while low < high:
+        middle = (low + high) // 2
+        found = await _count_up_to_page(journal, id, middle, end)
+        if found > EVENTS_MAX:
+            low = middle + 1
+        else:
+            high, count = middle, found
+    return high if count else None
+
+
+async def _count_up_to_page(journal: Journal, id: str, start: int, end: int) -> int:
+    """Return how many events there are from `start` on and before `end`; at most one more than a page has."""
+    count = 0
+    if start < end:
+        async with aclosing(_read(journal, id, start, min(end - 1, LAST))) as events:
+            async for _ in events:
+                count += 1
+                if count > EVENTS_MAX:
+                    break
+    return count
 
 
 async def seek(journal: Journal, id: str, head: Head, reached: Callable[[ReadEvent], bool]) -> int:
@@ -245,13 +283,15 @@ async def scan_events(
 ) -> tuple[list[ReadEvent], ScanProgress]:
     """Return the next events that match, within the budget of one request."""
     start = await _start(journal, query, head)
-    ends_s = time.monotonic() + SCAN_S_MAX
+    ends_s = math.inf  # the clock starts with the first event, so that every request examines some
     matched, scanned, last, done = list[ReadEvent](), 0, start - 1, True
     async with aclosing(_read(journal, id, min(start, LAST), LAST)) as events:
         async for event in events:
             if len(matched) >= EVENTS_MAX or scanned >= SCAN_EVENTS_MAX or time.monotonic() > ends_s:
                 done = False
                 break
+            if not scanned:
+                ends_s = time.monotonic() + SCAN_S_MAX
             scanned, last = scanned + 1, event.seq_nr
             if matches(expression, fields_of(event, mask)):
                 matched.append(event)

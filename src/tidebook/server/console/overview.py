@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -10,6 +10,8 @@ from msgspec import Meta
 
 from tidebook.core.errors import TidebookError
 from tidebook.outbox.port import OutboxTopicStatus
+from tidebook.replication.inline import InlineStatus
+from tidebook.replication.status import JobStatus
 from tidebook.server.console.page import Page
 from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.render import link, size, span, span_ms
@@ -22,6 +24,8 @@ from tidebook.server.pipeline_jobs import PipelineJob
 LAG_S_MAX: Final = 60.0
 OUTBOX_AGE_S_MAX: Final = 60.0
 PINNED_BYTES_MAX: Final = 256_000_000
+#: A replication that has reported within this time is running: it reports every few seconds.
+REPORT_S_MAX: Final = 60.0
 FINDINGS_MAX: Final = 50
 
 Level = Literal["bad", "warn"]
@@ -43,6 +47,8 @@ class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     ok: bool
     detail: str
+    #: The page of a part whose failure is a finding; None if the survey has one for it.
+    href: str | None = None
 
 
 class OverviewQuery(msgspec.Struct, frozen=True):
@@ -67,12 +73,13 @@ async def overview(view: View) -> OverviewData:
     """Show the book at a glance."""
     survey = visible(await view.parts.surveyor.read(), view)
     jobs = [] if view.principal.prefix else view.state.jobs.list()  # a job concerns the whole book
-    findings = find(survey, [job for job in jobs if job.state == "failed"][:5])
+    parts = [] if view.principal.prefix else await part_health(view, survey)
+    findings = find(survey, [job for job in jobs if job.state == "failed"][:5], parts)
     return OverviewData(
         findings=findings[:FINDINGS_MAX],
         findings_left_out=max(0, len(findings) - FINDINGS_MAX),
         numbers=summary(survey),
-        parts=[] if view.principal.prefix else await part_health(view, survey),
+        parts=parts,
         as_of_ms=survey.at_ms,
         hours=view.fields.hours,
     )
@@ -96,11 +103,12 @@ def visible(survey: Survey, view: View) -> Survey:
     )
 
 
-def find(survey: Survey, failed_jobs: list[PipelineJob]) -> list[Finding]:
+def find(survey: Survey, failed_jobs: Sequence[PipelineJob] = (), parts: Sequence[PartHealth] = ()) -> list[Finding]:
     """Return the findings that need attention, the worst first."""
     found = [
         *(_bad(f"{part} cannot be read", reason, "/doctor") for part, reason in survey.problems.items()),
         *_pipeline_findings(survey),
+        *(_bad(each.part, each.detail, each.href) for each in parts if not each.ok and each.href is not None),
         *(each for queue in survey.queues for each in _queue_findings(queue)),
         *(each for topic in survey.outbox for each in _outbox_findings(topic)),
         *(each for region in survey.regions for each in _region_findings(region)),
@@ -187,30 +195,47 @@ async def part_health(view: View, survey: Survey) -> list[PartHealth]:
         problem = survey.problems.get(failed)
         detail = "answers" if problem is None else problem
         parts.append(PartHealth(part=name, kind=kind, ok=problem is None, detail=detail))
-    parts.append(await _replication(view, survey))
+    here = view.book.replication
+    parts.append(replication_health(None if here is None else here.status(), survey, now_ms=view.now_ms))
     try:
         health = await view.book.health()
         for run in health.running:
+            detail = run.problem or run.state
             parts.append(
-                PartHealth(part=run.name, kind="in this process", ok=run.healthy, detail=run.problem or run.state)
+                PartHealth(part=run.name, kind="in this process", ok=run.healthy, detail=detail, href="/doctor")
             )
     except TidebookError:
         pass  # the log and the store are reported above
     return parts
 
 
-async def _replication(view: View, survey: Survey) -> PartHealth:
-    here, job = view.book.replication, survey.job
+def replication_health(here: InlineStatus | None, survey: Survey, *, now_ms: int) -> PartHealth:
+    """Return whether records are replicated: by this process, or by the one that has reported last."""
+    job = survey.job
+    href: str | None = "/pipeline"
     if here is not None:
-        status = here.status()
-        ok = not status.stopped and status.last_error is None
-        detail = "replicates in this process" if ok else status.last_error or "a partition is stopped"
-        return PartHealth(part="Replication", kind="inline", ok=ok, detail=detail)
+        failure = here.last_error if here.state == "waiting" else here.silent_holder
+        if failure is None and here.stopped:
+            failure, href = "a partition is stopped", None  # each is a finding itself
+        runs = "replicates in this process" if here.state == "active" else here.describe()
+        return PartHealth(part="Replication", kind="inline", ok=failure is None, detail=failure or runs, href=href)
+    waits = any(each.lag_s is not None and each.lag_s > LAG_S_MAX for each in survey.topics)
     if job is None:
-        return PartHealth(part="Replication", kind="none", ok=True, detail="no process has reported")
-    age_s = max(0, view.now_ms - job.at_ms) / 1000
-    detail = f"last reported {span(age_s)} ago by {job.process or 'an unnamed process'}"
-    return PartHealth(part="Replication", kind=job.engine, ok=not job.stopped, detail=detail)
+        detail = f"no process has reported{', and records wait' if waits else ''}"
+        return PartHealth(part="Replication", kind="none", ok=not waits, detail=detail, href=href)
+    silent = waits and not reports(job, now_ms=now_ms)
+    detail = f"last reported {span(max(0, now_ms - job.at_ms) / 1000)} ago by {job.process or 'an unnamed process'}"
+    if silent:
+        detail += ", and records wait"
+    elif job.stopped:
+        detail, href = f"a partition is stopped; {detail}", None
+    ok = not silent and not job.stopped
+    return PartHealth(part="Replication", kind=job.engine, ok=ok, detail=detail, href=href)
+
+
+def reports(job: JobStatus, *, now_ms: int) -> bool:
+    """Return whether the replication that wrote a status is running, as far as its reports show."""
+    return now_ms - job.at_ms <= max(REPORT_S_MAX, 3 * job.batch_s) * 1000
 
 
 PAGES = (Page(name="overview", path="/", route=OVERVIEW, read=overview, template="overview.html", query=OverviewQuery),)

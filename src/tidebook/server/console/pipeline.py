@@ -15,6 +15,7 @@ from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
+from tidebook.server.console.overview import PartHealth, replication_health, reports
 from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.render import counted, link, size
 from tidebook.server.console.routes import PARKED_REPLAY
@@ -46,7 +47,8 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     replicated: int
     lag: int
     lag_s: float
-    #: Estimates when it has caught up, if all partitions that lag share the rate of the last batch.
+    #: Estimates when it has caught up, if all partitions that lag share the rate of the last batch; None without a
+    #: process that reports.
     caught_up_s: float | None
     stopped: str | None
     lost: int
@@ -72,6 +74,8 @@ class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     job: JobStatus | None
     here: InlineStatus | None
+    #: Whether replication works, as on the overview.
+    health: PartHealth
     parked: list[ParkedRecordRow]
     parked_more: bool
     jobs: list[PipelineJobResponse]
@@ -92,14 +96,15 @@ async def pipeline(view: View) -> PipelineData:
     statuses = await partition_statuses(book.log, book.store, configs, now_ms=view.now_ms)
     lagging = sum(each.lag > 0 for each in statuses) + sum(lags[name] > 0 for name in lags.keys() - set(shown))
     parked, more = await _parked(view)
-    replication = book.replication
+    here = None if book.replication is None else book.replication.status()
     return PipelineData(
-        partitions=[partition_row(each, survey.job, lagging) for each in statuses],
+        partitions=[partition_row(each, survey.job, lagging, now_ms=view.now_ms) for each in statuses],
         total_topics=len(names),
         page=page,
         pages=pages,
         job=survey.job,
-        here=None if replication is None else replication.status(),
+        here=here,
+        health=replication_health(here, survey, now_ms=view.now_ms),
         parked=parked,
         parked_more=more,
         jobs=[each.response() for each in view.state.jobs.list()],
@@ -108,9 +113,9 @@ async def pipeline(view: View) -> PipelineData:
     )
 
 
-def partition_row(status: PartitionStatus, job: JobStatus | None, lagging: int) -> PartitionRow:
+def partition_row(status: PartitionStatus, job: JobStatus | None, lagging: int, *, now_ms: int) -> PartitionRow:
     """Return a partition as the page shows it, if so many partitions lag."""
-    rate = 0.0 if job is None else job.records_per_s / max(1, lagging)
+    rate = 0.0 if job is None or not reports(job, now_ms=now_ms) else job.records_per_s / max(1, lagging)
     stopped = None if job is None or not status.lag else job.stopped.get(f"{status.topic}/{status.partition}")
     lost = status.lost
     return PartitionRow(
@@ -210,6 +215,8 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
     """A job, its progress, and the differences that it found, row by row."""
 
     job: PipelineJobResponse
+    #: What a job that has ended has done; None if that is not known.
+    outcome: str | None
     differences: list[dict[str, Any]]
     progress: list[str]
     left_out: int
@@ -232,6 +239,7 @@ def job_data(response: PipelineJobResponse, *, now_ms: int) -> JobData:
         (differences if is_difference else others).append(line)
     return JobData(
         job=msgspec.structs.replace(response, lines=[]),
+        outcome=describe_outcome(response),
         differences=differences[:LINES_SHOWN_MAX],
         progress=[msgspec.json.encode(each).decode()[:PROGRESS_CHARS_MAX] for each in others[-PROGRESS_LINES_MAX:]],
         left_out=max(0, len(differences) - LINES_SHOWN_MAX),
@@ -239,6 +247,45 @@ def job_data(response: PipelineJobResponse, *, now_ms: int) -> JobData:
         topics=sorted({str(each["topic"]) for each in differences}),
         now_ms=now_ms,
     )
+
+
+class _Compared(msgspec.Struct):
+    """The last line of output of verify and rebuild."""
+
+    journals: int
+    events: int
+    differences: dict[str, int]
+    repaired: int
+    left: int
+    partial: list[str]
+
+
+class _Exported(msgspec.Struct):
+    """The last line of output of an export."""
+
+    events: int
+
+
+def describe_outcome(response: PipelineJobResponse) -> str | None:
+    """Return what a job that has ended has done, as a sentence; None if its output does not have it."""
+    if response.state not in ("done", "differences"):
+        return None
+    try:
+        if response.kind == "export":
+            return f"{counted(msgspec.convert(response.result, _Exported).events, 'event')} exported."
+        done = msgspec.convert(response.result, _Compared)
+    except msgspec.ValidationError:
+        return None
+    text = f"{counted(done.journals, 'journal')} with {counted(done.events, 'event')} compared: "
+    if found := sum(done.differences.values()):
+        text += f"{counted(found, 'difference')}, {done.repaired:,} repaired, {done.left:,} left."
+    else:
+        text += "no difference, the store has what the log has."
+    if done.partial:
+        text += (
+            f" The log of {', '.join(done.partial)} no longer has its first records: earlier events were not compared."
+        )
+    return text
 
 
 class JobForm(msgspec.Struct, frozen=True):

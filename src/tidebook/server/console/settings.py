@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -11,20 +12,26 @@ import msgspec
 from tidebook.core.errors import TidebookError
 from tidebook.journal.settings import JournalSettings
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.pipeline.session import PipelineSettings
+from tidebook.queue.port import QueueSettings
 from tidebook.server.console.page import Page
 from tidebook.server.console.routes import SETTINGS_PAGE
 from tidebook.server.console.view import View
 from tidebook.server.settings import ServerSettings
 from tidebook.tags.settings import TagSettings
 from tidebook.wal.settings import WalSettings
-from tidebook.wiring.settings import SECTIONS, Section
+from tidebook.wiring.adapters import cassandra_settings, kafka_settings
+from tidebook.wiring.queue import QueueOptions
+from tidebook.wiring.settings import SECTIONS, SERVERS, Section, Settings, options_as
 
-#: The sections whose defaults are known here; of others, only the given options are shown.
+#: The sections with the same options in every book; those of a server depend on its URL.
 STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
     "journal": JournalSettings,
     "tags": TagSettings,
     "wal": WalSettings,
     "outbox": OutboxSettings,
+    "queue": QueueOptions,
+    "pipeline": PipelineSettings,
     "server": ServerSettings,
 }
 HIDDEN: Final = "***"
@@ -33,6 +40,8 @@ _SECRET_NAME: Final = re.compile(_SECRET, re.IGNORECASE)
 #: Up to the last @, because a password may have been written with characters that a URL does not allow.
 _USERINFO: Final = re.compile(r"(?<=://).*@")
 _PARAMETER: Final = re.compile(rf"([?&][^=&]*(?:{_SECRET})[^=&]*=)[^&]*", re.IGNORECASE)
+#: The scheme and the host of a URL, and what follows.
+_PATH: Final = re.compile(r"^([^:]+://[^/?#]*).+$")
 
 
 class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,31 +71,68 @@ class SettingsData(msgspec.Struct, frozen=True, kw_only=True):
 async def settings(view: View) -> SettingsData:
     """Show the settings."""
     found = view.book.settings
-    return SettingsData(
-        folder=str(found.folder.resolve()), sections=[_section(view, name, found.section(name)) for name in SECTIONS]
-    )
+    return SettingsData(folder=str(found.folder.resolve()), sections=list(effective_sections(found)))
 
 
-def _section(view: View, name: str, section: Section) -> SettingsSection:
-    rows = [_url_row(name, section)] if name in ("log", "store", "sql") else []
-    values, problem = dict(section.options), None
-    if name in STRUCTS:
-        try:
-            values = msgspec.structs.asdict(view.book.settings.options(name, STRUCTS[name]))
-        except TidebookError as error:
-            problem = str(error)
+def effective_sections(found: Settings) -> Iterator[SettingsSection]:
+    """Yield the sections of the settings, each with all its options: the given ones and the defaults of the others."""
+    for name in SECTIONS:
+        section = found.section(name)
+        tables = [each for each, value in section.options.items() if name == "queue" and isinstance(value, dict)]
+        shared = {each: value for each, value in section.options.items() if each not in tables}
+        yield _section(found, name, msgspec.structs.replace(section, options=shared))
+        for each in tables:  # [queue.mail] has the settings of the queue mail
+            yield _section(found, f"{name}.{each}", section.table(each))
+
+
+def _section(found: Settings, name: str, section: Section) -> SettingsSection:
+    rows = [_url_row(name, section)] if name in SERVERS else []
+    problem, effective = None, None
+    try:
+        effective = _effective(found, name, section)
+    except TidebookError as error:
+        problem = str(error)
+    values = dict(section.options)
+    defaults: dict[str, Any] = {}
+    if effective is not None:
+        values |= msgspec.structs.asdict(effective)
+        defaults = _defaults(type(effective))
     for option, value in values.items():
-        given = option in section.options
+        is_default = option not in section.options and option in defaults and value == defaults[option]
+        origin = _origin(section, option) if option in section.options else "the url"
         rows.append(
             SettingRow(
                 name=option,
                 # A rule of [mask] is named after the field that it hides.
                 value=str(value) if name == "mask" else shown(option, value),
-                origin=_origin(section, option) if given else "default",
-                is_default=not given,
+                origin="default" if is_default else origin,
+                is_default=is_default,
             )
         )
     return SettingsSection(name=name, rows=rows, problem=problem)
+
+
+def _effective(found: Settings, name: str, section: Section) -> msgspec.Struct | None:
+    """Return the options of a section with their defaults; None if the section has none."""
+    if name in SERVERS:
+        if section.url is None or name == "sql":
+            return None
+        settings: msgspec.Struct = kafka_settings(found) if name == "log" else cassandra_settings(found)
+        return settings
+    if name.startswith("queue."):  # `fields` declares the data of the entries
+        options = {each: value for each, value in section.options.items() if each != "fields"}
+        return options_as(msgspec.structs.replace(section, options=options), name, QueueSettings)
+    return options_as(section, name, STRUCTS[name]) if name in STRUCTS else None
+
+
+def _defaults(type_: type[msgspec.Struct]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(type_):
+        if field.default_factory is not msgspec.NODEFAULT:
+            found[field.name] = field.default_factory()
+        elif field.default is not msgspec.NODEFAULT:
+            found[field.name] = field.default
+    return found
 
 
 def _url_row(name: str, section: Section) -> SettingRow:
@@ -106,6 +152,10 @@ def shown(name: str, value: Any) -> str:
     """Return a value as text; hide it if it may be a secret."""
     if value is None:
         return "–"
+    if name == "dead_letter_webhook":  # the path of such a URL is often its password
+        return _PATH.sub(rf"\1/{HIDDEN}", without_secrets(str(value)))
+    if name == "dead_letter_command":
+        return f"{value[0]} {HIDDEN}" if len(value) > 1 else shown("", list(value))
     if isinstance(value, str | bytes | dict | list) and _SECRET_NAME.search(name) and not name.endswith("_file"):
         return HIDDEN
     if isinstance(value, bool):

@@ -182,6 +182,23 @@
     dropped = 0;
   }
 
+  // ---- parts of a page that could not be loaded: it says so, instead of looking up to date
+  function failureOf(xhr) {
+    if (!xhr || !xhr.status) return "The server does not answer";
+    const detail = $("main .clip-long", new DOMParser().parseFromString(xhr.responseText, "text/html"));
+    return `The server answers ${xhr.status}${detail ? `: ${detail.textContent}` : ""}`;
+  }
+  function onFailure(event) {
+    const search = event.detail.elt.closest(".more");
+    const place = search ? $("[data-failure]", search) : $("[data-stale]");
+    if (!place || !place.hidden) return;
+    place.textContent = `${failureOf(event.detail.xhr)}. ${search ? "The search has stopped." : `This page is as of ${clock(Date.now() / 1000)} UTC.`}`;
+    place.hidden = false;
+    if (search) for (const button of $$("[data-stop]", search)) button.remove();
+  }
+  for (const name of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) document.addEventListener(name, onFailure);
+  document.addEventListener("htmx:afterRequest", (event) => { if (event.detail.successful) $("[data-stale]").hidden = true; });
+
   // ---- selections
   const selectedPlaces = () => $$("[data-select]:checked").map((box) => box.value);
   function showSelection() {
