@@ -129,6 +129,14 @@ def test_a_limit_is_that_of_the_source(row: str, names: tuple[str, ...]) -> None
     assert [name for name in names if not re.search(rf"(?<![\d,]){limit(name):,}(?![\d,]*\d)", shown)] == []
 
 
+def test_every_logger_is_on_the_page_about_monitoring() -> None:
+    sources = (ROOT / "src" / "tidebook").rglob("*.py")
+    loggers = {name for file in sources for name in re.findall(r'getLogger\("(tidebook\.[\w.]+)"\)', file.read_text())}
+    text = (ROOT / "docs" / "howto" / "monitoring.md").read_text()
+    assert len(loggers) > 5
+    assert [name for name in sorted(loggers) if f"`{name}`" not in text] == []
+
+
 def test_every_environment_variable_is_on_the_page_of_settings() -> None:
     sources = [file for file in (ROOT / "src" / "tidebook").rglob("*.py") if "testing" not in file.parts]
     variables = {name for file in sources for name in VARIABLE.findall(file.read_text())}

@@ -17,19 +17,27 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of new topics, which are frozen when a topic is created, and the limits of this process."""
 
+    #: Log partitions of a new topic; fixed when it is created.
     partitions: Positive = 4
+    #: Sequence numbers per partition of the store in a new topic.
     segment_size: Positive = 1000
+    #: Partitions of the store that hold the heads of a new topic.
     segments: Positive = 512
+    #: The largest record of a new topic.
     limit_bytes: Positive = 1_000_000
     #: How a read finds the end of the log: by appending a mark (linearizable), or by its end offset (no write).
     barrier: BarrierKind = "mark"
+    #: Events per page of a read.
     page_events: Positive = 1000
+    #: Snapshots that are kept of each journal.
     snapshot_slots: Positive = 3
-    #: The head cache of each partition: heads and their memory, offsets of unreplicated records (16 bytes each), and
-    #: the memory of those records.
+    #: Heads of each partition that are cached.
     cached_heads_max: Positive = 32_768
+    #: Bytes of these heads.
     cached_head_bytes_max: Positive = 64_000_000
+    #: Offsets of unreplicated records of each partition that are cached, 16 bytes each.
     cached_offsets_max: Positive = 1_000_000
+    #: Bytes of unreplicated records of each partition that are cached; others are read from the log again.
     cached_bytes_max: Positive = 32_000_000
     #: An unreplicated tail up to this size is kept in memory by a read; a longer one is read from the log twice.
     tail_bytes_max: Positive = 8_000_000

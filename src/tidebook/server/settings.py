@@ -16,6 +16,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
     allowed_hosts: tuple[str, ...] = ()
+    #: The largest body of a request.
     body_bytes_max: Positive = 16_000_000
     #: The time of a request, unless its Request-Timeout header asks for less.
     request_s: Seconds = 30.0
@@ -25,22 +26,27 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     send_s: Seconds = 30.0
     #: How often an idle stream sends a comment, so that proxies keep it open.
     keepalive_s: Seconds = 15.0
+    #: Open streams of the server.
     streams_max: Positive = 5_000
-    #: Streams of one token.
+    #: Open streams of one token.
     streams_per_token_max: Positive = 2_000
+    #: Open connections.
     connections_max: Positive = 10_000
-    #: Requests per second of one token, and how many of them may come at once. 0: no limit.
+    #: Requests per second of one token, or of one address without a token; 0: no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
+    #: How many of them may come at once.
     rate_burst: Positive = 1_000
     #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0
     #: How long requests in flight may take to finish after that.
     shutdown_s: Seconds = 20.0
-    #: Answers to requests with an Idempotency-Key that are kept, and for how long.
+    #: How many answers to requests with an Idempotency-Key are kept.
     idempotency_keys_max: Positive = 100_000
+    #: How long such an answer is kept.
     idempotency_s: Seconds = 86_400.0
     #: After this time without use a claim of a WAL region is given up.
     region_idle_s: Seconds = 300.0
+    #: Claims of WAL regions at the same time.
     region_sessions_max: Positive = 1_000
     #: How long a browser stays signed in.
     session_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 43_200.0
