@@ -131,8 +131,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     local_dc: str | None = None
     #: Create the keyspace if it is missing.
     create_keyspace: bool = True
-    #: The replicas of a keyspace that is created: a number, or one for each data centre; by default 3, or fewer if there
-    #: are fewer nodes.
+    #: The replicas of a keyspace that is created: a number, or one for each data centre; by default 3, or fewer if
+    #: there are fewer nodes.
     replication: int | dict[str, int] | None = None
     #: The consistency level of reads and writes.
     consistency: str = "LOCAL_QUORUM"
