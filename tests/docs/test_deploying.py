@@ -36,8 +36,9 @@ def command_lines() -> Iterator[list[str]]:
         yield from (container["args"] for container in each["spec"]["template"]["spec"]["containers"])
     [start] = re.findall(r"^ExecStart=(.*)$", (DEPLOY / "systemd" / "tidebook.service").read_text(), re.M)
     yield shlex.split(start)[1:]
-    [default] = re.findall(r"^CMD (.*)$", (DEPLOY / "container" / "Containerfile").read_text(), re.M)
-    yield yaml.safe_load(default)
+    for name in ("Containerfile", "Containerfile.spark"):
+        [default] = re.findall(r"^CMD (.*)$", (DEPLOY / "container" / name).read_text(), re.M)
+        yield yaml.safe_load(default)
 
 
 @pytest.mark.parametrize("arguments", [*command_lines()], ids=" ".join)

@@ -72,6 +72,11 @@ def test_every_link_of_a_page_resolves(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", [*ROOT.glob("docs/howto/*.md"), *ROOT.glob("docs/explanation/*.md")], ids=name)
+def test_a_page_leads_on_to_other_pages(page: Path) -> None:
+    assert re.search(r"\]\((?:\.\./)?[\w/-]+\.md", page.read_text())
+
+
 def test_every_decision_is_in_the_index() -> None:
     index = (ROOT / "docs/decisions/README.md").read_text()
     records = [page.name for page in ROOT.glob("docs/decisions/[0-9]*.md") if not page.name.startswith("0000")]

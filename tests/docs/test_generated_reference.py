@@ -8,16 +8,19 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import pytest
 
 import tidebook
+from tidebook.runtime.secret import Secret
 from tidebook.wiring.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +40,14 @@ SETTINGS = {
 NOTES = {
     "log": 'On Kafka, with `url = "kafka://host:9092"`. An embedded log has no options.',
     "store": 'On Cassandra, with `url = "cassandra://host:9042/keyspace"`. An embedded store has no options.',
-    "queue": "Of one queue, in `[queue.NAME]`.",
+    "queue": "Of one queue, in a table of its name.",
 }
+#: Fields that a URL holds.
+FROM_URL = {"servers", "hosts", "port", "keyspace"}
+#: The names of types in TOML.
+TOML_TYPES = {str: "text", Secret: "text", int: "whole number", float: "number", bool: "true or false"}
+#: Options that a section has besides those of its class: the tables [queue.NAME] are within [queue].
+SHARED = {"queue": "tidebook.wiring.queue:QueueOptions"}
 #: Sections that are described by hand in the reference: one has only a URL, the other names of topics and fields.
 BY_HAND = {"sql", "mask"}
 #: The objects that users of the API make or receive, besides the errors.
@@ -192,20 +201,57 @@ def fields_of(name: str) -> Iterator[tuple[str, str, str, str]]:
             yield each.target.id, ast.unparse(each.annotation), default, comment_before(each.lineno, lines)
 
 
+def toml_type(type_: Any) -> str:
+    """Return the values that an option may have, in words."""
+    arguments, origin = get_args(type_), get_origin(type_)
+    if type_ in TOML_TYPES:
+        return TOML_TYPES[type_]
+    if origin is Annotated:
+        bounds = [f"from {arguments[1].ge:,}" if arguments[1].ge is not None else ""]
+        bounds += [f"above {arguments[1].gt:,}" if arguments[1].gt is not None else ""]
+        bounds += [f"up to {arguments[1].le:,}" if arguments[1].le is not None else ""]
+        return " ".join([toml_type(arguments[0]), *filter(None, bounds)])
+    if origin is Literal:
+        return ", ".join(f'`"{each}"`' for each in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(toml_type(each) for each in arguments if each is not NoneType)
+    if origin is tuple:
+        return f"list of {toml_type(arguments[0])}"
+    assert origin is dict, type_
+    return f"table of {toml_type(arguments[1])}".replace("number", "numbers")
+
+
+def toml_value(field: Any) -> str:
+    """Return the default of an option as it would be written in `tidebook.toml`."""
+    if field.name in FROM_URL:
+        return "in `url`"
+    assert not field.required
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return "none" if default is None else f"`{json.dumps(default)}`"
+
+
+def settings_table(name: str) -> Iterator[str]:
+    comments = {field: comment for field, _, _, comment in fields_of(name)}
+    yield from ("| name | value | default | meaning |", "|---|---|---|---|")
+    for each in msgspec.structs.fields(load(name)):
+        yield f"| `{each.name}` | {cell(toml_type(each.type))} | {toml_value(each)} | {cell(comments[each.name])} |"
+
+
 def settings_page() -> str:
     parts = [
         "# All settings",
         "",
         "Every option of `tidebook.toml` by section, generated from the classes that read them. How the sections work",
-        "together: [Settings](settings.md).",
+        "together: [Settings](settings.md). `[sql]` has only a `url`; `[mask]` has the names of fields.",
     ]
     for section, name in SETTINGS.items():
-        parts += ["", f"## [{section}] options", ""]
+        title = section
+        if section in SHARED:
+            parts += ["", f"## [{section}] options", "", *settings_table(SHARED[section])]
+            title = f"{section}.NAME"
+        parts += ["", f"## [{title}] options", ""]
         parts += [NOTES[section], ""] if section in NOTES else []
-        parts += ["| name | type | default | meaning |", "|---|---|---|---|"]
-        for field, type_, default, comment in fields_of(name):
-            shown = f"`{cell(default)}`" if default else "required"
-            parts.append(f"| `{field}` | `{cell(type_)}` | {shown} | {cell(comment)} |")
+        parts += settings_table(name)
     return "\n".join([*parts, ""])
 
 
@@ -286,6 +332,11 @@ def test_every_section_has_its_class() -> None:
 def test_every_option_that_is_read_is_on_the_page(section: str) -> None:
     read = [field.encode_name for field in msgspec.structs.fields(load(SETTINGS[section]))]
     assert [name for name, *_ in fields_of(SETTINGS[section])] == read
+
+
+@pytest.mark.parametrize("name", [*SETTINGS.values(), *SHARED.values()])
+def test_every_option_has_a_meaning(name: str) -> None:
+    assert [field for field, _, _, comment in fields_of(name) if not comment] == []
 
 
 def classes_in_signatures(name: str) -> Iterator[str]:

@@ -11,7 +11,10 @@ from tests.docs.printed_page import run_page
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 #: The pages whose blocks are run one after another.
-PAGES = ("backing-up.md", "queue.md", "remote.md", "running.md", "server.md", "wal.md")
+PAGES = (
+    "backing-up.md", "journals.md", "moving-to-servers.md", "queue.md", "remote.md", "removing-data.md", "running.md",
+    "server.md", "wal.md",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES)

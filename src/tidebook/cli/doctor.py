@@ -118,6 +118,7 @@ def _check_settings(findings: Findings, settings: Settings) -> None:
     from tidebook.journal.settings import JournalSettings
     from tidebook.outbox.settings import OutboxSettings
     from tidebook.pipeline.session import pipeline_settings
+    from tidebook.server.masking import Masks
     from tidebook.server.settings import ServerSettings
     from tidebook.tags.settings import TagSettings
     from tidebook.wal.settings import WalSettings
@@ -129,6 +130,7 @@ def _check_settings(findings: Findings, settings: Settings) -> None:
         "wal": lambda: settings.options("wal", WalSettings),
         "outbox": lambda: settings.options("outbox", OutboxSettings),
         "server": lambda: settings.options("server", ServerSettings),
+        "mask": lambda: Masks(settings.section("mask").options),
         "pipeline": lambda: pipeline_settings(settings),
         "queue": lambda: make_queues(settings, clock=SystemClock(), ids=RandomIds(), metrics=Metrics()),
     }

@@ -17,13 +17,19 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of new topics, which are frozen when a topic is created, and the limits of this process."""
 
+    #: Log partitions of a new topic; fixed when it is created.
     partitions: Positive = 4
+    #: Sequence numbers per partition of the store in a new topic.
     segment_size: Positive = 1000
+    #: Partitions of the store that hold the heads of a new topic.
     segments: Positive = 512
+    #: The largest record of a new topic.
     limit_bytes: Positive = 1_000_000
     #: How a read finds the end of the log: by appending a mark (linearizable), or by its end offset (no write).
     barrier: BarrierKind = "mark"
+    #: Events per page of a read.
     page_events: Positive = 1000
+    #: Snapshots that are kept of each journal.
     snapshot_slots: Positive = 3
     #: The most heads in the head cache of one partition.
     cached_heads_max: Positive = 32_768

@@ -31,22 +31,29 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ***
     """
 
+    #: The brokers, from the URL.
     servers: tuple[str, ...]
+    #: The name of the client in the cluster's quotas and logs.
     client_id: str = "tidebook"
 
-    #: The replication factor of a new topic; None for the cluster's default.
+    #: The replication factor of a new topic; by default that of the cluster.
     replication: int | None = None
+    #: How many replicas of a new topic must have a record before it is acknowledged; by default as in the cluster.
     min_insync_replicas: int | None = None
     #: How long a new topic keeps its records (-1: forever). Replication must never lag by more than this.
     retention_ms: int = 7 * DAY_MS
+    #: How many bytes of each partition a new topic keeps (-1: without limit).
     retention_bytes: int = -1
 
-    #: None means `sasl_ssl` if a user is given, `ssl` if a CA or a certificate is given, else `plaintext`.
+    #: By default `sasl_ssl` if a user is given, `ssl` if a CA or a certificate is given, else `plaintext`.
     security: Security | None = None
+    #: How the user is authenticated.
     mechanism: Mechanism = "SCRAM-SHA-512"
+    #: The user; without one, connections are not authenticated.
     user: str | None = None
+    #: The user's password; it may also be in TIDEBOOK_LOG_PASSWORD.
     password: Secret | None = None
-    #: Read once, when the first client connects.
+    #: A file that contains the password; it is read when the first client connects.
     password_file: str | None = None
     #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None
@@ -58,7 +65,9 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     #: How long a record waits for others before its batch is sent. At 0 a lone record is sent at once, and under load
     #: batches form by themselves.
     linger_ms: float = 0.0
+    #: The compression of batches.
     compression: Compression = "none"
+    #: The largest batch of records; never above a topic's limit.
     batch_bytes_max: int = 1_000_000
     #: Unacknowledged requests per broker. Records that arrive meanwhile form the next batch, so fewer requests are
     #: cheaper; raise it to 5 if a broker is milliseconds away and leads many partitions.

@@ -20,6 +20,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
     allowed_hosts: tuple[str, ...] = ()
+    #: The largest body of a request.
     body_bytes_max: Positive = 16_000_000
     #: The timeout of a request that has no Request-Timeout header.
     request_s: Seconds = 30.0
@@ -29,9 +30,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     send_s: Seconds = 30.0
     #: How often an idle stream sends a comment, so that proxies keep it open.
     keepalive_s: Seconds = 15.0
+    #: Open streams of the server.
     streams_max: Positive = 5_000
     #: Concurrent streams per token.
     streams_per_token_max: Positive = 2_000
+    #: Open connections.
     connections_max: Positive = 10_000
     #: Requests per second that one token may send; 0 means no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
@@ -47,6 +50,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idempotency_s: Seconds = 86_400.0
     #: How long an unused claim of a WAL region is held before it is released.
     region_idle_s: Seconds = 300.0
+    #: Claims of WAL regions at the same time.
     region_sessions_max: Positive = 1_000
     #: How long a browser stays signed in.
     session_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 43_200.0

@@ -14,7 +14,9 @@ Consistency = Literal["horizon", "delay"]
 class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How streams by tag are read."""
 
+    #: What a stream waits for: until nothing can arrive late (horizon), or a fixed time (delay).
     consistency: Consistency = "horizon"
+    #: Events per page of a stream.
     page_events: int = 1000
     #: Where a stream without an offset starts: an ISO date, such as the day of the first deployment.
     first_time_bucket: str = "2020-01-01"

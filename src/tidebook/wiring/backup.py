@@ -20,9 +20,11 @@ from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
 from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_standard_library
 from tidebook.wiring.outbox import FILE as OUTBOX_FILE
-from tidebook.wiring.settings import check_path
+from tidebook.wiring.settings import PROCESS_FILE, check_path
 
 MANIFEST_FILE = "backup.json"
+#: The files that are written with the standard library's SQLite, and have no checksums.
+BY_STANDARD_LIBRARY = frozenset({OUTBOX_FILE, PROCESS_FILE})
 _PAGES_PER_STEP = 1_000
 
 #: Called with the name of a file, how much of it is copied, and its size: in pages, or in bytes for a restore.
@@ -41,8 +43,9 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress) -> BackupManifest:
     """Copy those of `files` that exist in a book's folder into the new folder `target`.
 
-    Writers wait only until every file has a snapshot, and while the outbox is copied. Raise InvalidInput if `target`
-    is not empty, and Corrupt if a page does not match its checksum: then no files of the backup remain.
+    Writers wait only until every file has a snapshot, and while the files without checksums are copied. Raise
+    InvalidInput if `target` is not empty, and Corrupt if a page does not match its checksum: then no files of the
+    backup remain.
     """
     check_path(target)
     try:
@@ -73,7 +76,7 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
 
 
 def _copy_files(sources: Sequence[Path], target: Path, progress: Progress) -> None:
-    checked = [source for source in sources if source.name != OUTBOX_FILE]
+    checked = [source for source in sources if source.name not in BY_STANDARD_LIBRARY]
     with contextlib.ExitStack() as snapshots:
         with contextlib.ExitStack() as locks:
             # A writer holds the lock of one file at a time, so waiting for all of them cannot deadlock.
@@ -82,9 +85,10 @@ def _copy_files(sources: Sequence[Path], target: Path, progress: Progress) -> No
                 locks.callback(lock.close)
                 lock.acquire(LOCK_S_MAX)
             connections = [_open_snapshot(source, snapshots) for source in checked]
+            # While the locks are held, the offsets of process managers cannot pass the effects in the snapshots.
             for source in sources:
-                if source.name == OUTBOX_FILE:
-                    _copy_outbox(source, target / source.name, progress)
+                if source.name in BY_STANDARD_LIBRARY:
+                    _copy_with_standard_library(source, target / source.name, progress)
         for source, connection in zip(checked, connections, strict=True):
             _copy_snapshot(source, connection, target / source.name, progress)
 
@@ -118,8 +122,8 @@ def _copy_snapshot(source: Path, connection: apsw.Connection, path: Path, progre
     sync(path)
 
 
-def _copy_outbox(source: Path, path: Path, progress: Progress) -> None:
-    """Copy the outbox with the standard library's SQLite, which its publishers use, while its writers wait."""
+def _copy_with_standard_library(source: Path, path: Path, progress: Progress) -> None:
+    """Copy a file with the standard library's SQLite, which its writers use, while they wait."""
     with contextlib.ExitStack() as opened:
         opened_by_standard_library(opened, source)
         opened.callback(closed_by_standard_library, opened)

@@ -20,7 +20,7 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
 from tidebook.tags.event import check_tag, check_topics
 from tidebook.tags.horizon import Horizons
-from tidebook.wiring.settings import Settings
+from tidebook.wiring.settings import PROCESS_FILE, Settings
 
 #: How long SQLite waits for another writer.
 BUSY_S: Final = 30.0
@@ -100,7 +100,7 @@ def _process_engine(settings: Settings) -> Any:
     if not settings.section("store").embedded:
         raise InvalidInput("a process needs a database for its offsets: book.process(..., into=engine)")
     settings.folder.mkdir(parents=True, exist_ok=True)
-    return create_engine(f"sqlite:///{settings.folder / 'process.db'}", connect_args={"timeout": BUSY_S})
+    return create_engine(f"sqlite:///{settings.folder / PROCESS_FILE}", connect_args={"timeout": BUSY_S})
 
 
 def make_projection(

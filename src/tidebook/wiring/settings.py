@@ -29,6 +29,8 @@ SERVERS = {
     "sql": "postgresql://user@host/database",
 }
 DEFAULT_FOLDER = "tidebook-data"
+#: The file in an embedded book's folder with the offsets of process managers.
+PROCESS_FILE = "process.db"
 #: The book that is opened if none is named.
 DEFAULT_BOOK = f"./{DEFAULT_FOLDER}"
 Options = TypeVar("Options", bound=msgspec.Struct)

@@ -578,7 +578,7 @@ async def test_a_search_continues_also_if_reading_takes_longer_than_its_budget(
         await book.journal(TOPIC).append("slow", [Event({"n": n}) for n in range(5)])
         at, seen = 1, list[int]()
         for _ in range(5):
-            fields = {"topic": TOPIC, "id": "slow", "where": "payload.n >= 0", "at": at}
+            fields: dict[str, str | int] = {"topic": TOPIC, "id": "slow", "where": "payload.n >= 0", "at": at}
             answer = (await http.get("/journal.json", params=fields)).json()
             seen += [event["number"] for event in answer["events"]]
             at = answer["scan"]["next"] or at

@@ -190,6 +190,16 @@ def test_the_doctor_checks_every_section_of_the_settings(cli: Cli, tmp_path: Pat
     assert "line 3" in wrong[0]["detail"]
 
 
+def test_the_doctor_checks_the_rules_of_masks(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('[mask]\n"orders.card" = "blur"\n')
+    assert cli("queue", "put", "mail", "1", "--book", str(tmp_path / "tidebook-data")).code == 0
+    result = cli("doctor", "--book", str(file))
+    assert result.code == 1
+    wrong = [row["check"] for row in map(json.loads, result.out.splitlines()) if row["ok"] is False]
+    assert wrong == ["settings [mask]"]
+
+
 @pytest.mark.parametrize("file", ["log.db", "store.db", "queue.db", "outbox.db", "server.db"])
 def test_the_doctor_checks_every_file(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")

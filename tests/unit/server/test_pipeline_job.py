@@ -21,9 +21,9 @@ exit(1)
 
 async def test_the_latest_progress_of_a_job_is_no_line_of_its_output() -> None:
     job = PipelineJob("verify")
-    assert job.answer().progress is None
+    assert job.response().progress is None
     await job.run([sys.executable, "-c", LINES])
-    found = job.answer(after_line=0)
+    found = job.response(after_line=0)
     assert (found.state, found.progress, found.line_count) == ("differences", JobProgress(4, 4), 3)
     assert found.lines[0] == {"what": "event missing", "topic": "orders"}
     assert (found.lines[-1], found.result) == ({"left": 1}, {"left": 1})

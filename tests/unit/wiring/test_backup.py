@@ -13,10 +13,11 @@ import pytest
 
 import tidebook
 from tidebook import Event
+from tidebook.cli.options import BOOK_FILES, SERVER_FILE
 from tidebook.core.errors import Corrupt, InvalidInput, NotFound
 from tidebook.wiring.backup import MANIFEST_FILE, back_up, restore
 
-FILES = ["log.db", "store.db", "queue.db", "outbox.db", "server.db"]
+FILES = [*BOOK_FILES, SERVER_FILE]
 
 #: Appends to two journals in turn, puts into a queue, and prints each number once it is acknowledged.
 WRITER = """
@@ -103,6 +104,24 @@ def test_the_outbox_is_part_of_a_backup(tmp_path: Path) -> None:
     restore(backup, restored, nothing)
     with closing(sqlite3.connect(restored / "outbox.db")) as outbox:
         assert outbox.execute("SELECT id FROM message").fetchall() == [(7,)]
+
+
+def test_a_process_manager_of_a_restored_book_handles_no_event_again(tmp_path: Path) -> None:
+    book, backup, restored = tmp_path / "book", tmp_path / "backup", tmp_path / "restored"
+
+    async def handled(folder: Path, n: int) -> list[object]:
+        seen: list[object] = []
+        async with tidebook.open(folder, replicate=True) as opened:
+            process = opened.process("reminders", topics=["orders"])(lambda effects, event: seen.append(event.data))
+            async with opened.running(process):
+                await opened.journal("orders").append("a", [Event(n)])
+                await opened.settle()
+        return seen
+
+    assert asyncio.run(handled(book, 1)) == [1]
+    assert "process.db" in back_up(book, FILES, backup, nothing).files
+    restore(backup, restored, nothing)
+    assert asyncio.run(handled(restored, 2)) == [2]
 
 
 def test_a_missing_book_is_not_backed_up_and_nothing_is_created(tmp_path: Path) -> None:

@@ -105,13 +105,19 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     CassandraSettings(hosts=('one', 'two'), port=9042, keyspace='books', user='me', tls=False)
     """
 
+    #: The nodes to contact first, from the URL.
     hosts: tuple[str, ...]
+    #: The port of all nodes, from the URL.
     port: int = PORT
+    #: The keyspace, from the URL.
     keyspace: str
+    #: The user; without one, connections are not authenticated.
     user: str | None = None
+    #: The user's password; it may also be in TIDEBOOK_STORE_PASSWORD.
     password: Secret | None = None
-    #: Read once, when the store is opened.
+    #: A file that contains the password; it is read when the store is opened.
     password_file: str | None = None
+    #: Whether connections use TLS.
     tls: bool = False
     #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None
@@ -121,20 +127,30 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     key_file: str | None = None
     #: The checks of a node's certificate: only its signature, or also its address or its name.
     verify: Literal["certificate", "address", "name"] = "address"
+    #: The data centre to read and write in; by default that of the first host that answers.
     local_dc: str | None = None
     #: Create the keyspace if it is missing.
     create_keyspace: bool = True
-    #: The replicas of a keyspace that is created: a number, or a table of data centre → replicas.
+    #: The replicas of a keyspace that is created: a number, or one for each data centre; by default 3, or fewer if
+    #: there are fewer nodes.
     replication: int | dict[str, int] | None = None
+    #: The consistency level of reads and writes.
     consistency: str = "LOCAL_QUORUM"
+    #: The level of reads only.
     read_consistency: str | None = None
+    #: The level of writes only.
     write_consistency: str | None = None
+    #: The level of compare-and-sets; LOCAL_SERIAL if only one data centre creates topics.
     serial_consistency: str = "SERIAL"
+    #: The timeout of a connection.
     connect_timeout_s: float = 3.0
+    #: The timeout of one attempt to read.
     read_timeout_s: float = 3.0
+    #: The timeout of one attempt to write.
     write_timeout_s: float = 5.0
     #: How long an unacknowledged write of a slice is retried before the slice fails.
     write_deadline_s: float = 30.0
+    #: Batches in flight at once; of single rows, twice as many.
     in_flight_max: int = 128
     #: How many partitions of a table one small request may touch; with 1, every request goes to the replicas of its
     #: partition.
