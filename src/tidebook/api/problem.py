@@ -47,7 +47,8 @@ from tidebook.core.key import Key
 
 CONTENT_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:tidebook:error:"
-#: The type of an unexpected failure of the server; it decodes into `Unavailable`, since its effect is unknown.
+#: The type of an unexpected failure of the server. It decodes into `Unavailable`; for a change, which may have been
+#: made, a client raises `OutcomeUnknown`.
 INTERNAL: Final = "internal"
 
 

@@ -1,7 +1,7 @@
 """The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
 
 A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
-change nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
+change nothing; writes carry an `Idempotency-Key`, by which the server recognizes a repeat.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
 #: A gateway's responses if the server did not respond to it; the server may have received the request.
 GATEWAY_STATUSES: Final = (502, 504)
+#: The response to a request that failed unexpectedly.
+FAILED_STATUS: Final = 500
 #: The maximum length of one line of a streamed response.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -49,6 +51,7 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 ENDS: Final = (b'{"end":', b'{"next":', b'{"problem":')
 
 _PARAMETER = re.compile(r"\{\w+\}")
+_TOKEN = re.compile(r"[!-~]+")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _decode_end = msgspec.json.Decoder(EndLine).decode
@@ -67,13 +70,8 @@ class Connection:
     def __init__(
         self, url: str, *, token: str | None = None, tls_ca: str | None = None, retry_s: float = RETRY_S
     ) -> None:
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-            raise InvalidInput(
-                f"the address of a server is https://host:port, and its token a separate argument: {url}"
-            )
-        self.url = url.rstrip("/")
-        self._token = None if token is None else Secret(token)
+        self.url = _checked_url(url)
+        self._token = None if token is None else Secret(_checked_token(token))
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
@@ -138,7 +136,7 @@ class Connection:
         content = await self._send(route, _path(route, parameters), query, body, wait_s, trace)
         if not content:
             return None
-        return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
+        return _decode(content) if route.response is None else msgspec.json.decode(content, type=route.response)
 
     async def ask(self, name: str) -> Any:
         """Send a request without parameters once; return its response whatever the status. Raise as `call` does."""
@@ -148,7 +146,7 @@ class Connection:
         except httpx.HTTPError as error:
             raise _without_retry(self._failure(error, route)) from error
         try:
-            return msgspec.json.decode(response.content, type=route.answer)
+            return msgspec.json.decode(response.content, type=route.response)
         except msgspec.DecodeError:
             raise self._refusal(response, response.content) from None
 
@@ -156,8 +154,8 @@ class Connection:
         """Send a write without repeating it, because the caller does so itself. Raise as `call` does."""
         route = BY_NAME[name]
         request = self._request(route, _path(route, parameters), None, body, 0.0, trace=trace)
-        content = await self._answer(request, route)
-        return msgspec.json.decode(content, type=route.answer)
+        content = await self._attempt(request, route)
+        return msgspec.json.decode(content, type=route.response)
 
     def _request(
         self,
@@ -194,12 +192,12 @@ class Connection:
         request = self._request(route, path, query, body, wait_s, key, trace)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         sent = False
-        reason: RetryLater | NoAnswer
+        reason: RetryLater | NoResponse
         while True:
             try:
-                return await self._answer(request, route)
+                return await self._attempt(request, route)
             except OutcomeUnknown as error:
-                if not isinstance(error, NoAnswer):
+                if not isinstance(error, NoResponse):
                     raise
                 sent, reason = True, error
             except RetryLater as error:
@@ -215,8 +213,8 @@ class Connection:
                 raise _without_retry(reason)
             await asyncio.sleep(pause_s)
 
-    async def _answer(self, request: httpx.Request, route: Route) -> bytes:
-        """Send a request once; raise `RetryLater` if nothing was changed and a repetition may succeed."""
+    async def _attempt(self, request: httpx.Request, route: Route) -> bytes:
+        """Send a request once; raise `RetryLater` if nothing was changed and a retry may succeed."""
         try:
             response = await self._opened().send(request)
         except httpx.HTTPError as error:
@@ -225,8 +223,11 @@ class Connection:
         if response.is_success:
             return response.content
         refusal = self._refusal(response, response.content)
-        if type(refusal) is Unavailable and route.mutates and response.status_code in GATEWAY_STATUSES:
-            raise NoAnswer(str(refusal))  # a gateway may have forwarded the request
+        if type(refusal) is Unavailable and route.mutates:
+            if response.status_code in GATEWAY_STATUSES:
+                raise NoResponse(str(refusal))  # a gateway may have forwarded the request
+            if response.status_code == FAILED_STATUS:
+                raise OutcomeUnknown(str(refusal))
         raise refusal
 
     def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
@@ -238,7 +239,7 @@ class Connection:
         if isinstance(error, httpx.ConnectError) and not self._answered:
             return Unavailable(f"{text}: check the address, and that 'tidebook serve' runs there")
         never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-        return RetryLater(text) if never_sent or not route.mutates else NoAnswer(text)
+        return RetryLater(text) if never_sent or not route.mutates else NoResponse(text)
 
     def _refusal(self, response: httpx.Response, content: bytes) -> TidebookError:
         """Return the error that a response describes."""
@@ -247,7 +248,7 @@ class Connection:
         except msgspec.DecodeError:
             problem = None
         if not isinstance(problem, dict) or "type" not in problem:
-            return Unavailable(f"{self.url} answers {response.status_code}: it may not be a Tidebook server")
+            return Unavailable(f"{self.url} responds with {response.status_code}: it may not be a Tidebook server")
         error = error_of(problem)
         if isinstance(error, SignInRequired) and self._token is None:
             return SignInRequired(f"{self.url} needs a token: pass it as token=, or to a command in TIDEBOOK_TOKEN")
@@ -282,7 +283,7 @@ class Connection:
         path = _path(route, parameters)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         while True:
-            begun = False
+            has_yielded = False
             try:
                 request = self._request(route, path, query, None, 0.0)
                 request.headers["accept"] = "application/x-ndjson"
@@ -290,24 +291,24 @@ class Connection:
                     async for page in pages:
                         start = page.rfind(b"\n", 0, -1) + 1  # of the last line
                         if not page.startswith(ENDS, start):
-                            begun = True
+                            has_yielded = True
                             yield page
                             continue
                         if start:
-                            begun = True
+                            has_yielded = True
                             yield page[:start]
                         end = _decode_end(page[start:])
                         if end.problem is not None:
                             raise error_of(end.problem)
                         return
-                raise RetryLater(f"{self.url} ended an answer early")
+                raise RetryLater(f"{self.url} ended a response early")
             except httpx.HTTPError as error:
                 failure: TidebookError = self._failure(error, route)
-                if begun or not isinstance(failure, RetryLater):
-                    raise Unavailable(f"{self.url} ended an answer early: {error}") from error
+                if has_yielded or not isinstance(failure, RetryLater):
+                    raise Unavailable(f"{self.url} ended a response early: {error}") from error
             except RetryLater as error:
                 failure = error
-                if begun:
+                if has_yielded:
                     raise Unavailable(str(error)) from error
             pause_s = backoff.next_s()
             if time.monotonic() + pause_s > deadline_s:
@@ -336,15 +337,14 @@ class Connection:
                     if failing_since_s is not None or after is not None:
                         yield None
                     failing_since_s = None
-                    backoff.reset()
                     async for kind, event in events:
                         if kind == "problem":
                             raise error_of(_decode(event.data))
                         if kind == "end":
                             break
+                        backoff.reset()
                         after = event.id or after
                         yield event
-                continue
             except (httpx.HTTPError, RetryLater) as error:
                 now_s = time.monotonic()
                 failing_since_s = failing_since_s or now_s
@@ -362,7 +362,7 @@ class RetryLater(Unavailable):
         self.cause = cause
 
 
-class NoAnswer(OutcomeUnknown):
+class NoResponse(OutcomeUnknown):
     """A write was sent, and there was no response."""
 
     retry_after_s = 0.0
@@ -373,9 +373,37 @@ def _without_retry(error: TidebookError) -> TidebookError:
     return (error.cause or Unavailable(str(error))) if isinstance(error, RetryLater) else error
 
 
+def _checked_url(url: str) -> str:
+    """Return the address of a server; the error does not repeat one that is wrong, since it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)
+        has_more = parts.username or parts.password or parts.query or parts.fragment
+        is_valid = parts.hostname and parts.port != 0 and not has_more  # a port that is no number raises ValueError
+    except (ValueError, httpx.InvalidURL):
+        is_valid = False
+    if not is_valid:
+        raise InvalidInput("the address of a server is https://host:port, and its token a separate argument")
+    return url.rstrip("/")
+
+
+def _checked_token(token: str) -> str:
+    if type(token) is not str or not _TOKEN.fullmatch(token):
+        raise InvalidInput(
+            "a token consists of printable ASCII characters without spaces: pass it as 'tidebook token create' "
+            "printed it, without the end of the line"
+        )
+    return token
+
+
 def _path(route: Route, parameters: tuple[object, ...]) -> str:
     given = iter(parameters)
-    return _PARAMETER.sub(lambda _: quote(str(next(given)), safe=""), route.path)
+    return _PARAMETER.sub(lambda _: _segment(str(next(given))), route.path)
+
+
+def _segment(text: str) -> str:
+    """Return a parameter as a segment of a path; "." and ".." have another meaning there unless they are encoded."""
+    return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 
 def _query(query: Mapping[str, object] | None) -> dict[str, str]:
@@ -403,7 +431,7 @@ async def _split_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             if block := block.lstrip(b"\n"):
                 yield block
         if size > LINE_BYTES_MAX:
-            raise Unavailable(f"a line of the server's answer takes more than {LINE_BYTES_MAX:,} bytes")
+            raise Unavailable(f"a line of the server's response takes more than {LINE_BYTES_MAX:,} bytes")
 
 
 async def _split_events(response: httpx.Response) -> AsyncGenerator[tuple[str, ServerEvent], None]:

@@ -15,6 +15,8 @@ import msgspec
 
 COOKIE: Final = "tidebook_session"
 SESSIONS_MAX: Final = 10_000
+#: Sessions of one token: one more ends its oldest, so that no token can end the sessions of others.
+SESSIONS_PER_TOKEN_MAX: Final = 1_000
 
 
 class BrowserSession(msgspec.Struct, frozen=True):
@@ -39,6 +41,9 @@ class BrowserSessions:
         value = secrets.token_urlsafe(32)
         ends_s = time.monotonic() + self._session_s
         session = BrowserSession(_hash(value), token_id, secrets.token_urlsafe(32), ends_s)
+        own = [key for key, each in self._sessions.items() if each.token_id == token_id]
+        if len(own) >= SESSIONS_PER_TOKEN_MAX:
+            del self._sessions[own[0]]
         self._sessions[session.key] = session
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidebook.api.access import Role
-from tidebook.api.errors import PermissionDenied
+from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.tracing import valid_context
-from tidebook.server.answers import Receive
 from tidebook.server.headers import Headers
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
+from tidebook.server.responses import Receive
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
 
@@ -27,6 +27,7 @@ class Call:
         "changed",
         "client",
         "deadline_s",
+        "has_parts",
         "headers",
         "is_complete",
         "is_traced",
@@ -63,10 +64,12 @@ class Call:
         self.raw_body = b""
         #: The Idempotency-Key of an append, from which its append id is derived.
         self.append_key: str | None = None
-        #: Whether the answer shows masked fields.
+        #: Whether the response shows masked fields.
         self.unmask = False
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
+        #: Whether a part of the change may have been made although the call is refused.
+        self.has_parts = False
         #: Whether all parts of a batch were changed.
         self.is_complete = True
         self.deadline_s = 0.0
@@ -92,15 +95,21 @@ class Call:
         """Return a path parameter as a whole number."""
         text = self.parameters[index]
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise InvalidInput(f"{name} in the path is a whole number, not {text[:40]!r}")
+            raise InvalidInput(f"{name} in the path must be a whole number, not {text[:40]!r}")
         return int(text)
 
     def mask(self, name: str) -> Mask | None:
         """Return the mask of a topic or queue for this request; None if nothing is hidden."""
         return None if self.unmask else self.state.masks.of(name)
 
+    def require_current(self) -> None:
+        """Raise `SignInRequired` if the sender's token or session has ended since the request began."""
+        gate = self.state.gate
+        if self.principal.role > Role.PUBLIC and not gate.is_current(self.principal.id, gate.session_of(self.headers)):
+            raise SignInRequired("the token was revoked or has expired during the request")
+
     def may_unmask(self, wanted: bool) -> bool:
-        """Return whether the answer shows masked fields; raise `PermissionDenied` if that is not allowed."""
+        """Return whether the response shows masked fields; raise `PermissionDenied` if that is not allowed."""
         if wanted and self.principal.role < Role.ADMIN:
             raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
         return wanted

@@ -116,7 +116,8 @@ async def serve(
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             ssl_ciphers=TLS_CIPHERS,
-        )
+        ),
+        send_s=settings.send_s,
     )
     state.connections = server.server_state.connections
     address = listening.getsockname()
@@ -154,9 +155,10 @@ def _require_security(state: ServerState, host: str, tls: Tls | None) -> None:
 class _Server(uvicorn.Server):
     """Uvicorn's server without its signal handlers: the caller has its own."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, send_s: float) -> None:
         super().__init__(config)
         self.accepting = asyncio.Event()
+        self._send_s = send_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -169,12 +171,12 @@ class _Server(uvicorn.Server):
         self.accepting.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections whose clients send too slowly; uvicorn calls this ten times a second."""
+        """Close connections whose clients send or accept too slowly; uvicorn calls this ten times a second."""
         if counter % 10 == 0:
             now_s = asyncio.get_running_loop().time()
             for each in list(self.server_state.connections):
                 assert isinstance(each, BoundedProtocol)
-                each.close_if_late(now_s)
+                each.close_if_late(now_s, self._send_s)
         return await super().on_tick(counter)
 
 
@@ -188,7 +190,7 @@ async def _first_of(running: asyncio.Task[None], other: asyncio.Task[Any]) -> No
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named, asyncio sets TCP_NODELAY: without that, answers wait 40 ms for an acknowledgement.
+    # With its protocol named, asyncio sets TCP_NODELAY: without that, responses wait 40 ms for an acknowledgement.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from tidebook.api.access import Role
+
+#: A body that anyone may send, even without a token: that of a sign-in.
+PUBLIC_BODY_BYTES_MAX: Final = 10_000
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -18,33 +22,33 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_hosts: tuple[str, ...] = ()
     #: The largest body of a request.
     body_bytes_max: Positive = 16_000_000
-    #: The time of a request, unless its Request-Timeout header asks for less.
+    #: The timeout of a request that has no Request-Timeout header.
     request_s: Seconds = 30.0
-    #: The longest time that Request-Timeout may ask for.
+    #: The longest timeout that a Request-Timeout header may set.
     request_s_max: Seconds = 120.0
-    #: How long a client may take to accept a part of an answer; then the connection is closed.
+    #: How long a client may take to accept a part of a response; then the connection is closed.
     send_s: Seconds = 30.0
     #: How often an idle stream sends a comment, so that proxies keep it open.
     keepalive_s: Seconds = 15.0
     #: Open streams of the server.
     streams_max: Positive = 5_000
-    #: Open streams of one token.
+    #: Concurrent streams per token.
     streams_per_token_max: Positive = 2_000
     #: Open connections.
     connections_max: Positive = 10_000
-    #: Requests per second of one token, or of one address without a token; 0: no limit.
+    #: Requests per second that one token may send; 0 means no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
-    #: How many of them may come at once.
+    #: How many requests of one token may arrive at once, if `rate_per_s` limits them.
     rate_burst: Positive = 1_000
     #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0
-    #: How long requests in flight may take to finish after that.
+    #: How long requests in flight may take to finish once the server accepts no new ones.
     shutdown_s: Seconds = 20.0
-    #: How many answers to requests with an Idempotency-Key are kept.
+    #: How many responses to requests with an Idempotency-Key are kept.
     idempotency_keys_max: Positive = 100_000
-    #: How long such an answer is kept.
+    #: How long a response to a request with an Idempotency-Key is kept.
     idempotency_s: Seconds = 86_400.0
-    #: After this time without use a claim of a WAL region is given up.
+    #: How long an unused claim of a WAL region is held before it is released.
     region_idle_s: Seconds = 300.0
     #: Claims of WAL regions at the same time.
     region_sessions_max: Positive = 1_000
@@ -52,5 +56,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 43_200.0
     #: The folder below which exports are written; without it exports are refused.
     export_folder: str | None = None
-    #: Jobs of the pipeline that run at the same time.
+    #: How many pipeline jobs may run at the same time.
     jobs_max: Positive = 1
+
+    def body_limit(self, role: Role) -> int:
+        """Return how many bytes the body of a request may have that needs this role."""
+        return min(self.body_bytes_max, PUBLIC_BODY_BYTES_MAX) if role is Role.PUBLIC else self.body_bytes_max

@@ -1,4 +1,4 @@
-"""Send streamed answers as NDJSON or as server-sent events, at the pace of the client.
+"""Send streamed responses as NDJSON or as server-sent events, at the pace of the client.
 
 Nothing is buffered here: a chunk is read when the one before it was accepted, and a client that does not accept one in
 time is disconnected. A live stream ends with a retry hint when the server drains.
@@ -13,18 +13,20 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.api.errors import DeadlineExceeded, TooManyRequests
+from tidebook.api.errors import DeadlineExceeded, SignInRequired, TooManyRequests
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
-from tidebook.server.answers import Chunk, Lines, Receive, Send
 from tidebook.server.browser_sessions import BrowserSession
+from tidebook.server.responses import Chunk, Lines, Receive, Send
 
 NDJSON: Final = b"application/x-ndjson"
 EVENT_STREAM: Final = b"text/event-stream"
 #: How long a client waits before it connects again, in milliseconds, at the start of a stream and when a server drains.
 RETRY_MS, DRAIN_RETRY_MS = 2_000, 500
 
+#: Whether a stream that a token of this id, or a session of it, has opened may stay open.
+IsCurrent = Callable[[str, BrowserSession | None], bool]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -62,6 +64,7 @@ class LiveStreams:
         self._send_s = send_s
         self._keepalive_s = keepalive_s
         self._streams: set[LiveStream] = set()
+        self._draining = False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -70,6 +73,8 @@ class LiveStreams:
         """Register a stream of the running task, which the token of this id, or a session of it, has opened."""
         stream = LiveStream(send, self._send_s, token=token, session=session, events=events)
         self._streams.add(stream)
+        if self._draining:  # a client whose stream was ended may ask again on the same connection
+            stream.end()
         return stream
 
     def close(self, stream: LiveStream) -> None:
@@ -83,14 +88,15 @@ class LiveStreams:
             if stream.sent_s < before_s:
                 stream.send_comment()
 
-    def end_unless(self, is_current: Callable[[str, BrowserSession | None], bool]) -> None:
+    def end_unless(self, is_current: IsCurrent) -> None:
         """End the streams of tokens and sessions that are no longer valid; call this about every second."""
         ended = {opener for opener in {stream.opener for stream in self._streams} if not is_current(*opener)}
         for stream in [stream for stream in self._streams if stream.opener in ended]:
             stream.end()
 
     def end_all(self) -> None:
-        """End all streams with a retry hint."""
+        """End all streams with a retry hint, and those that are opened from now on."""
+        self._draining = True
         for stream in list(self._streams):
             stream.end()
 
@@ -109,7 +115,7 @@ class LiveStream:
         self._comments: set[asyncio.Task[None]] = set()
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
-        """Send a part of the answer; raise `TimeoutError` if the client does not accept it in time."""
+        """Send a part of the response; raise `TimeoutError` if the client does not accept it in time."""
         async with asyncio.timeout(self._send_s):
             await self._send_raw({"type": "http.response.body", "body": body, "more_body": more})
         self.sent_s = time.monotonic()
@@ -154,13 +160,14 @@ class LiveStream:
 
 
 class StreamSender:
-    """Sends one streamed answer."""
+    """Sends one streamed response."""
 
     def __init__(
         self,
         receive: Receive,
         send: Send,
         live: LiveStreams,
+        is_current: IsCurrent,
         *,
         token: str,
         session: BrowserSession | None,
@@ -172,6 +179,7 @@ class StreamSender:
         self._receive = receive
         self._send_raw = send
         self._live = live
+        self._is_current = is_current
         self._send_s = send_s
         self._deadline_s = deadline_s
 
@@ -225,6 +233,8 @@ class StreamSender:
             while chunk is not None:
                 await self._send(format_chunk(chunk, events))
                 chunk = await self._read(lines)
+                if not self._is_current(self._token, self._session):
+                    raise SignInRequired("the token was revoked or has expired during the answer")
             end = EndLine(end=True) if lines.next is None else EndLine(next=lines.next)
             last = format_end(end, events)
         except TidebookError as error:

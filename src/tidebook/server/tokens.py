@@ -13,7 +13,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from tidebook.api.access import NewTokenAnswer, Role, RoleName, TokenAnswer
+from tidebook.api.access import NewTokenResponse, Role, RoleName, TokenResponse
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
@@ -44,9 +44,9 @@ class StoredToken(msgspec.Struct, frozen=True):
     used_at: int | None
     revoked_at: int | None
 
-    def answer(self) -> TokenAnswer:
+    def response(self) -> TokenResponse:
         """Return the token without its secret."""
-        return TokenAnswer(
+        return TokenResponse(
             id=self.id,
             name=self.name,
             role=role_name(Role(self.role)),
@@ -88,10 +88,10 @@ class Tokens:
 
     async def create(
         self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
-    ) -> NewTokenAnswer:
+    ) -> NewTokenResponse:
         """Create a token and return it with its secret."""
         if not name or not name.isprintable():
-            raise InvalidInput("a token's name is printable text that is not empty")
+            raise InvalidInput("a token's name must be printable text that is not empty")
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
@@ -113,7 +113,7 @@ class Tokens:
         if not await self._database.change(insert):
             raise InvalidInput(f"there are {TOKENS_MAX:,} valid tokens: revoke some first")
         self._refreshed_s = -REFRESH_S
-        return NewTokenAnswer(
+        return NewTokenResponse(
             id=id,
             name=name,
             role=role,
@@ -131,10 +131,10 @@ class Tokens:
         self._refresh()
         return self._any
 
-    def list(self) -> list[TokenAnswer]:
+    def list(self) -> list[TokenResponse]:
         """Return all tokens, newest first."""
         rows = self._database.select(f"SELECT {_COLUMNS} FROM token ORDER BY created_at DESC, id")
-        return [StoredToken(*row).answer() for row in rows]
+        return [StoredToken(*row).response() for row in rows]
 
     async def revoke(self, id: str) -> None:
         """Revoke a token; raise `NotFound` if there is none of this id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -67,6 +68,12 @@ def served_by_command(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[s
     finally:
         process.kill()
         process.communicate()
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:

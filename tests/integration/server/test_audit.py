@@ -14,7 +14,7 @@ import pytest
 
 import tidebook
 from tests.integration.server.conftest import CreateToken
-from tests.integration.server.running import client, served
+from tests.integration.server.running import client, served, served_book
 from tidebook import Event
 from tidebook.server.audit_check import AuditFinding, check_audit
 from tidebook.server.audit_entry import AuditEntry, chained
@@ -56,6 +56,47 @@ async def test_a_purge_is_recorded_before_it_is_answered(tmp_path: Path) -> None
         audit = book.journal("tidebook-audit")
         [chain] = [id async for id in audit.ids()]
         assert [e.payload["action"] async for e in audit.read(chain)] == ["server.start", "journals.purge"]
+
+
+async def actions_of(book: tidebook.Book) -> list[tuple[str, int]]:
+    """Return the actions and statuses in the audit, without the start and the end of a server."""
+    audit = book.journal("tidebook-audit")
+    entries = [event.payload async for id in audit.ids() async for event in audit.read(id)]
+    return [(each["action"], each["status"]) for each in entries if not each["action"].startswith("server.")]
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+async def test_a_claim_without_a_job_and_the_report_of_a_worker_are_not_recorded(
+    tmp_path: Path, is_keyed: bool
+) -> None:
+    async with tidebook.open(tmp_path / "book", create=True) as book:
+        async with served_book(book) as url, client(url) as http:
+            claims, worker = "/v1/queues/mail/claims", f"/v1/queues/mail/workers/{'0' * 32}"
+            for n, (method, path, body, status) in enumerate(
+                [("POST", claims, {}, 200), ("PUT", worker, {"name": "w"}, 204), ("DELETE", worker, None, 204)]
+            ):
+                headers = {"idempotency-key": str(n)} if is_keyed else {}
+                answer = await http.request(method, path, json=body, headers=headers)
+                assert answer.status_code == status
+            await http.post("/v1/queues/mail/pause")
+        assert await actions_of(book) == [("queues.pause", 204)]
+
+
+@pytest.mark.parametrize("action", ["done", "failures", "heartbeats", "claims"])
+async def test_a_change_of_several_jobs_is_recorded_also_if_a_lease_was_lost(tmp_path: Path, action: str) -> None:
+    async with tidebook.open(tmp_path / "book", create=True) as book:
+        async with served_book(book) as url, client(url) as http:
+            await book.queue("mail").put_many([1, 2, 3])
+            jobs = (await http.post("/v1/queues/mail/claims", json={"limit": 3})).json()["jobs"]
+            leases = [each["lease"] for each in jobs]
+            assert (await http.post("/v1/queues/mail/done", json={"leases": leases[:1]})).status_code == 204
+            name = "done" if action == "claims" else "leases"
+            refused = await http.post(f"/v1/queues/mail/{action}", json={name: leases})
+            assert refused.json()["type"] == "urn:tidebook:error:lease-lost"
+            lost = await http.post(f"/v1/queues/mail/{action}", json={name: leases[:1]})
+            assert lost.status_code == 409
+        route = {"failures": "fail", "heartbeats": "heartbeat", "claims": "claim"}.get(action, action)
+        assert await actions_of(book) == [("queues.claim", 200), ("queues.done", 204), (f"queues.{route}", 409)]
 
 
 async def findings_of(folder: Path) -> list[AuditFinding]:

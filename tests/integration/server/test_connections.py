@@ -103,6 +103,22 @@ async def test_a_request_that_takes_long_is_not_cut_off(tmp_path: Path, monkeypa
             assert (waited.status_code, waited.json()) == (200, {"jobs": []})
 
 
+@pytest.mark.parametrize("part", [b"", b"{", b'{"limit": 1}'])
+async def test_a_request_whose_body_is_cut_off_changes_nothing(tmp_path: Path, part: bytes) -> None:
+    """Without its body, a claim would be one for a client that is no longer there."""
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue("mail").put(1)
+        _, writer = await connect(url)
+        head = b"POST /v1/queues/mail/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: 100\r\n\r\n" + part)
+        await writer.drain()
+        assert (await http.get("/v1/topics")).status_code == 200
+        writer.transport.abort()
+        for _ in range(10):
+            status = (await http.get("/v1/queues/mail")).json()
+            assert (status["due"], status["processing"]) == (1, 0)
+
+
 async def test_input_that_is_not_http_is_answered_with_a_problem(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _):
         reader, writer = await connect(url)
@@ -129,6 +145,34 @@ async def test_too_many_connections_are_refused_with_a_problem(tmp_path: Path) -
         metrics = await asyncio.wait_for(_answered(http), 20)
         assert 'tidebook_server_requests_total{route="none",status="503"}' in metrics
         idle[1].close()
+
+
+LISTING = b"GET /v1/queues/mail/entries HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        LISTING,
+        LISTING.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+        LISTING * 2,  # the second answer waits for the first
+    ],
+)
+async def test_an_answer_that_a_client_does_not_read_is_dropped(tmp_path: Path, sent: bytes) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nconnections_max = 1\nsend_s = 0.3\n')
+    async with served(file) as (url, book), client(url) as http:
+        await book.queue("mail").put_many(["x" * 900_000] * 10)
+        reader, writer = await connect(url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(sent)
+        async with asyncio.timeout(30):
+            # The connection of the client that does not read is the only one that is allowed.
+            while (await http.get("/v1/health/live")).status_code == 503:  # noqa: ASYNC110 - nothing signals it
+                await asyncio.sleep(0.05)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await rest_of(reader)) < 9_000_000
+        writer.close()
 
 
 async def _answered(http: httpx.AsyncClient) -> str:

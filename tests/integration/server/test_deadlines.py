@@ -183,3 +183,19 @@ async def test_a_change_that_fails_unexpectedly_is_audited(tmp_path: Path) -> No
         audit = book.journal("tidebook-audit")
         entries = [event.payload async for id in audit.ids() async for event in audit.read(id)]
         assert ("journals.purge", 500) in {(each["action"], each["status"]) for each in entries}
+
+
+async def test_a_change_of_a_remote_book_that_fails_unexpectedly_is_unknown(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url, tidebook.open(url) as remote:
+        with pytest.MonkeyPatch.context() as patch:
+            append = Journal.append
+
+            async def append_and_fail(self: Journal, *arguments: Any, **options: Any) -> None:
+                await append(self, *arguments, **options)
+                raise RuntimeError("after the change")
+
+            patch.setattr(Journal, "append", append_and_fail)
+            with pytest.raises(OutcomeUnknown) as unknown:
+                await remote.journal("orders").append("o-1", [Event(1)])
+        assert (await remote.journal("orders").append("o-1", [Event(1)], retry=unknown.value)).first == 1
+        assert await book.journal("orders").pointer("o-1") == 1

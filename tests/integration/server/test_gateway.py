@@ -54,6 +54,7 @@ async def purge(book: tidebook.Book) -> None:
         ([None, 503], OutcomeUnknown),  # sent, then refused by something else
         ([502], OutcomeUnknown),
         ([504], OutcomeUnknown),
+        ([500], OutcomeUnknown),  # it failed in the middle
         ([503], Unavailable),
         ([404], Unavailable),
     ],

@@ -17,6 +17,7 @@ import tidebook
 from tests.integration.server.running import client, lines, served, served_book
 from tidebook import Event
 from tidebook.core.errors import NotFound
+from tidebook.testing.replicating import replicate
 
 
 @pytest.fixture
@@ -180,6 +181,18 @@ async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
         assert created == await remote.journal("orders").topic_config() == await book.journal("orders").topic_config()
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_remote_book_reaches_what_is_named_by_dots(tmp_path: Path, name: str) -> None:
+    async with served(tmp_path / "book") as (url, book), tidebook.open(url) as remote:
+        assert (await remote.journal("orders").append(name, [Event(1, tags={name})])).first == 1
+        assert [event.payload async for event in remote.journal("orders").read(name)] == [1]
+        assert await book.journal("orders").pointer(name) == 1
+        assert [event async for event in remote.tags.read(name)] == []
+        region = await remote.wal(name).open_region(7, create=True)
+        assert (await region.write(1, [b"x"])).first == 1
+        assert await book.wal(name).regions() == [7]
+
+
 async def test_an_invalid_append_of_a_batch_does_not_hide_the_others(http: httpx.AsyncClient) -> None:
     """Appends with an option are applied in groups: before the last one is found invalid, others have happened."""
     appends = [{"id": f"o-{n}", "expected": 0, "events": [{"payload": n}]} for n in range(300)]
@@ -222,12 +235,51 @@ async def test_a_follower_that_reconnects_gets_all_of_the_next_incarnation(tmp_p
         assert [each for _, each in await asyncio.wait_for(_ids_and_payloads(http, found[-1][0], 1), 30)] == ["last"]
 
 
+@pytest.mark.parametrize("others", [0, 1, 9])
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_follower_that_reconnects_gets_all_events_of_a_topic_that_was_created_again(
+    tmp_path: Path, others: int, is_there: bool
+) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(n) for n in range(3)])
+        await orders.append("o-1", [Event(3)])
+        id, _ = (await _ids_and_payloads(http, None, 4))[-1]
+        await book.delete_topic("orders")
+        orders = book.journal("orders")
+        for _ in range(others):  # with offsets up to that of the event, and above
+            await orders.append("o-1" if is_there else "o-2", [Event("new")])
+        following = asyncio.create_task(_ids_and_payloads(http, id, 10))
+        for _ in range(10 - others if is_there else 10):
+            await orders.append("o-1", [Event("new")])
+        found = await asyncio.wait_for(following, 30)
+        assert [payload for _, payload in found] == ["new"] * 10
+
+
+async def test_a_follower_gets_the_events_of_an_adopted_log(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book", create=True) as book:
+        for n in range(5):
+            await book.journal("orders").append("o-1", [Event(n)])
+        await replicate(book.log, book.store, "orders")
+        async with served_book(book) as url, client(url) as http:
+            ids = [id for id, _ in await _ids_and_payloads(http, None, 5)]
+        await book.log.delete_topic("orders")
+    async with tidebook.open(tmp_path / "book") as book, served_book(book) as url, client(url) as http:
+        await book.journal("orders").adopt()
+        for n in range(5, 8):  # with the offsets of earlier events
+            await book.journal("orders").append("o-1", [Event(n)])
+        for known in (None, *ids):
+            first = 0 if known is None else ids.index(known) + 1
+            found = await asyncio.wait_for(_ids_and_payloads(http, known, 8 - first), 30)
+            assert [payload for _, payload in found] == list(range(first, 8))
+
+
 async def test_an_id_of_another_stream_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await book.journal("orders").append("o-1", [Event(1)])
         await book.journal("orders").append("o-2", [Event(1)])
         [(id, _)] = await _ids_and_payloads(http, None, 1)
-        for wrong in (id, "1-2", "1-x-0", "-1", "x", "1-2-3-4", "99999999999999999999"):
+        for wrong in (id, "1-2", "1-x-0", "-1", "x", "1-2-3-4", "1-1.2-3-4", "99999999999999999999"):
             refused = await http.get("/v1/journals/orders/o-2/events?follow=true", headers={"last-event-id": wrong})
             assert (refused.status_code, refused.json()["type"]) == (400, "urn:tidebook:error:invalid-input"), wrong
         tagged = await http.get("/v1/tags/paid/events?follow=true", headers={"last-event-id": id})

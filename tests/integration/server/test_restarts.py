@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tests.integration.server.running import served_by_command
+from tests.integration.server.running import free_port, served_by_command
 from tidebook import Book, Event, OutcomeUnknown
 
 WRITERS = 6
@@ -69,11 +68,6 @@ class Load:
                     and all(now > then for now, then in zip(self._counts, before, strict=True))
                 )
             )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 async def wait_for_exit(process: subprocess.Popen[str]) -> int:

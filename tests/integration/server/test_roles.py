@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,59 @@ async def test_a_stream_ends_with_its_token(tmp_path: Path, create_token: Create
                     if line.startswith("data: ") and json.loads(line[6:])["payload"] == 2:
                         break
         assert (await http.get(path)).status_code == 401
+
+
+async def test_a_claim_that_waits_ends_with_its_token(tmp_path: Path, create_token: CreateToken) -> None:
+    admin, other = await create_token("admin"), await create_token("operator")
+    async with (
+        served(tmp_path / "book") as (url, book),
+        client(url, other.token) as http,
+        client(url, admin.token) as boss,
+    ):
+        await book.queue("mail").open()
+        claiming = asyncio.create_task(http.post("/v1/queues/mail/claims", json={"wait_s": 20}))
+        await asyncio.sleep(0.3)
+        assert (await boss.delete(f"/v1/tokens/{other.id}")).status_code == 204
+        await book.queue("mail").put(1)
+        assert (await asyncio.wait_for(claiming, 15)).status_code == 401
+        assert (await book.queue("mail").status()).due == 1
+
+
+async def test_a_long_read_ends_with_its_token(tmp_path: Path, create_token: CreateToken) -> None:
+    admin, other = await create_token("admin"), await create_token("viewer")
+    async with (
+        served(tmp_path / "book") as (url, book),
+        client(url, other.token) as http,
+        client(url, admin.token) as boss,
+    ):
+        for _ in range(20):
+            await book.journal("orders").append("o-1", [Event("x" * 900_000)])
+        async with http.stream("GET", "/v1/journals/orders/o-1/events") as stream:
+            found = stream.aiter_lines()
+            assert json.loads(await anext(found))["seq_nr"] == 1
+            assert (await boss.delete(f"/v1/tokens/{other.id}")).status_code == 204
+            *_, last = [line async for line in found]
+        assert json.loads(last)["problem"]["type"] == "urn:tidebook:error:sign-in-required"
+
+
+async def test_a_body_that_arrives_after_its_token_has_ended_changes_nothing(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    admin, other = await create_token("admin"), await create_token("operator")
+    async with (
+        served(tmp_path / "book") as (url, book),
+        client(url, other.token) as http,
+        client(url, admin.token) as boss,
+    ):
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"events": '
+            assert (await boss.delete(f"/v1/tokens/{other.id}")).status_code == 204
+            yield b'[{"payload": 1}]}'
+
+        path, kind = "/v1/journals/orders/o-1/events", {"content-type": "application/json"}
+        assert (await http.post(path, content=body(), headers=kind)).status_code == 401
+        assert await book.journal("orders").pointer("o-1") is None
 
 
 @pytest.mark.parametrize("path", ["/v1/journals/orders/o-1/events?follow=true", "/journal/live?topic=orders&id=o-1"])

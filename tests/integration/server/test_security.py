@@ -7,6 +7,7 @@ import json
 import ssl
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -109,6 +110,22 @@ async def test_bodies_rates_and_streams_are_bounded(tmp_path: Path) -> None:
         refused = await http.get("/v1/topics")
         assert 429 in statuses or refused.status_code == 429
         assert int((await http.get("/v1/topics")).headers.get("retry-after", "1")) >= 1
+
+
+async def test_without_a_token_only_a_small_body_is_read(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("viewer")).token
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        for size, status in ((9_000, 401), (11_000, 413), (1_000_000, 413)):
+            assert (await http.post("/v1/session", json={"token": "x" * size})).status_code == status
+            assert (await http.post("/acts/access.sign_in", data={"token": "x" * size})).status_code == status
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(100):
+                yield b" " * 1_000
+
+        chunked = await http.post("/v1/session", content=chunks(), headers={"content-type": "application/json"})
+        assert (chunked.status_code, chunked.json()["limit_bytes"]) == (413, 10_000)
+        assert (await http.post("/v1/session", json={"token": token})).status_code == 200
 
 
 async def test_a_deadline_cancels_the_request(tmp_path: Path) -> None:

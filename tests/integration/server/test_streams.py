@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import time
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 import tidebook
-from tests.integration.server.running import client, served, served_by_command
+from tests.integration.server.running import client, free_port, served, served_by_command
 from tidebook import Event, Unavailable
 from tidebook.queue.port import QueueSettings
 from tidebook.replication.ticks import tick
@@ -293,3 +294,25 @@ async def test_sigterm_drains(tmp_path: Path) -> None:
         assert await asyncio.to_thread(process.wait, 30) == 0
     async with tidebook.open(tmp_path / "book") as book:
         assert await book.journal("orders").pointer("o-1") == 2
+
+
+async def test_a_remote_follower_that_comes_back_does_not_delay_the_end_of_a_server(tmp_path: Path) -> None:
+    port = str(free_port())
+    arguments = ("--port", port, "--book", str(tmp_path / "book"))
+    with ExitStack() as servers:
+        url, process = servers.enter_context(served_by_command(*arguments))
+        async with tidebook.open(url) as remote:
+            orders = remote.journal("orders")
+            await orders.append("o-1", [Event(1)])
+            async with aclosing(orders.tail("o-1")) as tail:  # type: ignore[type-var]
+                assert (await anext(tail)).payload == 1
+                following = asyncio.ensure_future(anext(tail))
+                await asyncio.sleep(0)
+                process.send_signal(signal.SIGTERM)
+                # Otherwise it waits `shutdown_s`, which is 20 s, for the stream that the follower has opened again.
+                assert await asyncio.wait_for(asyncio.to_thread(process.wait), 10) == 0
+                assert process.stderr is not None
+                assert process.stderr.read() == ""
+                servers.enter_context(served_by_command(*arguments))
+                await orders.append("o-1", [Event(2)])
+                assert (await asyncio.wait_for(following, 30)).payload == 2

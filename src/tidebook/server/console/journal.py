@@ -14,19 +14,18 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
-from tidebook.core.key import Key, journal_id
+from tidebook.core.key import Key
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
-from tidebook.server.answers import Chunk
-from tidebook.server.broadcast import Place
 from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
 from tidebook.server.console.page import LiveView, Page, RenderRow
 from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
-from tidebook.server.journal_stream import after_event_id, follow_journal, resumed
+from tidebook.server.journal_stream import EventId, follow_journal, resume_position
 from tidebook.server.masking import Mask
+from tidebook.server.responses import Chunk
 
 EVENTS_MAX: Final = 50
 #: How many events one request may examine for a filter, and for how long; the next one continues.
@@ -299,10 +298,9 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     query, journal, mask = view.fields, view.book.journal(view.fields.topic), view.mask(view.fields.topic)
     head = await journal.head(query.id, barrier="offset")
     start = 1 if head is None else max(head.delete_to + 1, head.seq_nr - LIVE_EVENTS + 1)
-    after: Place | None = None
+    after: EventId | None = None
     if view.last_event_id is not None:
-        start, after = after_event_id(view.last_event_id, Key(query.topic, journal_id(query.id)))
-        start, after = await resumed(view.state, journal, query.id, start, after)
+        start, after = await resume_position(view.state, journal, query.id, view.last_event_id)
 
     def encode(event: ReadEvent) -> bytes:
         return render(row_of(event, mask))

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from tidebook.server.answers import Chunk, Lines
 from tidebook.server.browser_sessions import BrowserSession
+from tidebook.server.responses import Chunk, Lines
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
 
@@ -29,5 +29,5 @@ async def send_rows(
     """Send rows until the browser leaves or the server drains."""
     lines = Lines(lambda _: rows, live=True, events=True)
     limits = {"send_s": state.settings.send_s, "deadline_s": state.settings.request_s}
-    sender = StreamSender(receive, send, state.live, token=token, session=session, **limits)
+    sender = StreamSender(receive, send, state.live, state.gate.is_current, token=token, session=session, **limits)
     await sender.run(lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()])
