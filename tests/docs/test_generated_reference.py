@@ -45,7 +45,7 @@ NOTES = {
 #: Fields that a URL holds.
 FROM_URL = {"servers", "hosts", "port", "keyspace"}
 #: The names of types in TOML.
-TOML_TYPES = {str: "text", Secret: "text", int: "whole number", float: "number", bool: "true or false"}
+TOML_TYPES = {str: "string", Secret: "string", int: "integer", float: "number", bool: "boolean"}
 #: Options that a section has besides those of its class: the tables [queue.NAME] are within [queue].
 SHARED = {"queue": "tidebook.wiring.queue:QueueOptions"}
 #: Sections that are described by hand in the reference: one has only a URL, the other names of topics and fields.
@@ -216,9 +216,9 @@ def toml_type(type_: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(toml_type(each) for each in arguments if each is not NoneType)
     if origin is tuple:
-        return f"list of {toml_type(arguments[0])}"
+        return f"array of {toml_type(arguments[0])}s"
     assert origin is dict, type_
-    return f"table of {toml_type(arguments[1])}".replace("number", "numbers")
+    return f"table of {toml_type(arguments[1])}s"
 
 
 def toml_value(field: Any) -> str:

@@ -53,7 +53,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     user: str | None = None
     #: The user's password; it may also be in TIDEBOOK_LOG_PASSWORD.
     password: Secret | None = None
-    #: A file that contains the password; it is read when the first client connects.
+    #: Read once, when the first client connects.
     password_file: str | None = None
     #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None

@@ -115,7 +115,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     user: str | None = None
     #: The user's password; it may also be in TIDEBOOK_STORE_PASSWORD.
     password: Secret | None = None
-    #: A file that contains the password; it is read when the store is opened.
+    #: Read once, when the store is opened.
     password_file: str | None = None
     #: Whether connections use TLS.
     tls: bool = False
@@ -131,8 +131,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     local_dc: str | None = None
     #: Create the keyspace if it is missing.
     create_keyspace: bool = True
-    #: The replicas of a keyspace that is created: a number, or one for each data centre; by default 3, or fewer if
-    #: there are fewer nodes.
+    #: The replicas of a keyspace that is created: a number, or a table of data centre → replicas.
     replication: int | dict[str, int] | None = None
     #: The consistency level of reads and writes.
     consistency: str = "LOCAL_QUORUM"
