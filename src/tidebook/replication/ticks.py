@@ -16,7 +16,7 @@ from tidebook.core.position import Position
 from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import Acknowledged, Log, Outgoing
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
@@ -34,6 +34,8 @@ NO_TICK_PAUSE_S = 0.01
 IDLE_EVERY_S = 5.0
 #: How often a ticker without live streams reads their setting.
 FOLLOWED_CHECK_S = 1.0
+#: How long a topic gets no ticks after one of them failed.
+FAILED_PAUSE_S = 5.0
 #: If there are more ticks than this, the job's tasks replicate them in parallel.
 ADJACENT_TICKS_MAX = 64
 LOGGER = logging.getLogger("tidebook.replication")
@@ -67,7 +69,10 @@ async def tick(
     """
     configs, pointers = await _read_progress(store, topics)
     most_ms = max([seen_ms, *(each.time_ms for each in pointers.values() if each is not None)])
-    return await _append_ticks(log, configs, list(pointers), most_ms + 1)
+    ticks, failed = await _append_ticks(log, configs, list(pointers), most_ms + 1)
+    for error in failed.values():
+        raise error
+    return ticks
 
 
 async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> Ticks:
@@ -149,6 +154,10 @@ class Ticker:
         self._followed_s = -FOLLOWED_FOR_S
         self._checked_s = -self._intervals.check_s
         self._since = -1
+        #: Until when a topic gets no ticks because one failed, and the errors that were not reported yet. A topic may
+        #: have lost its log, and the others must not wait for it.
+        self._paused_until_s: dict[str, float] = {}
+        self._errors: list[Exception] = []
         #: Ticks of earlier steps that are now the first unreplicated record of their partition.
         self._next_ticks: dict[Partition, int] = {}
         #: With live streams: the offsets of the ticks that directly follow the last replicated record, seen by the last
@@ -196,6 +205,7 @@ class Ticker:
         while True:
             try:
                 wait_s = await self.step()
+                self._report_errors(metrics)
                 # With live streams a step that comes after this pause is never too early.
                 rest_s = self._ticked_s + self._intervals.followed_s - self._now_s()
                 await asyncio.sleep(max(self._intervals.pause_s, rest_s))
@@ -212,6 +222,7 @@ class Ticker:
             await asyncio.sleep(wait_s)
             try:
                 wait_s = await self.step()
+                self._report_errors(metrics)
                 if wait_s <= self._intervals.followed_s:
                     await replicate_adjacent_ticks(self._log, self._store, self.adjacent)
                     await self.pause(wait_s)
@@ -219,6 +230,11 @@ class Ticker:
             except Exception as error:
                 self._failed(error, metrics)
                 wait_s = FOLLOWED_CHECK_S
+
+    def _report_errors(self, metrics: Metrics) -> None:
+        for error in self._errors:
+            self._failed(error, metrics)
+        self._errors.clear()
 
     def _failed(self, error: Exception, metrics: Metrics) -> None:
         """Report an error of a step, which is retried: without ticks the horizon would never advance again."""
@@ -259,18 +275,24 @@ class Ticker:
                 self._last[partition] = _LastTick(pointer.position, True)
         if self._topics is not None:
             self._replicated_ms = await share_replicated_time(self._store, self._replicated_ms)
+        now_s = self._now_s()
+        self._paused_until_s = {topic: until_s for topic, until_s in self._paused_until_s.items() if until_s > now_s}
         lagging = [
             partition
             for partition, pointer in pointers.items()
-            if partition not in in_flight and (pointer is None or pointer.time_ms <= self._replicated_ms)
+            if partition not in in_flight
+            and partition[0] not in self._paused_until_s
+            and (pointer is None or pointer.time_ms <= self._replicated_ms)
         ]
-        ticks = await _append_ticks(self._log, configs, lagging, self._replicated_ms + 1)
+        ticks, failed = await _append_ticks(self._log, configs, lagging, self._replicated_ms + 1)
+        self._errors += failed.values()
+        self._paused_until_s |= dict.fromkeys(failed, now_s + FAILED_PAUSE_S)
         for partition, offset in ticks.items():
-            pointer = pointers[partition]
-            before = -1 if pointer is None else pointer.position.offset
-            self._last[partition] = _LastTick(
-                Position(configs[partition[0]].epoch, offset), is_adjacent=offset == before + 1
-            )
+            pointer, epoch = pointers[partition], configs[partition[0]].epoch
+            before = -1 if pointer is None or pointer.position.epoch < epoch else pointer.position.offset
+            if offset <= before:  # the log was created again, and is not adopted yet
+                self._paused_until_s[partition[0]] = now_s + FAILED_PAUSE_S
+            self._last[partition] = _LastTick(Position(epoch, offset), is_adjacent=offset == before + 1)
         return ticks
 
 
@@ -333,11 +355,21 @@ async def _read_progress(
 
 async def _append_ticks(
     log: Log, configs: Mapping[str, TopicConfig], partitions: Sequence[Partition], time_ms: int
-) -> dict[Partition, int]:
-    """Append a tick with this time to each of the partitions; return the ticks' offsets."""
+) -> tuple[dict[Partition, int], dict[str, Exception]]:
+    """Append a tick with this time to each of the partitions; return the ticks' offsets, and topics' errors."""
     values = {
         topic: encode_record(Mark(config.epoch, time_ms), limit_bytes=config.limit_bytes)
         for topic, config in configs.items()
     }
-    sent = await asyncio.gather(*(log.append(Outgoing(*each, None, values[each[0]])) for each in partitions))
-    return {each: done.offset for each, done in zip(partitions, sent, strict=True)}
+    appends = (log.append(Outgoing(*each, None, values[each[0]])) for each in partitions)
+    ticks: dict[Partition, int] = {}
+    failed: dict[str, Exception] = {}
+    for each, done in zip(partitions, await asyncio.gather(*appends, return_exceptions=True), strict=True):
+        match done:
+            case Acknowledged():
+                ticks[each] = done.offset
+            case Exception():
+                failed[each[0]] = done
+            case _:
+                raise done
+    return ticks, failed

@@ -347,3 +347,29 @@ async def test_a_mark_of_the_far_future_does_not_carry_the_time_of_the_book_away
     horizon = await book.tags.horizon()
     assert horizon.most_ms < book.clock.now_ms() + 86_400_000
     assert sorted(await payloads(book)) == [1, 2]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+async def test_a_topic_that_has_lost_its_log_neither_delays_nor_causes_the_ticks_of_others(
+    book: Book, recreated: bool
+) -> None:
+    for topic in ("orders", "lost"):
+        for n in range(20):
+            await book.journal(topic).append(f"o-{n}", [Event(n, tags={"paid"})])
+        await replicate(book.log, book.store, topic)
+    await book.log.delete_topic("lost")
+    if recreated:
+        await book.log.create_topic("lost", 4)
+    await renew_followed(book.store, book.clock)
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    before = await records(book)
+    assert await ticker.step() == FOLLOWED_EVERY_S
+    for _ in range(20):
+        await replicate(book.log, book.store, "orders")
+        clock.now_s += FOLLOWED_EVERY_S
+        assert await ticker.step() == FOLLOWED_EVERY_S
+    assert await records(book) == before + 4, "nothing came after the first ticks"
+    if recreated:
+        assert [await book.log.end("lost", number) for number in range(4)] == [1] * 4
+    assert {event.payload async for event in book.tags.read("paid", topics=["orders"])} == {*range(20)}
