@@ -135,7 +135,7 @@ def test_a_job_shows_its_progress_and_then_its_result(
     monkeypatch.setattr(PipelineJob, "run", run_stand_in)
     choose_job(page, console, kind, to="sales" if kind == "export" else "")
     confirm(page, "rebuild" if kind == "rebuild" else None, "Start job")
-    expect(page.get_by_text("3 of 4 tasks are done")).to_be_visible()
+    expect(page.get_by_text("Spark has done 3 of the 4 tasks")).to_be_visible()
     expect(page.get_by_label("The job runs")).to_have_attribute("value", "3")
     pipe.write_text("go on\n")
     expect(page.locator("main .badge")).to_have_text(state)
