@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ from tidebook.journal.head_cache import HeadCache, adopt_hint
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import forked_error, notify_of_forks
 from tidebook.store.port import StoreWriter
@@ -28,6 +30,8 @@ from tidebook.store.port import StoreWriter
 ADDRESSES_MAX = 8192
 #: How often a topic in use is checked: it may have a new epoch, or have been recreated in the log.
 CHECK_INTERVAL_S = 3.0
+#: How long an end below the pointer may be outdated: a broker that is cut off is replaced as a leader within this time.
+OUTDATED_END_S_MAX = 10.0
 
 
 #: The head cache of a journal's partition, and its id as the key of its records.
@@ -220,14 +224,28 @@ async def check_topic(log: Log, store: StoreWriter, topic: str, config: TopicCon
         )
     numbers = range(config.partitions)
     pointers = await asyncio.gather(*(store.pointer(topic, number) for number in numbers))
-    ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))
-    for number, pointer, end in zip(numbers, pointers, ends, strict=True):
-        if pointer is not None and pointer.position.epoch == config.epoch and end <= pointer.position.offset:
+    reached = [
+        0 if pointer is None or pointer.position.epoch != config.epoch else pointer.position.offset + 1
+        for pointer in pointers
+    ]
+    ends = await asyncio.gather(*(_end(log, topic, number, reached[number]) for number in numbers))
+    for number, end in zip(numbers, ends, strict=True):
+        if end < reached[number]:
             raise Corrupt(
                 f"topic {topic}, partition {number}: the log ends at {end}, but the store was replicated through "
-                f"{pointer.position.offset}: {hint}"
+                f"{reached[number] - 1}: {hint}"
             )
     return ends
+
+
+async def _end(log: Log, topic: str, partition: int, reached: int) -> int:
+    """Return the end offset of a partition; ask again for a while if it is below `reached` and may be outdated."""
+    backoff, began_s = Backoff(first_s=0.1, max_s=1.0), time.monotonic()
+    while (end := await log.end(topic, partition)) < reached and not log.end_is_linearizable:
+        if time.monotonic() - began_s > OUTDATED_END_S_MAX:
+            break
+        await asyncio.sleep(backoff.next_s())
+    return end
 
 
 async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: JournalSettings) -> TopicConfig:

@@ -10,7 +10,7 @@ from typing import Protocol, overload
 
 import msgspec
 
-from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.errors import LogLost, TidebookError, Unavailable
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -234,13 +234,15 @@ class Log(Protocol):
 async def read_page(
     log: Log, topic: str, partition: int, *, start: int, stop: int, key: bytes | None = None, limit: int = 1000
 ) -> RecordPage:
-    """Call `log.read` for a range that is known to have been in the log; raise LogLost if the page makes no progress.
+    """Call `log.read` for a range that is known to have been in the log; raise an error if the page makes no progress.
 
     If the log has become shorter since, it ends at or before `start`, and a caller that reads page after page up to
-    `stop` would never finish.
+    `stop` would never finish. The error is `LogLost`, or `Unavailable` if the end that the log reports may be outdated.
     """
     page = await log.read(topic, partition, start=start, stop=stop, key=key, limit=limit)
     if page.next_offset <= start < stop:
+        if not log.end_is_linearizable:
+            raise ends_early(topic, partition, start, stop - 1)
         raise LogLost(
             topic=topic,
             partition=partition,
@@ -250,6 +252,15 @@ async def read_page(
             remedy="its topic was created again, or it lost acknowledged records",
         )
     return page
+
+
+def ends_early(topic: str, partition: int, end: int, held: int) -> Unavailable:
+    """Return the error for a log that ends before a record that it held, as far as the broker that answered knows."""
+    return Unavailable(
+        f"{topic}/{partition}: the log ends at {end}, but it held offset {held} before: its broker "
+        "may be cut off from the others, or have just become the leader; retry. If this lasts, the log has lost "
+        "acknowledged records"
+    )
 
 
 async def read_all(

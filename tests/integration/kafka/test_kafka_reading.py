@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.integration.kafka.conftest import OpenKafkaLog, kafka_clients
-from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.errors import LogLost, TidebookError, Unavailable
 from tidebook.log.kafka import KafkaLog
 from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
-from tidebook.log.port import Acknowledged, Outgoing, Record, read_all
+from tidebook.log.port import Acknowledged, Outgoing, Record, read_all, read_page
 from tidebook.runtime.metrics import Metrics
 
 pytestmark = pytest.mark.kafka
@@ -255,3 +255,22 @@ async def test_a_log_that_became_shorter_than_an_end_seen_before_is_a_loss_and_n
             await read_all(log, topic, 0, start=0, stop=5)
         assert (caught.value.first, caught.value.last) == (2, 4)
         await other.delete_topic(topic)
+
+
+async def test_an_end_below_one_that_was_seen_before_is_no_loss_while_the_topic_is_the_same(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
+    """A leader that is cut off, or was elected just now, may report an earlier end for some time."""
+    async with open_log(f"kafka://{kafka_bootstrap}") as log:
+        await log.create_topic(topic, 1)
+        await send_all(log, topic, 5)
+        for start, held in ((5, 7), (6, 5)):
+            log._ends[topic, 0] = 8
+            with pytest.raises(Unavailable, match=f"the log ends at 5, but it held offset {held} before"):
+                await read_page(log, topic, 0, start=start, stop=8)
+            log._ends.clear()
+        with pytest.raises(Unavailable, match="the log ends at 5, but it held offset 7 before"):
+            await read_page(log, topic, 0, start=5, stop=8)
+        await send_all(log, topic, 3)
+        assert len(await read_all(log, topic, 0, start=5, stop=8)) == 3
+        await log.delete_topic(topic)

@@ -33,3 +33,9 @@ async def open_rig(tmp_path: Path, kind: Kind) -> AsyncIterator[Callable[..., Ri
 @pytest.fixture
 def rig(open_rig: Callable[..., Rig]) -> Rig:
     return open_rig()
+
+
+@pytest.fixture(autouse=True)
+def _outdated_ends_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker is replaced here, so an end below the pointer need not be asked for again for seconds."""
+    monkeypatch.setattr("tidebook.journal.topic.OUTDATED_END_S_MAX", 0.05)

@@ -160,6 +160,27 @@ async def test_a_store_with_one_record_more_than_the_log_does_not_fit_it(open_ri
         await open_rig().read("a", barrier="offset")
 
 
+async def test_an_end_below_the_pointer_is_asked_for_again_if_it_may_be_outdated(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, other = open_rig(), open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    ask, ends = other._log.end, list[int]()
+
+    async def outdated(topic: str, partition: int) -> int:
+        ends.append(await ask(topic, partition) if ends else 0)
+        return ends[-1]
+
+    monkeypatch.setattr(other._log, "end", outdated)
+    if other._log.end_is_linearizable:
+        with pytest.raises(Corrupt, match="ends at 0"):
+            await other.read("a")
+    else:
+        assert await other.read("a") == [1]
+        assert ends[0] < ends[1]
+
+
 async def test_a_topic_of_the_log_that_holds_other_messages_is_not_taken_for_journals(rig: Rig) -> None:
     await rig.make_topic()
     await rig._log.append(Outgoing(TOPIC, 0, b"key", b"a message of an outbox"))

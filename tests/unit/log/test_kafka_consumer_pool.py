@@ -13,7 +13,7 @@ from tidebook.core.errors import LogLost, Unavailable
 from tidebook.kafka.errors import OUT_OF_RANGE
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.kafka import consumer_pool as reading
-from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
+from tidebook.log.kafka.consumer_pool import EndsEarly, LogSlice, SliceReader
 from tidebook.runtime.metrics import Metrics
 
 
@@ -137,15 +137,22 @@ def test_a_page_continues_after_an_out_of_range_event_and_returns_each_record_on
     assert consumer.assigned == [5, 8]
 
 
-@pytest.mark.parametrize(("start", "lost"), [(5, (5, 9)), (31, (30, 30))], ids=["below the start", "after the end"])
-def test_a_position_outside_the_watermarks_is_a_loss(
-    open_reader: Callable[[ScriptedConsumer], SliceReader], start: int, lost: tuple[int, int]
+def test_a_position_below_the_start_is_a_loss(open_reader: Callable[[ScriptedConsumer], SliceReader]) -> None:
+    consumer = ScriptedConsumer(10, 30)
+    consumer.scripted.append(ScriptedMessage(5, KafkaError.OFFSET_OUT_OF_RANGE))
+    with pytest.raises(LogLost) as caught:
+        open_reader(consumer).read(slice_of(5, 40))
+    assert (caught.value.first, caught.value.last) == (5, 9)
+
+
+def test_a_position_after_the_end_that_a_broker_reports_is_not_yet_a_loss(
+    open_reader: Callable[[ScriptedConsumer], SliceReader],
 ) -> None:
     consumer = ScriptedConsumer(10, 30)
-    consumer.scripted.append(ScriptedMessage(start, KafkaError.OFFSET_OUT_OF_RANGE))
-    with pytest.raises(LogLost) as caught:
-        open_reader(consumer).read(slice_of(start, 40))
-    assert (caught.value.first, caught.value.last) == lost
+    consumer.scripted.append(ScriptedMessage(31, KafkaError.OFFSET_OUT_OF_RANGE))
+    with pytest.raises(EndsEarly) as caught:
+        open_reader(consumer).read(slice_of(31, 40))
+    assert (caught.value.offset, caught.value.end) == (31, 30)
 
 
 def test_a_broker_that_contradicts_itself_is_unavailable_within_the_timeout(

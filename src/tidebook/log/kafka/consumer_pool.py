@@ -191,14 +191,22 @@ class SliceReader:
         return False  # a reconnect, or the deadline, resolves it
 
     def _check_range(self, page: SlicePage, deadline: float) -> None:
-        """Raise LogLost if the page's next offset is outside the log; else assign it again and continue.
+        """Raise LogLost or EndsEarly if the page's next offset is outside the log; else assign it again and continue.
 
         librdkafka may deliver the event of a position that was left by an assign, and stops fetching in either case.
         """
         requested, offset = page.requested, page.next_offset
         low, high = self._watermarks(requested)
-        if not low <= offset <= high:
-            raise log_lost(requested.topic, requested.partition, offset, low, high)
+        if offset < low:
+            raise LogLost(
+                topic=requested.topic,
+                partition=requested.partition,
+                first=offset,
+                last=low - 1,
+                remedy="keep records longer than replication may take",
+            )
+        if offset > high:
+            raise EndsEarly(offset, high)
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"reading {requested}: Kafka reports offset {offset} as out of range, although the log is from {low} "
@@ -223,6 +231,15 @@ class SliceReader:
         assert self.assigned is not None
         found: tuple[int, int] | None = self._client.get_watermark_offsets(TopicPartition(*self.assigned), cached=True)
         return found is None or found[1] <= self.next_offset
+
+
+class EndsEarly(Exception):
+    """The broker that was asked knows no record up to an offset from which another read continues."""
+
+    def __init__(self, offset: int, end: int) -> None:
+        super().__init__(offset, end)
+        self.offset = offset
+        self.end = end
 
 
 class SlicePage:
@@ -273,15 +290,6 @@ class SlicePage:
         return taken
 
 
-def log_lost(topic: str, partition: int, offset: int, low: int, high: int) -> LogLost:
-    """Return the error for an offset below the start or after the end of the log."""
-    first, last, remedy = offset, low - 1, "keep records longer than replication may take"
-    if offset >= low:
-        first, last = high, offset - 1
-        remedy = "the log ends before records that were read: its topic was created again, or lost acknowledged records"
-    return LogLost(topic=topic, partition=partition, first=first, last=last, remedy=remedy)
-
-
 class ConsumerPool:
     """Opens consumers for reads on demand, and closes those that are idle."""
 
@@ -319,6 +327,11 @@ class ConsumerPool:
         for reader in self._idle:
             if reader.assigned is not None and reader.assigned[0] == topic:
                 self._run_in_thread(reader, reader.pause)
+
+    def reconnect(self) -> None:
+        """Close idle consumers, whose clients may keep asking a broker that no longer leads a partition."""
+        for reader in self._idle:
+            self._run_in_thread(reader, reader.close)
 
     async def close(self) -> None:
         """Wait for the reads in progress, then close every consumer."""

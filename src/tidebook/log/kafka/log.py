@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import InvalidInput, LogLost, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.consumer_pool import ConsumerPool, LogSlice, log_lost
+from tidebook.log.kafka.consumer_pool import ConsumerPool, EndsEarly, LogSlice
 from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.tail import LogTail, PartitionKey
@@ -28,6 +28,7 @@ from tidebook.log.port import (
     RecordPage,
     TopicState,
     callback_for,
+    ends_early,
 )
 from tidebook.runtime.futures import resolve_future
 from tidebook.runtime.metrics import Metrics
@@ -285,17 +286,35 @@ class KafkaLog:
             return RecordPage((), start)
         page = await self._read_tail(requested)
         if page is None:
-            page = await self._retry_not_found(topic, partition, lambda: self._pool.read(requested))
+            try:
+                page = await self._retry_not_found(topic, partition, lambda: self._pool.read(requested))
+            except EndsEarly as error:
+                raise await self._shorter(topic, partition, error.offset, error.end) from error
             if page.next_offset <= start:
                 await self._check_end(requested)
         return page
 
     async def _check_end(self, requested: LogSlice) -> None:
-        """Raise LogLost if the log now ends at or before the slice's start, though it was seen to end after it."""
+        """Raise if the log now ends at or before the slice's start, though it was seen to end after it."""
         topic, partition = requested.topic, requested.partition
         end = await self._fetch_offset(topic, partition, "end")
         if end <= requested.start:
-            raise log_lost(topic, partition, requested.stop, await self._fetch_offset(topic, partition, "start"), end)
+            raise await self._shorter(topic, partition, requested.stop, end)
+
+    async def _shorter(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:
+        """Return the error for a log that ends before `offset`, up to which it was read or seen before.
+
+        It is `LogLost` only if the topic was created again: a leader that is cut off, or that was elected just now,
+        may report an earlier end. Clients that know only this leader are discarded.
+        """
+        known, found = self._known.get(topic), await self._topics.find(topic)
+        if known is None or found is None or known.state.topic_id != found.state.topic_id:
+            start = await self._fetch_offset(topic, partition, "start")
+            remedy = "the log ends before records that were read: its topic was created again"
+            return LogLost(topic=topic, partition=partition, first=max(start, end), last=offset - 1, remedy=remedy)
+        self._pool.reconnect()
+        await self._offsets.reconnect()
+        return ends_early(topic, partition, end, offset - 1)
 
     async def _clip_stop(self, topic: str, partition: int, start: int, stop: int) -> int:
         """Return `stop`, or the end of the partition if that is lower: a read does not wait for new records."""
@@ -304,7 +323,7 @@ class KafkaLog:
         if stop > end and end <= start:
             end = await self._fetch_offset(topic, partition, "end")
             if end < start:
-                raise log_lost(topic, partition, start, await self._fetch_offset(topic, partition, "start"), end)
+                raise await self._shorter(topic, partition, start, end)
         return min(stop, end)
 
     async def _read_tail(self, requested: LogSlice) -> RecordPage | None:

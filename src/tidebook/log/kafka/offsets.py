@@ -48,6 +48,11 @@ class Offsets:
         found = await asyncio.get_running_loop().run_in_executor(self._thread, self._fetch, set(requests))
         return [found[request] for request in requests]
 
+    async def reconnect(self) -> None:
+        """Discard the client, which may keep asking a broker that no longer leads a partition."""
+        if not self._closed:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+
     async def close(self) -> None:
         """Close the client."""
         self._closed = True
