@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -272,6 +273,8 @@ def serve_empty_route(port_of: Any) -> None:
                     ServerApp(state, more=[(route, empty)]), port_of, http=BoundedProtocol, proxy_headers=False
                 )
 
+    # uvicorn ends at SIGTERM and then raises it again, which must not prevent the removal of the folder.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     collect_garbage_rarely()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())

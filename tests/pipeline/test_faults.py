@@ -1,4 +1,4 @@
-"""Whatever process dies and whatever the checkpoint contains, micro-batches write the rows of one undisturbed pass."""
+"""Whatever process dies and whatever the checkpoint contains, the store has the rows of one undisturbed pass."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Progress, Replication
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-#: Without leases.
 BATCHES = PipelineSettings(lease_s=0)
+LEASES = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=1.0)
+EITHER_WAY = pytest.mark.parametrize("settings", [BATCHES, LEASES], ids=["batches", "leases"])
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -67,18 +68,26 @@ def assert_as_expected(book: Book, portal: BlockingPortal, topic: str, open_book
         assert found[what] == expected[what], what
 
 
+@EITHER_WAY
 def test_a_worker_that_is_killed_before_and_after_its_slices(
-    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession,
+    embedded: Book,
+    portal: BlockingPortal,
+    topic: str,
+    tmp_path: Path,
+    open_book: OpenBook,
+    settings: PipelineSettings,
 ) -> None:
     portal.run(write_history(embedded, topic, steps=60))
     kills = tmp_path / "kills"
     kills.mkdir()
-    job = replication(spark, embedded, portal, topic, opening=KillAround(str(kills)))
+    job = replication(spark, embedded, portal, topic, opening=KillAround(str(kills)), settings=settings)
     run_until_done(job, portal)
     assert len(list(kills.iterdir())) == 4
     assert_as_expected(embedded, portal, topic, open_book)
 
 
+@EITHER_WAY
 @pytest.mark.kafka
 @pytest.mark.cassandra
 def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
@@ -89,13 +98,15 @@ def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
     tmp_path: Path,
     open_book: OpenBook,
     long_form: bool,
+    settings: PipelineSettings,
 ) -> None:
     kills = tmp_path / "kills"
     kills.mkdir()
     rounds = tuple(range(1, 40)) if long_form else (1, 3, 9)
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=60, ids=10))
-        job = replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=rounds))
+        opening = KillAround(str(kills), rounds=rounds)
+        job = replication(spark, book, portal, topic, opening=opening, settings=settings)
         run_until_done(job, portal)
         assert len(list(kills.iterdir())) >= 2
         assert_as_expected(book, portal, topic, open_book)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.pipeline.commands import descendants, processes_with
 from tests.pipeline.conftest import OpenBook, opened
-from tests.pipeline.faults import KillAround, StopInSlice, UnavailableAtFirst
+from tests.pipeline.faults import StopInSlice, UnavailableAtFirst
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.test_faults import assert_as_expected, killed
 from tests.pipeline.workloads import newer_record, rows_of, write_garbage, write_history
@@ -193,40 +193,6 @@ def test_micro_batches_catch_up_on_a_backlog_before_leases_begin(
         )  # on busy cores a query starts slowly
         await_replicated(embedded, portal, topic)
     assert done[:2] == ["_run_query", "_run_leases"]
-
-
-def test_a_worker_that_is_killed_before_and_after_its_slices(
-    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
-) -> None:
-    portal.run(write_history(embedded, topic, steps=60))
-    kills = tmp_path / "kills"
-    kills.mkdir()
-    with running(replication(spark, embedded, portal, topic, opening=KillAround(str(kills)))):
-        await_replicated(embedded, portal, topic)
-    assert len(list(kills.iterdir())) == 4
-    assert_as_expected(embedded, portal, topic, open_book)
-
-
-@pytest.mark.kafka
-@pytest.mark.cassandra
-def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
-    spark: SparkSession,
-    servers_toml: Path,
-    portal: BlockingPortal,
-    topic: str,
-    tmp_path: Path,
-    open_book: OpenBook,
-    long_form: bool,
-) -> None:
-    kills = tmp_path / "kills"
-    kills.mkdir()
-    rounds = tuple(range(1, 40)) if long_form else (1, 3, 9)
-    with opened(portal, servers_toml) as book:
-        portal.run(write_history(book, topic, steps=60, ids=10))
-        with running(replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=rounds))):
-            await_replicated(book, portal, topic)
-        assert len(list(kills.iterdir())) >= 2
-        assert_as_expected(book, portal, topic, open_book)
 
 
 @pytest.mark.kafka

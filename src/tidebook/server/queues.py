@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -33,11 +33,13 @@ from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
-from tidebook.queue.views import QueueStatus
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus
 from tidebook.runtime.futures import cancel_and_wait
 from tidebook.server.call import Call, Handler
 from tidebook.server.responses import Chunk, Lines
 from tidebook.server.streams import disconnected
+
+Shown = TypeVar("Shown", EntryView, DeadLetter)
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
@@ -191,19 +193,18 @@ async def list_queues(call: Call) -> QueuesResponse:
 async def entries(call: Call) -> EntriesResponse:
     """List the first entries."""
     found = await _queue(call).entries(call.query.limit)
-    mask = call.mask(call.parameters[0])
-    if mask is not None:
-        found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
-    return EntriesResponse([EntryResponse.of(each) for each in found])
+    return EntriesResponse([EntryResponse.of(each) for each in _masked(call, found)])
 
 
 async def dead_letters(call: Call) -> DeadLettersResponse:
     """List dead letters."""
     found = await _queue(call).dead_letters(call.query.limit)
+    return DeadLettersResponse([DeadLetterResponse.of(each) for each in _masked(call, found)])
+
+
+def _masked(call: Call, found: list[Shown]) -> list[Shown]:
     mask = call.mask(call.parameters[0])
-    if mask is not None:
-        found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
-    return DeadLettersResponse([DeadLetterResponse.of(each) for each in found])
+    return found if mask is None else [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
 
 
 async def retry(call: Call) -> None:

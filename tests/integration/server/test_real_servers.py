@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from tests.integration.server.running import served_book
-from tests.integration.server.test_remote_contract import ReplicatedRemoteBook
+from tests.integration.server.test_remote_contract import remote_books
 from tidebook import Event, LeaseLost
 from tidebook.queue.entry import Entry
 from tidebook.testing.conformance.journal import BookFactory, JournalContract
@@ -55,20 +52,7 @@ def sections(kafka_bootstrap: str, cassandra_address: str, postgres_url: str) ->
 @pytest.fixture
 def book_factory(tmp_path: Path, sections: dict[str, Section]) -> BookFactory:
     """Return a factory of remote books whose server has the book on the three servers open."""
-
-    @asynccontextmanager
-    async def open_book(**journal: Any) -> AsyncIterator[Book]:
-        async with (
-            Book(Settings(tmp_path, {**sections, "journal": Section(None, dict(journal))})) as local,
-            served_book(local) as url,
-            ReplicatedRemoteBook(url, local) as book,
-        ):
-            yield book
-
-    def factory(**journal: Any) -> AbstractAsyncContextManager[Book]:
-        return open_book(**journal)
-
-    return factory
+    return remote_books(tmp_path, sections)
 
 
 class TestJournalsOnServers(JournalContract):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,13 @@ class ReplicatedRemoteBook(RemoteBook):
         return self._local.store
 
 
-def remote_books(folder: Path) -> BookFactory:
+def remote_books(folder: Path, sections: Mapping[str, Section] | None = None) -> BookFactory:
+    """Return a factory of remote books whose server has a book with these sections open."""
+
     @asynccontextmanager
     async def open_book(**journal: Any) -> AsyncIterator[Book]:
         async with (
-            Book(Settings(folder, {"journal": Section(None, dict(journal))})) as local,
+            Book(Settings(folder, {**(sections or {}), "journal": Section(None, dict(journal))})) as local,
             served_book(local) as url,
             ReplicatedRemoteBook(url, local) as book,
         ):

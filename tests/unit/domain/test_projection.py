@@ -26,14 +26,7 @@ from tests.unit.domain.projecting import (
 )
 from tidebook.core.errors import InvalidInput, NotFound, ProjectionStopped, Unavailable
 from tidebook.core.event import Event
-from tidebook.domain import projection_runner
 from tidebook.domain.event_source import slice_of
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.05)
-    monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
 
 
 @pytest.mark.parametrize("form", ["sync", "async engine", "async handler", "async both"])

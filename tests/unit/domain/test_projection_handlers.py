@@ -24,14 +24,7 @@ from tests.unit.domain.projecting import (
 )
 from tidebook.core.errors import InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
-from tidebook.domain import projection_runner
 from tidebook.domain.sql_engine import SqlEngine, is_transient
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.05)
-    monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
 
 
 def put(tx: Any, event: Any) -> Any:

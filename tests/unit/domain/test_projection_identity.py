@@ -20,12 +20,6 @@ from tidebook.domain.event_source import slice_of
 from tidebook.domain.projection_tables import MEMBER, SLICE, create_tables
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.05)
-    monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
-
-
 def put(tx: Any, event: Any) -> None:
     tx.execute(tx.table(BALANCES).insert().values(id=f"{event.topic}/{event.id}/{event.seq_nr}", amount=1))
 

@@ -95,4 +95,4 @@ async def _chains(view: View) -> list[str]:
     return sorted(found, reverse=True)[:CHAINS_MAX]
 
 
-PAGES = (Page(name="audit", path="/audit", route=AUDIT_PAGE, read=audit, template="audit.html", query=AuditQuery),)
+PAGES = (Page("audit", AUDIT_PAGE, audit, AuditQuery),)

@@ -110,6 +110,4 @@ def _files(folder: Path) -> list[Check]:
     return checks
 
 
-PAGES = (
-    Page(name="doctor", path="/doctor", route=DOCTOR_PAGE, read=doctor, template="doctor.html", query=DoctorQuery),
-)
+PAGES = (Page("doctor", DOCTOR_PAGE, doctor, DoctorQuery),)

@@ -208,8 +208,4 @@ async def _row(view: View, key: Key, shown: ReadEvent, *, hidden: bool) -> tuple
     return side, bytes(row.encoded)
 
 
-PAGES = (
-    Page(
-        name="event", path="/event", route=BY_NAME["journals.read"], read=event, template="event.html", query=EventQuery
-    ),
-)
+PAGES = (Page("event", BY_NAME["journals.read"], event, EventQuery),)

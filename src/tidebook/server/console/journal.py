@@ -349,16 +349,7 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     return follow_journal(view.state, journal, query.id, form, encode, start=start, after=after)
 
 
-PAGES = (
-    Page(
-        name="journal",
-        path="/journal",
-        route=BY_NAME["journals.read"],
-        read=journal,
-        template="journal.html",
-        query=JournalQuery,
-    ),
-)
+PAGES = (Page("journal", BY_NAME["journals.read"], journal, JournalQuery),)
 LIVES = (
     LiveView(
         name="journal.live",

@@ -112,16 +112,7 @@ async def drop(view: View) -> ActResult:
     return ActResult(message=f"{count:,} deleted.", to="/outbox", changed=bool(count))
 
 
-PAGES = (
-    Page(
-        name="outbox",
-        path="/outbox",
-        route=BY_NAME["outbox.status"],
-        read=outbox,
-        template="outbox.html",
-        query=OutboxQuery,
-    ),
-)
+PAGES = (Page("outbox", BY_NAME["outbox.status"], outbox, OutboxQuery),)
 ACTS = (
     api_act("outbox.retry", "Retry", retry, ParkedForm, preview_retry),
     api_act("outbox.drop", "Drop", drop, ParkedForm, preview_drop),

@@ -238,4 +238,4 @@ def reports(job: JobStatus, *, now_ms: int) -> bool:
     return now_ms - job.at_ms <= max(REPORT_S_MAX, 3 * job.batch_s) * 1000
 
 
-PAGES = (Page(name="overview", path="/", route=OVERVIEW, read=overview, template="overview.html", query=OverviewQuery),)
+PAGES = (Page("overview", OVERVIEW, overview, OverviewQuery),)

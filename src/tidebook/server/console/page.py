@@ -24,21 +24,29 @@ class NoFields(msgspec.Struct, frozen=True):
     """A page or an act without parameters."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A page: its data is shown by a template, and by its twin, whose path ends with `.json`."""
+class Page(msgspec.Struct, frozen=True):
+    """A page: its data is shown by the template of its name, and by its twin, whose path ends with `.json`."""
 
     name: str
-    path: str
     #: The route of the API that shows the same: the page has its role and its scope.
     route: Route
     read: Callable[[Any], Awaitable[Any]]
-    template: str
     query: type[msgspec.Struct] = NoFields
+
+    @property
+    def path(self) -> str:
+        """The path of the page."""
+        return "/" if self.name == "overview" else f"/{self.name.replace('_', '-')}"
+
+    @property
+    def template(self) -> str:
+        """The file of the page's template."""
+        return f"{self.name}.html"
 
     @property
     def twin(self) -> str:
         """The path of the page's data as JSON."""
-        return "/overview.json" if self.path == "/" else f"{self.path}.json"
+        return f"/{self.name.replace('_', '-')}.json"
 
 
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +83,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(msgspec.json.encode([self.text, self.count, self.members]), digest_size=16).hexdigest()
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True):
+class Act(msgspec.Struct, frozen=True):
     """Something that a form of the console does: it has the role, the scope and the audit of its route."""
 
     name: str
@@ -105,7 +113,7 @@ def api_act(
     preview: Callable[[Any], Awaitable[Preview]] | None = None,
 ) -> Act:
     """Return an act that does the same as the route of this name."""
-    return Act(name=name, label=label, route=BY_NAME[name], run=run, form=form, preview=preview)
+    return Act(name, label, BY_NAME[name], run, form, preview)
 
 
 def scope_name(route: Route, fields: msgspec.Struct) -> str | None:

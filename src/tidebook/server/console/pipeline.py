@@ -343,25 +343,11 @@ async def cancel(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(
-        name="pipeline",
-        path="/pipeline",
-        route=BY_NAME["pipeline.status"],
-        read=pipeline,
-        template="pipeline.html",
-        query=PipelinePageQuery,
-    ),
-    Page(name="job", path="/job", route=BY_NAME["pipeline.job"], read=job, template="job.html", query=JobPageQuery),
+    Page("pipeline", BY_NAME["pipeline.status"], pipeline, PipelinePageQuery),
+    Page("job", BY_NAME["pipeline.job"], job, JobPageQuery),
 )
 ACTS = (
     api_act("pipeline.start", "Start job", start, JobForm, preview_start),
-    Act(
-        name="pipeline.replay",
-        label="Replay",
-        route=PARKED_REPLAY,
-        run=replay,
-        form=ReplayForm,
-        preview=preview_replay,
-    ),
+    Act("pipeline.replay", "Replay", PARKED_REPLAY, replay, ReplayForm, preview_replay),
     api_act("pipeline.cancel", "Cancel job", cancel, JobPageQuery),
 )

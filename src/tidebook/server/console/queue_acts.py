@@ -315,30 +315,14 @@ async def cancel_bulk(view: View) -> ActResult:
     return ActResult(message=f"Cancelled after {act.changed:,} of {act.total:,}.", to=to)
 
 
-PAGES = (
-    Page(
-        name="queue_act",
-        path="/queue-act",
-        route=BY_NAME["queues.entries"],
-        read=bulk,
-        template="queue_act.html",
-        query=BulkQuery,
-    ),
-)
+PAGES = (Page("queue_act", BY_NAME["queues.entries"], bulk, BulkQuery),)
 ACTS = (
     api_act("queues.pause", "Pause", pause, QueueForm),
     api_act("queues.resume", "Resume", resume, QueueForm),
     api_act("queues.put", "Put", put, PutForm),
     api_act("queues.retry", "Retry", retry, SelectionForm, preview_retry),
     api_act("queues.drop", "Drop", drop, SelectionForm, preview_drop),
-    Act(name="queues.cancel_act", label="Cancel", route=QUEUE_CANCEL, run=cancel_bulk, form=BulkQuery),
+    Act("queues.cancel_act", "Cancel", QUEUE_CANCEL, cancel_bulk, BulkQuery),
     api_act("queues.edit", "Save", edit, EditForm),
-    Act(
-        name="queues.purge",
-        label="Delete entries",
-        route=QUEUE_PURGE,
-        run=purge,
-        form=SelectionForm,
-        preview=preview_purge,
-    ),
+    Act("queues.purge", "Delete entries", QUEUE_PURGE, purge, SelectionForm, preview_purge),
 )

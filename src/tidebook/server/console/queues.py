@@ -413,28 +413,7 @@ async def _entry_at(browser: BoundBrowser, query: EntryQuery) -> BrowsedEntry:
 
 
 PAGES = (
-    Page(
-        name="queues",
-        path="/queues",
-        route=BY_NAME["queues.list"],
-        read=queues,
-        template="queues.html",
-        query=QueuesQuery,
-    ),
-    Page(
-        name="queue",
-        path="/queue",
-        route=BY_NAME["queues.entries"],
-        read=queue,
-        template="queue.html",
-        query=QueueQuery,
-    ),
-    Page(
-        name="entry",
-        path="/entry",
-        route=BY_NAME["queues.entries"],
-        read=entry,
-        template="entry.html",
-        query=EntryQuery,
-    ),
+    Page("queues", BY_NAME["queues.list"], queues, QueuesQuery),
+    Page("queue", BY_NAME["queues.entries"], queue, QueueQuery),
+    Page("entry", BY_NAME["queues.entries"], entry, EntryQuery),
 )

@@ -5,52 +5,35 @@ from __future__ import annotations
 from typing import Final
 
 from tidebook.api.access import Role
-from tidebook.api.route import Route
+from tidebook.api.route import Route, Scope
 
-OVERVIEW: Final = Route(
-    name="console.overview", method="GET", path="/", role=Role.VIEWER, scope="items", summary="What needs a person."
+
+def _page(name: str, path: str, role: Role, scope: Scope, summary: str) -> Route:
+    return Route(name=name, method="GET", path=path, role=role, scope=scope, summary=summary)
+
+
+def _act(name: str, path: str, role: Role, scope: Scope, summary: str, *, destructive: bool = False) -> Route:
+    return Route(
+        name=name, method="POST", path=path, role=role, scope=scope, summary=summary, mutates=True,
+        destructive=destructive,
+    )  # fmt: skip
+
+
+OVERVIEW: Final = _page("console.overview", "/", Role.VIEWER, "items", "What needs a person.")
+SIGN_IN_PAGE: Final = _page("console.sign_in", "/sign-in", Role.PUBLIC, "none", "Sign in.")
+SETTINGS_PAGE: Final = _page("console.settings", "/settings", Role.ADMIN, "book", "The settings.")
+DOCTOR_PAGE: Final = _page("console.doctor", "/doctor", Role.VIEWER, "book", "Checks of the book.")
+AUDIT_PAGE: Final = _page("console.audit", "/audit", Role.ADMIN, "book", "The audit.")
+WAL_PAGE: Final = _page("console.wal", "/wal", Role.VIEWER, "items", "All regions.")
+
+QUEUE_CANCEL: Final = _act(
+    "console.queue_cancel", "/acts/queues.cancel_act", Role.OPERATOR, "queue", "Cancel an act on many entries."
 )
-SIGN_IN_PAGE: Final = Route(
-    name="console.sign_in", method="GET", path="/sign-in", role=Role.PUBLIC, scope="none", summary="Sign in."
-)
-QUEUE_PURGE: Final = Route(
-    name="console.queue_purge",
-    method="POST",
-    path="/acts/queues.purge",
-    role=Role.ADMIN,
-    scope="queue",
-    summary="Delete the waiting entries that match.",
-    mutates=True,
+QUEUE_PURGE: Final = _act(
+    "console.queue_purge", "/acts/queues.purge", Role.ADMIN, "queue", "Delete the waiting entries that match.",
     destructive=True,
-)
-QUEUE_CANCEL: Final = Route(
-    name="console.queue_cancel",
-    method="POST",
-    path="/acts/queues.cancel_act",
-    role=Role.OPERATOR,
-    scope="queue",
-    summary="Cancel an act on many entries.",
-    mutates=True,
-)
-PARKED_REPLAY: Final = Route(
-    name="console.parked_replay",
-    method="POST",
-    path="/acts/pipeline.replay",
-    role=Role.ADMIN,
-    scope="topic",
-    summary="Append a parked record to its journal again.",
-    mutates=True,
-    destructive=True,
-)
-SETTINGS_PAGE: Final = Route(
-    name="console.settings", method="GET", path="/settings", role=Role.ADMIN, scope="book", summary="The settings."
-)
-DOCTOR_PAGE: Final = Route(
-    name="console.doctor", method="GET", path="/doctor", role=Role.VIEWER, scope="book", summary="Checks of the book."
-)
-AUDIT_PAGE: Final = Route(
-    name="console.audit", method="GET", path="/audit", role=Role.ADMIN, scope="book", summary="The audit."
-)
-WAL_PAGE: Final = Route(
-    name="console.wal", method="GET", path="/wal", role=Role.VIEWER, scope="items", summary="All regions."
-)
+)  # fmt: skip
+PARKED_REPLAY: Final = _act(
+    "console.parked_replay", "/acts/pipeline.replay", Role.ADMIN, "topic",
+    "Append a parked record to its journal again.", destructive=True,
+)  # fmt: skip

@@ -172,4 +172,4 @@ def without_secrets(text: str) -> str:
     return _PARAMETER.sub(rf"\1{HIDDEN}", _USERINFO.sub(f"{HIDDEN}@", text))
 
 
-PAGES = (Page(name="settings", path="/settings", route=SETTINGS_PAGE, read=settings, template="settings.html"),)
+PAGES = (Page("settings", SETTINGS_PAGE, settings),)

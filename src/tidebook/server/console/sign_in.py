@@ -55,9 +55,7 @@ async def sign_out(view: View) -> ActResult:
     return ActResult(message="Signed out.", to="/sign-in", headers=(("set-cookie", cookie),))
 
 
-PAGES = (
-    Page(name="sign_in", path="/sign-in", route=SIGN_IN_PAGE, read=page, template="sign_in.html", query=SignInQuery),
-)
+PAGES = (Page("sign_in", SIGN_IN_PAGE, page, SignInQuery),)
 ACTS = (
     api_act("access.sign_in", "Sign in", sign_in, SignInForm),
     api_act("access.sign_out", "Sign out", sign_out),

@@ -324,8 +324,8 @@ async def rebuild(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(name="tags", path="/tags", route=BY_NAME["tags.list"], read=tags, template="tags.html", query=TagsPageQuery),
-    Page(name="tag", path="/tag", route=BY_NAME["tags.read"], read=tag, template="tag.html", query=TagQuery),
+    Page("tags", BY_NAME["tags.list"], tags, TagsPageQuery),
+    Page("tag", BY_NAME["tags.read"], tag, TagQuery),
 )
 ACTS = (api_act("tags.rebuild", "Rebuild tag", rebuild, TagForm, preview_rebuild),)
 LIVES = (

@@ -67,7 +67,7 @@ async def revoke(view: View) -> ActResult:
     return ActResult(message="The token is revoked.", to="/tokens")
 
 
-PAGES = (Page(name="tokens", path="/tokens", route=BY_NAME["access.tokens"], read=tokens, template="tokens.html"),)
+PAGES = (Page("tokens", BY_NAME["access.tokens"], tokens),)
 ACTS = (
     api_act("access.create_token", "Create token", create, NewTokenForm),
     api_act("access.revoke_token", "Revoke token", revoke, RevokeForm, preview_revoke),

@@ -154,16 +154,7 @@ async def delete(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(
-        name="journals",
-        path="/journals",
-        route=BY_NAME["topics.list"],
-        read=topics,
-        template="topics.html",
-        query=TopicsQuery,
-    ),
-    Page(
-        name="topic", path="/topic", route=BY_NAME["journals.ids"], read=topic, template="topic.html", query=TopicQuery
-    ),
+    Page("journals", BY_NAME["topics.list"], topics, TopicsQuery),
+    Page("topic", BY_NAME["journals.ids"], topic, TopicQuery),
 )
 ACTS = (api_act("topics.delete", "Delete topic", delete, TopicForm, preview_delete),)

@@ -210,15 +210,8 @@ async def delete(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(name="wal", path="/wal", route=WAL_PAGE, read=regions, template="wal.html"),
-    Page(
-        name="region",
-        path="/region",
-        route=BY_NAME["wal.status"],
-        read=region,
-        template="region.html",
-        query=RegionQuery,
-    ),
+    Page("wal", WAL_PAGE, regions),
+    Page("region", BY_NAME["wal.status"], region, RegionQuery),
 )
 ACTS = (
     api_act("wal.snapshot", "Write a snapshot", snapshot, RegionQuery),

@@ -138,8 +138,8 @@ class _RunningLoopPortal(BlockingPortal):
         self._attach(loop)
 
 
-class JournalSuite:
-    """Fixtures for the test cases of a journal."""
+class BookSuite:
+    """Fixtures for the test cases of a book."""
 
     @pytest.fixture
     def book_factory(self) -> BookFactory:
@@ -148,6 +148,10 @@ class JournalSuite:
     @pytest.fixture
     def topic(self) -> str:
         return f"t-{uuid.uuid4().hex[:12]}"
+
+
+class JournalSuite(BookSuite):
+    """Fixtures for the test cases of a journal."""
 
     @pytest.fixture(
         params=[("async", "nothing"), ("async", "everything"), ("sync", "some")],

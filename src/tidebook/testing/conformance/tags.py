@@ -196,14 +196,7 @@ class TagsContract(TagsLate, TagsSizes):
     async def test_deleted_events_stay_in_the_stream_if_the_settings_keep_them(
         self, book: Book, topic: str, tag: str
     ) -> None:
-        journal = book.journal(topic)
-        await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
-        await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
-        await replicate(book.log, book.store, topic, clear_tags=False)
-        await journal.delete("cut", to=2)
-        await journal.purge("gone")
-        await replicate(book.log, book.store, topic, clear_tags=False)
-        await self.settle(book, topic)
+        await self.keep_deleted(book, topic, tag)
         assert len(await self.read(book, tag, topic)) == 6
 
     async def test_a_stream_crosses_a_change_of_the_bucket_size_and_a_year_without_events(
@@ -305,14 +298,7 @@ class TagsContract(TagsLate, TagsSizes):
     async def test_a_rebuild_keeps_deleted_events_if_the_settings_keep_them(
         self, book: Book, topic: str, tag: str
     ) -> None:
-        journal = book.journal(topic)
-        await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
-        await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
-        await replicate(book.log, book.store, topic, clear_tags=False)
-        await journal.delete("cut", to=2)
-        await journal.purge("gone")
-        await replicate(book.log, book.store, topic, clear_tags=False)
-        await self.settle(book, topic)
+        await self.keep_deleted(book, topic, tag)
         keeping = Tags(store=book.store, clock=book.clock, settings=TagSettings(deletes="keep"))
         assert (await keeping.rebuild(tag, topics=[topic])).removed == 0
         assert len(await self.read(book, tag, topic)) == 6

@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 
 from tidebook.core.action import Mark
+from tidebook.core.event import Event
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
 from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
-from tidebook.testing.conformance.journal_base import BookFactory
+from tidebook.testing.conformance.journal_base import BookFactory, BookSuite
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
@@ -22,16 +23,8 @@ HOUR_MS = 3_600_000
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
 
 
-class TagsBase:
+class TagsBase(BookSuite):
     """Fixtures for the test cases of streams by tag."""
-
-    @pytest.fixture
-    def book_factory(self) -> BookFactory:
-        raise NotImplementedError("the subclass must provide book_factory")
-
-    @pytest.fixture
-    def topic(self) -> str:
-        return f"t-{uuid.uuid4().hex[:12]}"
 
     @pytest.fixture
     def tag(self) -> str:
@@ -49,6 +42,17 @@ class TagsBase:
         await tick(book.log, book.store, topics)
         for topic in topics:
             await replicate(book.log, book.store, topic)
+
+    async def keep_deleted(self, book: Book, topic: str, tag: str) -> None:
+        """Append six events, delete or purge five of them, and replicate so that the tag view keeps these."""
+        journal = book.journal(topic)
+        await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
+        await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await journal.delete("cut", to=2)
+        await journal.purge("gone")
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await self.settle(book, topic)
 
     async def read(self, book: Book, tag: str, *topics: str, after: str | datetime | None = None) -> list[TaggedEvent]:
         return [event async for event in book.tags.read(tag, after=after, topics=topics)]
