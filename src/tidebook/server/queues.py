@@ -202,7 +202,10 @@ async def dead_letters(call: Call) -> DeadLettersAnswer:
     found = await _queue(call).dead_letters(call.query.limit)
     mask = call.mask(call.parameters[0])
     if mask is not None:
-        found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
+        found = [
+            msgspec.structs.replace(each, data=mask(each.data), reason=mask.text(each.reason, each.data))
+            for each in found
+        ]
     return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in found])
 
 
