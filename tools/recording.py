@@ -93,7 +93,7 @@ def record(folder: Path) -> Iterator[Line]:
     up = Terminal("exec tidebook up --port 0 --every-s 0.2", folder)
     try:
         yield Line("$ tidebook up", at_s, typed=True)
-        shown = up.read(until="It is served at")
+        shown = up.read(until="The book is served at")
         at_s += PAUSE_S
         for text in shown[: 1 + next(n for n, line in enumerate(shown) if "served at" in line)]:
             yield Line(re.sub(r":\d+$", ":8470", text), at_s, typed=False)

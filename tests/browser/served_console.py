@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import tidebook
 from tests.integration.server.running import served_book
-from tidebook.api.access import NewTokenAnswer, RoleName
+from tidebook.api.access import NewTokenResponse, RoleName
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.tokens import Tokens
@@ -70,10 +70,10 @@ def served_console(where: Path, **options: Any) -> Iterator[ServedConsole]:
         thread.join(START_S)
 
 
-def create_token(folder: Path, role: RoleName, **options: Any) -> NewTokenAnswer:
+def create_token(folder: Path, role: RoleName, **options: Any) -> NewTokenResponse:
     """Create a token of a book before it is served."""
 
-    async def create() -> NewTokenAnswer:
+    async def create() -> NewTokenResponse:
         database = ServerDatabase(folder)
         try:
             return await Tokens(database, SystemClock()).create(role, role, **options)

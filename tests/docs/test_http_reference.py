@@ -18,7 +18,7 @@ def expected_page() -> str:
     rows = [
         f"| `{route.method} {route.path}` | {route.summary} | {route.role.label} | "
         f"{f'`{route.body.__name__}`' if route.body else ''} | "
-        f"{f'`{route.answer.__name__}`, ' if route.answer else ''}{NOTES[route.form]} |"
+        f"{f'`{route.response.__name__}`, ' if route.response else ''}{NOTES[route.form]} |"
         for route in ROUTES
     ]
     errors = [

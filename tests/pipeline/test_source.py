@@ -206,10 +206,10 @@ def stream(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **opti
     ("options", "message"),
     [
         ({"topic": "nobody"}, "topic nobody is not in the store"),
-        ({"topic": ","}, "the option topic lists at least one name"),
+        ({"topic": ","}, "the option topic must have at least one name"),
         ({"freshness": "log"}, "the option freshness is for tables"),
         ({"splits": "2"}, "the option splits is unknown"),
-        ({"startingOffsets": '{"orders": {"0": 1}}'}, "name the partitions 0 to 3, each"),
+        ({"startingOffsets": '{"orders": {"0": 1}}'}, "must name all partitions from 0 to 3"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )

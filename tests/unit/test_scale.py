@@ -35,6 +35,21 @@ def test_the_figures_of_this_machine_are_within_thirty_percent_and_equal_those_o
         assert round(simulated, digits) == pytest.approx(on_page), row
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_figures_do_not_depend_on_the_seed(seed: int) -> None:
+    """An overloaded second now and then decides the p99 of a short simulation."""
+    tail, other = simulate_tail(MEASURED, Machine()), simulate_tail(MEASURED, Machine(), seed=seed)
+    assert other.p50_s == pytest.approx(tail.p50_s, rel=0.05)
+    assert other.p99_s == pytest.approx(tail.p99_s, rel=0.1)
+    assert other.cores == pytest.approx(tail.cores, rel=0.05)
+
+
+def test_the_figures_without_another_fit_equal_those_of_the_page() -> None:
+    tail = simulate_tail(MEASURED, Machine(slice_every_s=0.05))
+    text = f"the same costs give {tail.p50_s * 1e3:.0f} ms, {tail.p99_s * 1e3:.0f} ms and {tail.cores:.2f} cores"
+    assert text in " ".join(PAGE.split())
+
+
 def test_the_costs_and_the_sizes_of_the_page_are_those_of_the_model() -> None:
     for name, cost_s in asdict(MEASURED).items():
         if name != "appender_event_s":  # a cost of the measurement, not of the pipeline

@@ -40,7 +40,7 @@ class SignInBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
 
 
-class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class SessionResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The signed-in user; a browser sends `csrf_token` as the header X-CSRF-Token with every change."""
 
     name: str
@@ -60,7 +60,7 @@ class TokenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
 
 
-class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class TokenResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A token without its secret."""
 
     id: str
@@ -73,19 +73,19 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at_ms: int | None
 
 
-class NewTokenAnswer(TokenAnswer, frozen=True, kw_only=True):
+class NewTokenResponse(TokenResponse, frozen=True, kw_only=True):
     """A new token with its secret, which is shown only here."""
 
     token: str
 
 
-class TokensAnswer(msgspec.Struct, frozen=True):
+class TokensResponse(msgspec.Struct, frozen=True):
     """All tokens, newest first."""
 
-    tokens: list[TokenAnswer]
+    tokens: list[TokenResponse]
 
 
-class AuditVerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class AuditVerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The result of checking the chains of the audit."""
 
     chains: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class LiveAnswer(msgspec.Struct, frozen=True):
+class LiveResponse(msgspec.Struct, frozen=True):
     """The process responds."""
 
     live: bool
@@ -13,7 +13,7 @@ class LiveAnswer(msgspec.Struct, frozen=True):
     uptime_s: float
 
 
-class CheckAnswer(msgspec.Struct, frozen=True):
+class CheckResponse(msgspec.Struct, frozen=True):
     """One part of the book, and why it is not ready."""
 
     name: str
@@ -21,9 +21,9 @@ class CheckAnswer(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-class ReadyAnswer(msgspec.Struct, frozen=True):
+class ReadyResponse(msgspec.Struct, frozen=True):
     """Whether requests should be sent to this server, with the reasons."""
 
     ready: bool
     draining: bool
-    checks: list[CheckAnswer]
+    checks: list[CheckResponse]

@@ -35,7 +35,7 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     version: int = 1
 
     def event(self, *, is_checked: bool = False) -> Event:
-        """Return the event that a journal appends; `is_checked` says that the request `needs_no_check`."""
+        """Return the event that a journal appends; `is_checked` says that its payload needs no check."""
         payload = payload_from(self.payload, self.payload_base64)
         if is_checked:
             payload = checked_payload(payload)
@@ -83,7 +83,7 @@ class AppendBatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     appends: Annotated[tuple[BatchAppendBody, ...], Meta(min_length=1, max_length=BATCH_APPENDS_MAX)]
 
 
-class AppendAnswer(msgspec.Struct, frozen=True):
+class AppendResponse(msgspec.Struct, frozen=True):
     """The numbers of the appended events; null if the outcome was not awaited."""
 
     first: int | None
@@ -92,7 +92,7 @@ class AppendAnswer(msgspec.Struct, frozen=True):
     offset: int
 
 
-class BatchAppendAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class BatchAppendResponse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The result of one append of a batch: the numbers, or the problem."""
 
     first: int | None = None
@@ -102,10 +102,10 @@ class BatchAppendAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     problem: dict[str, Any] | None = None
 
 
-class AppendBatchAnswer(msgspec.Struct, frozen=True):
+class AppendBatchResponse(msgspec.Struct, frozen=True):
     """One result for each append, in the order of the request."""
 
-    results: list[BatchAppendAnswer]
+    results: list[BatchAppendResponse]
 
 
 class EventLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -167,7 +167,7 @@ class PointerQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     barrier: Literal["mark", "offset"] | None = None
 
 
-class PointerAnswer(msgspec.Struct, frozen=True):
+class PointerResponse(msgspec.Struct, frozen=True):
     """The last number of a journal."""
 
     seq_nr: int
@@ -186,7 +186,7 @@ class SnapshotBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     payload_base64: bytes | UnsetType = UNSET
 
 
-class SnapshotAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class SnapshotResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     """A saved state."""
 
     seq_nr: int
@@ -221,13 +221,13 @@ class IdLine(msgspec.Struct, frozen=True):
     id: str
 
 
-class TopicsAnswer(msgspec.Struct, frozen=True):
+class TopicsResponse(msgspec.Struct, frozen=True):
     """The topics that hold journals, sorted."""
 
     topics: list[str]
 
 
-class TopicAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class TopicResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a topic in the log and in the store; lists have one item for each partition."""
 
     topic: str
@@ -240,7 +240,7 @@ class TopicAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
 
 
-class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class TopicConfigResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a topic, which is the same for all processes."""
 
     topic_id: str
@@ -253,7 +253,7 @@ class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
     began: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, config: TopicConfig) -> TopicConfigAnswer:
+    def of(cls, config: TopicConfig) -> TopicConfigResponse:
         """Return the response for a configuration."""
         return msgspec.convert(config, cls, from_attributes=True)
 

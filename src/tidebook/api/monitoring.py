@@ -21,7 +21,7 @@ class HistorySample(msgspec.Struct, frozen=True):
     values: list[float | None]
 
 
-class HistoryAnswer(msgspec.Struct, frozen=True):
+class HistoryResponse(msgspec.Struct, frozen=True):
     """The samples of the last hours, oldest first. Counters start again at 0 with each process of the server."""
 
     every_s: float

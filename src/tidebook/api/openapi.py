@@ -30,7 +30,7 @@ _PROBLEM = {"description": "A problem", "content": {CONTENT_TYPE: {"schema": {"$
 @cache
 def document(version: str) -> dict[str, Any]:
     """Return the document of this version of the API."""
-    structs = [each for route in ROUTES for each in (route.body, route.answer) if each is not None]
+    structs = [each for route in ROUTES for each in (route.body, route.response) if each is not None]
     _, components = msgspec.json.schema_components([*dict.fromkeys(structs), EndLine, Problem], ref_template=_REFERENCE)
     components["Problem"]["additionalProperties"] = True
     components["Problem"]["properties"]["type"]["examples"] = [TYPE_PREFIX + kind.slug for kind in KINDS]
@@ -63,7 +63,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "tags": [route.noun],
         "x-role": route.role.label,
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
-        "responses": {str(route.status): _answer(route), "default": _PROBLEM},
+        "responses": {str(route.status): _response(route), "default": _PROBLEM},
         "security": [] if route.role is Role.PUBLIC else [{"token": []}, {"session": []}],
     }
     if route.body is not None:
@@ -112,8 +112,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     found = [
         ("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled."),
     ]
-    if route.mutates and not route.answers_secret:
-        text = "A repetition with the same key gets the same response and changes nothing."
+    if route.mutates and not route.returns_secret:
+        text = "A repeat with the same key gets the same response and changes nothing."
         found.append(("Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,200}$"}, text))
     if route.form == "events":
         found.append(("Last-Event-ID", {"type": "string"}, "The id of the last server-sent event that was received."))
@@ -123,13 +123,15 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     ]
 
 
-def _answer(route: Route) -> dict[str, Any]:
-    description = " ".join((inspect.getdoc(route.answer) or route.summary).split()) if route.answer else route.summary
+def _response(route: Route) -> dict[str, Any]:
+    description = (
+        " ".join((inspect.getdoc(route.response) or route.summary).split()) if route.response else route.summary
+    )
     if route.form == "none":
         return {"description": description}
     if route.form == "text":
         return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
-    schema = {"$ref": _REFERENCE.format(name=route.answer.__name__)} if route.answer else {"type": "object"}
+    schema = {"$ref": _REFERENCE.format(name=route.response.__name__)} if route.response else {"type": "object"}
     if route.form == "json":
         return {"description": description, "content": {"application/json": {"schema": schema}}}
     line = {"anyOf": [schema, {"$ref": "#/components/schemas/EndLine"}]}

@@ -12,7 +12,7 @@ from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
 PARKED_LISTED_MAX = 1_000
 
 
-class OutboxAnswer(msgspec.Struct, frozen=True):
+class OutboxResponse(msgspec.Struct, frozen=True):
     """The status of every topic of the outbox."""
 
     topics: list[OutboxTopicStatus]
@@ -25,7 +25,7 @@ class ParkedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=PARKED_LISTED_MAX)] = 100
 
 
-class ParkedMessagesAnswer(msgspec.Struct, frozen=True):
+class ParkedMessagesResponse(msgspec.Struct, frozen=True):
     """Messages that are parked, retrying, or held by one of those."""
 
     messages: list[ParkedMessage]
@@ -38,7 +38,7 @@ class ParkedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
-class CountAnswer(msgspec.Struct, frozen=True):
+class CountResponse(msgspec.Struct, frozen=True):
     """How many messages were affected."""
 
     count: int

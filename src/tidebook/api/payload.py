@@ -21,17 +21,17 @@ _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 _encode = msgspec.json.Encoder().encode
 
 
-def needs_no_check(raw: bytes) -> bool:
-    """Return whether the values in a decoded JSON text are certainly ones that a payload may hold.
+def payloads_need_no_check(raw: bytes) -> bool:
+    """Return whether the payloads in a JSON text that was decoded are certainly valid; False if each must be checked.
 
-    The decoder rejects everything else that a payload must not hold. So it suffices to check the bytes instead of each
-    value: with few brackets nothing is nested too deeply, and a number with few digits fits in 64 bits.
+    What the decoder accepts can only be too deeply nested, or have a number that is too large. The bytes can exclude
+    both: with few brackets nothing is nested too deeply, and a number with few digits fits in 64 bits.
     """
     return raw.count(b"{") + raw.count(b"[") <= DEPTH_MAX and _LONG_NUMBER.search(raw) is None
 
 
 def checked_payload(value: Any) -> Any:
-    """Return a payload from JSON text that `needs_no_check`, so that it is not checked when it is appended."""
+    """Return a payload that needs no check, in the form that an append encodes without checking it."""
     return value if type(value) is str or type(value) is bytes else EncodedJson(_encode(value))
 
 

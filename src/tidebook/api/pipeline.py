@@ -13,7 +13,7 @@ JobState = Literal["running", "done", "differences", "failed", "cancelled"]
 JOB_LINES_MAX = 1_000
 
 
-class PartitionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The replication progress of one partition."""
 
     topic: str
@@ -27,10 +27,10 @@ class PartitionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None
 
 
-class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The replication progress of all partitions, and the last report of the replication job."""
 
-    partitions: list[PartitionAnswer]
+    partitions: list[PartitionResponse]
     job: dict[str, Any] | None
 
 
@@ -47,7 +47,7 @@ class ParkedRecordsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
-class ParkedRecordAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ParkedRecordResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A record of the log that cannot be read."""
 
     topic: str
@@ -58,10 +58,10 @@ class ParkedRecordAnswer(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class ParkedRecordsAnswer(msgspec.Struct, frozen=True):
+class ParkedRecordsResponse(msgspec.Struct, frozen=True):
     """Records that cannot be read."""
 
-    records: list[ParkedRecordAnswer]
+    records: list[ParkedRecordResponse]
 
 
 class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: bool = False
 
 
-class PipelineJobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineJobResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A job: its state, its latest output, and as its result the last line."""
 
     id: str
@@ -91,10 +91,10 @@ class PipelineJobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
 
 
-class PipelineJobsAnswer(msgspec.Struct, frozen=True):
+class PipelineJobsResponse(msgspec.Struct, frozen=True):
     """The jobs that this server has started, newest first, without their lines."""
 
-    jobs: list[PipelineJobAnswer]
+    jobs: list[PipelineJobResponse]
 
 
 class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

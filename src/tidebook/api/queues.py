@@ -55,7 +55,7 @@ class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: Annotated[tuple[EntryBody, ...], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
-class PutAnswer(msgspec.Struct, frozen=True):
+class PutResponse(msgspec.Struct, frozen=True):
     """How many entries are new, and how many were merged into a waiting one."""
 
     inserted: int
@@ -77,7 +77,7 @@ class ClaimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     done: Annotated[tuple[str, ...], Meta(max_length=CLAIM_MAX)] = ()
 
 
-class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class JobResponse(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A claimed entry; `lease` proves the claim to `heartbeat`, `done` and `fail`."""
 
     lease: str
@@ -95,7 +95,7 @@ class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     traceparent: str | None = None
 
     @classmethod
-    def of(cls, job: Job) -> JobAnswer:
+    def of(cls, job: Job) -> JobResponse:
         """Return the response for a job."""
         data, encoded = payload_to(job.data)
         return cls(
@@ -105,10 +105,10 @@ class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )  # fmt: skip
 
 
-class ClaimAnswer(msgspec.Struct, frozen=True):
+class ClaimResponse(msgspec.Struct, frozen=True):
     """The claimed entries; none if nothing is due."""
 
-    jobs: list[JobAnswer]
+    jobs: list[JobResponse]
 
 
 class HeldJob:
@@ -139,7 +139,7 @@ class HeartbeatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     lease_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
 
 
-class HeartbeatAnswer(msgspec.Struct, frozen=True):
+class HeartbeatResponse(msgspec.Struct, frozen=True):
     """The new ends of the leases, in the order of the request."""
 
     lease_until: list[datetime]
@@ -159,13 +159,13 @@ class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     reason: str = "it failed"
 
 
-class FailAnswer(msgspec.Struct, frozen=True):
+class FailResponse(msgspec.Struct, frozen=True):
     """The state of each entry afterwards: waiting, merged, dead or expired."""
 
     outcomes: list[str]
 
 
-class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class QueueResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The number of entries of a queue, by state."""
 
     queue: str
@@ -196,7 +196,7 @@ class WorkerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     failed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
-class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as its last report describes it; `gone` if it has been silent for too long."""
 
     id: str
@@ -211,16 +211,16 @@ class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
-class WorkersAnswer(msgspec.Struct, frozen=True):
+class WorkersResponse(msgspec.Struct, frozen=True):
     """The workers of a queue, the latest heartbeat first."""
 
-    workers: list[WorkerAnswer]
+    workers: list[WorkerResponse]
 
 
-class QueuesAnswer(msgspec.Struct, frozen=True):
+class QueuesResponse(msgspec.Struct, frozen=True):
     """All queues."""
 
-    queues: list[QueueAnswer]
+    queues: list[QueueResponse]
 
 
 class EntriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,7 +230,7 @@ class EntriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unmask: bool = False
 
 
-class EntryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class EntryResponse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A waiting (W) or processing (P) entry."""
 
     id: int
@@ -247,20 +247,20 @@ class EntryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     data_base64: bytes | UnsetType = UNSET
 
     @classmethod
-    def of(cls, view: EntryView) -> EntryAnswer:
+    def of(cls, view: EntryView) -> EntryResponse:
         """Return the response for an entry."""
         fields = {name: getattr(view, name) for name in view.__struct_fields__ if name != "data"}
         data, encoded = payload_to(view.data)
         return cls(**fields, data=data, data_base64=encoded)
 
 
-class EntriesAnswer(msgspec.Struct, frozen=True):
+class EntriesResponse(msgspec.Struct, frozen=True):
     """The first entries: those being processed, then the waiting ones, in claim order."""
 
-    entries: list[EntryAnswer]
+    entries: list[EntryResponse]
 
 
-class DeadLetterAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class DeadLetterResponse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A dead letter: retry it, edit it first, or drop it."""
 
     id: int
@@ -276,17 +276,17 @@ class DeadLetterAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     data_base64: bytes | UnsetType = UNSET
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> DeadLetterAnswer:
+    def of(cls, letter: DeadLetter) -> DeadLetterResponse:
         """Return the response for a dead letter."""
         fields = {name: getattr(letter, name) for name in letter.__struct_fields__ if name != "data"}
         data, encoded = payload_to(letter.data)
         return cls(**fields, data=data, data_base64=encoded)
 
 
-class DeadLettersAnswer(msgspec.Struct, frozen=True):
+class DeadLettersResponse(msgspec.Struct, frozen=True):
     """Dead letters, newest first."""
 
-    dead_letters: list[DeadLetterAnswer]
+    dead_letters: list[DeadLetterResponse]
 
 
 class DataBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

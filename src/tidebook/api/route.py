@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     #: The struct of the response, or of each line if the form is `lines`.
-    answer: Any = None
+    response: Any = None
     form: Form = "json"
     status: int = 200
     #: Whether the operation changes something; if so, it is audited and accepts an Idempotency-Key.
@@ -38,7 +38,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the audit entry must be durable before the response is sent.
     destructive: bool = False
     #: Whether the response contains a secret, which is never stored.
-    answers_secret: bool = False
+    returns_secret: bool = False
     #: Whether the body may be left out.
     body_optional: bool = False
 

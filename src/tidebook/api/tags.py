@@ -74,7 +74,7 @@ class HorizonQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topics: str | None = None
 
 
-class HorizonAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class HorizonResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The time below which streams by tag are complete, what holds it back, and what is not replicated yet."""
 
     time_ms: int
@@ -92,7 +92,7 @@ class TagRebuildBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topics: tuple[str, ...] | None = None
 
 
-class TagRebuildAnswer(msgspec.Struct, frozen=True):
+class TagRebuildResponse(msgspec.Struct, frozen=True):
     """How many rows were written and removed."""
 
     written: int

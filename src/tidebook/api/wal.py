@@ -18,13 +18,13 @@ Table = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Sequence = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
 
 
-class RegionsAnswer(msgspec.Struct, frozen=True):
+class RegionsResponse(msgspec.Struct, frozen=True):
     """The ids of the regions of a namespace."""
 
     regions: list[int]
 
 
-class TableAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class TableResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one table of a region."""
 
     table: int
@@ -35,7 +35,7 @@ class TableAnswer(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
 
 
-class RegionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class RegionResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a region and its tables."""
 
     region: int
@@ -47,7 +47,7 @@ class RegionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_age_ms: int | None
     recovery_s: float
     cleaner_error: str | None
-    tables: list[TableAnswer]
+    tables: list[TableResponse]
 
 
 class RegionOpenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,13 +56,13 @@ class RegionOpenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     create: bool = False
 
 
-class RegionSessionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class RegionSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A claim of a region for writing; it ends when it is closed, taken over, or idle for `idle_s` seconds."""
 
     session: str
     term: int
     idle_s: float
-    tables: list[TableAnswer]
+    tables: list[TableResponse]
 
 
 class PayloadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,7 +95,7 @@ class RegionWriteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes: Annotated[tuple[TableWriteBody, ...], Meta(min_length=1, max_length=WRITES_MAX)]
 
 
-class WriteAnswer(msgspec.Struct, frozen=True):
+class WriteResponse(msgspec.Struct, frozen=True):
     """The sequence numbers of one table's payloads, and the offset of their record."""
 
     table: int
@@ -104,10 +104,10 @@ class WriteAnswer(msgspec.Struct, frozen=True):
     offset: int
 
 
-class RegionWriteAnswer(msgspec.Struct, frozen=True):
+class RegionWriteResponse(msgspec.Struct, frozen=True):
     """One result for each table, in the order of the request."""
 
-    written: list[WriteAnswer]
+    written: list[WriteResponse]
 
 
 class RegionReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,14 +148,14 @@ class FlushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     table: Table | None = None
 
 
-class FlushAnswer(msgspec.Struct, frozen=True):
+class FlushResponse(msgspec.Struct, frozen=True):
     """The tables that the owner was asked to flush."""
 
     tables: list[int]
 
 
-class CleanAnswer(msgspec.Struct, frozen=True):
-    """The result of a cleaning."""
+class CleanResponse(msgspec.Struct, frozen=True):
+    """The result of cleaning a region."""
 
     truncated_to: int
     removed: int
@@ -163,7 +163,7 @@ class CleanAnswer(msgspec.Struct, frozen=True):
     held_bytes: int
 
 
-class RegionSnapshotAnswer(msgspec.Struct, frozen=True):
+class RegionSnapshotResponse(msgspec.Struct, frozen=True):
     """The snapshot that was written."""
 
     data_offset: int

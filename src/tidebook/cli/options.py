@@ -23,7 +23,7 @@ from tidebook.wiring.settings import DEFAULT_BOOK, Settings, read_settings
 #: A hundred years.
 SECONDS_MAX = 100 * 365 * 86_400
 PORT_MAX = 65_535
-#: The files of a book's folder, each with the settings section that may replace it by a server.
+#: The files of a book's folder, each with the settings section that may name a server instead.
 BOOK_FILES = {"log.db": "log", "store.db": "store", "queue.db": "sql", "outbox.db": "sql"}
 #: The file of tokens, which a book has even if all of its parts are on servers.
 SERVER_FILE = "server.db"

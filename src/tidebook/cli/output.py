@@ -93,7 +93,7 @@ def note(text: str) -> None:
 
 def progress_bar(what: str) -> Progress:
     """Return a progress bar on standard error; it shows nothing unless a person sees both streams."""
-    # Imported only here: rich takes a fifth of the start of a command, and most commands do not use it.
+    # Imported only here: importing rich takes a fifth of a command's start-up time, and most commands do not use it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

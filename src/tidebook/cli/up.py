@@ -45,13 +45,16 @@ async def up(
     once: bool = flag("--once", "Print the status once, then exit."),
     replicate: bool = typer.Option(True, help="Replicate the log to the store, and purge expired journals."),
     serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
-    port: int = number("The port of the server; another one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
+    port: int = number(
+        "The port of the server; if it is taken, another one is chosen.", 0, PORT_MAX, 8470, metavar="PORT"
+    ),
     log_json: LogJsonOption = False,
-    demo: bool = flag("--demo", "Also run a small shop in the book, which uses every part of it."),
+    demo: bool = flag("--demo", "Also run a demo in the book: a small shop that uses every part of Tidebook."),
 ) -> None:
     """Replicate and serve a book, and show its status, until Ctrl-C.
 
-    An embedded book is replicated in this process. With servers, or [pipeline] engine = "spark", it is on local Spark.
+    An embedded book is replicated in this process. A book with servers, or with [pipeline] engine = "spark", is
+    replicated by a local Spark.
     """
     if log_json:
         log_as_json()
@@ -88,7 +91,7 @@ async def up(
 
 
 def _demo(settings: Settings, *, once: bool) -> Any:
-    """Return the function that makes the shop's parts; raise `InvalidInput` where it cannot run."""
+    """Return the function that opens the demo shop; raise `InvalidInput` if the shop cannot run."""
     if once or not is_embedded(settings):
         raise InvalidInput("--demo runs in an embedded book until Ctrl-C: pass a folder, and not --once")
     return extra("tidebook.demo", "outbox").shop
@@ -96,12 +99,12 @@ def _demo(settings: Settings, *, once: bool) -> Any:
 
 async def _run_demo(book: Book, shop: Any, stop: asyncio.Event) -> None:
     async with shop(book) as parts, book.running(*parts):
-        output.emit({"demo": "shop"}, "A small shop is open in it: see the topics that begin with shop-")
+        output.emit({"demo": "shop"}, "The demo shop is open: its topics begin with shop-")
         await stop.wait()
 
 
 async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None:
-    """Serve the book until `stop` is set, at a free port if this one is taken; print the address."""
+    """Serve the book until `stop` is set, on a free port if `port` is taken; print the address."""
     try:
         server = extra("tidebook.server.serve", "server")
     except InvalidInput as error:
@@ -109,7 +112,7 @@ async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None
         return
 
     def ready(url: str) -> None:
-        output.emit({"url": url}, f"It is served at {url}")
+        output.emit({"url": url}, f"The book is served at {url}")
 
     try:
         await server.serve(book, stop, port=port, where=where, on_ready=ready)
@@ -157,7 +160,7 @@ def _describe_replication(book: Book, child: ReplicationChild | None) -> dict[st
 
 
 def _live() -> Live:
-    # Rich is imported only where it is used: it takes a fifth of the start of every command.
+    # Rich is imported only where it is used: the import takes a fifth of a command's start-up time.
     from rich.console import Console
     from rich.live import Live
 
@@ -204,7 +207,7 @@ class ReplicationChild:
             if stop.is_set():
                 return
             pause_s = backoff.next_s()
-            self.state = f"ended with code {code}, restarts in {pause_s:.0f} s: {self._last_log_line()}"
+            self.state = f"exited with code {code}, restarting in {pause_s:.0f} s: {self._last_log_line()}"
             if await _wait_for(stop, pause_s):
                 return
 

@@ -18,8 +18,8 @@ OFFSET_MAX: Final = (1 << OFFSET_BITS) - 1
 NUMBER_MAX: Final = 2**53 - 1
 #: The last millisecond of the year 9999.
 TIME_MS_MAX: Final = 253_402_300_799_999
-#: How far a tick may advance the log time beyond its own record's timestamp. A larger one would move every partition
-#: into the future irrevocably. The clocks of brokers differ by far less.
+#: How far a tick may advance the log time beyond its own record's timestamp. Without this limit one wrong tick would
+#: move every partition into the future irrevocably. The clocks of brokers differ by far less.
 TICK_AHEAD_MS_MAX: Final = 86_400_000
 #: How many events one append may hold.
 EVENTS_MAX: Final = 10_000
@@ -28,11 +28,11 @@ IDENTITY_BYTES: Final = 16
 COUNTER_MAX: Final = 2**62 - 1
 
 EpochNumber = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
-#: An integer from 0.
+#: A non-negative integer.
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
-#: An integer from 1.
+#: A positive integer.
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
-#: Integers up to `COUNTER_MAX`, from 0 and from 1.
+#: A non-negative and a positive integer up to `COUNTER_MAX`.
 Counter = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
 PositiveCounter = Annotated[int, msgspec.Meta(ge=1, le=COUNTER_MAX)]
 #: 16 bytes that identify a writer or an append uniquely.

@@ -35,7 +35,7 @@ TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
 TYPE_BYTES_MAX = 200
 TYPE_VERSION_MAX = 2**31 - 1
-#: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
+#: An event with more tags than this causes a warning, because each tag costs a row. There is no limit.
 TAGS_WARN = 10
 
 #: Used instead of a payload type for an append that is not plain, that is, more than a single payload.
@@ -275,7 +275,7 @@ def check_type(name: object, version: object) -> tuple[str, int]:
     try:
         return _checked_type(name, version)
     except TypeError as error:  # not hashable
-        raise InvalidInput(f"an event's type must be text and its version a number: {error}") from error
+        raise InvalidInput(f"an event's type must be a string and its version a whole number: {error}") from error
 
 
 @lru_cache(512, typed=True)  # a service has few event types; typed: True differs from 1
@@ -286,12 +286,12 @@ def _checked_type(name: object, version: object) -> tuple[str, int]:
     if not _is_valid_type(name):
         raise InvalidInput(f"the name of a type must have at most {TYPE_BYTES_MAX} bytes and no NUL: {name[:40]!r}")
     if type(version) is not int or not 1 <= version <= TYPE_VERSION_MAX:
-        raise InvalidInput(f"the version of type {name!r} must be a number from 1, not {version!r}")
+        raise InvalidInput(f"the version of type {name!r} must be a whole number of at least 1, not {version!r}")
     return name, version
 
 
 def decode_event(encoded: bytes | msgspec.Raw) -> EncodedEvent:
-    """Undo `encode_event`, except that payload and metadata stay bytes; raise Corrupt for damaged bytes."""
+    """Decode an event, leaving its payload and metadata as bytes; raise Corrupt for damaged bytes."""
     try:
         return _decode(encoded)
     except DECODE_ERRORS as error:
@@ -363,9 +363,9 @@ def check_events(body: bytes, count: int, tagged: TagCounts) -> None:
 
     Raise Corrupt otherwise. Payloads and metadata are not decoded: only the reader of an event interprets them.
     """
-    # Check the length first: a few bytes can announce an arbitrarily large array.
-    if _announced_count(body) != count:
-        raise Corrupt(f"the append announces {count} events and holds {_announced_count(body)}")
+    # Check the length first: a few bytes can declare an arbitrarily large array.
+    if _declared_count(body) != count:
+        raise Corrupt(f"the append declares {count} events, but its body has {_declared_count(body)}")
     start = 1 + _LENGTH_BYTES.get(body[0], 0)
     if not tagged and body[start : start + 1] == _PLAIN_HEADER:
         try:
@@ -380,8 +380,8 @@ def check_events(body: bytes, count: int, tagged: TagCounts) -> None:
     _check_types_and_tags(events, tagged)
 
 
-def _announced_count(body: bytes) -> int:
-    """Return the length of a body's msgpack array."""
+def _declared_count(body: bytes) -> int:
+    """Return the length that the header of a body's msgpack array declares."""
     kind = body[0] if body else 0
     if kind & 0xF0 == 0x90:
         return kind & 0x0F
@@ -410,7 +410,7 @@ def _check_types_and_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> 
 
 @lru_cache(512)
 def _is_valid_type(name: str) -> bool:
-    """Return whether `encode_event` could have written this name of a type."""
+    """Return whether `encode_event` could have written this type name."""
     return bool(name) and "\x00" not in name and len(name.encode()) <= TYPE_BYTES_MAX
 
 

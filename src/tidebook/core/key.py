@@ -34,7 +34,7 @@ def topic_name(value: object) -> str:
     'orders'
     """
     if type(value) is not str:
-        raise InvalidInput(f"a topic must be text, not {type(value).__name__}")
+        raise InvalidInput(f"a topic must be a string, not {type(value).__name__}")
     if not _TOPIC.fullmatch(value) or value in {".", ".."}:
         raise InvalidInput(
             f"topic {value[:80]!r} must have 1 to {TOPIC_LENGTH_MAX} characters of A-Z a-z 0-9 . _ - (not '.', '..')"
@@ -48,7 +48,7 @@ def journal_id(value: object) -> str:
     Raise InvalidInput otherwise.
     """
     if type(value) is not str:
-        raise InvalidInput(f"a journal's id must be text, not {type(value).__name__}")
+        raise InvalidInput(f"a journal's id must be a string, not {type(value).__name__}")
     if not value:
         raise InvalidInput("a journal's id must not be empty")
     try:

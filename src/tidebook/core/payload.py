@@ -19,7 +19,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 class EncodedJson(msgspec.Struct, frozen=True, gc=False):
-    """A JSON payload that is encoded already."""
+    """A JSON payload that is already encoded."""
 
     data: bytes
 

@@ -1,4 +1,4 @@
-"""The shop: customers order and pay, mails are sent, sales are counted, messages are relayed, all in one process."""
+"""The shop: customers order and pay, emails are sent, sales are counted, messages are relayed, in one process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shop:
         await self._measurements.write(ORDER_SECONDS, order=id, seconds=round(time.monotonic() - began_s, 4))
 
     async def send_mail(self, job: Job) -> None:
-        """Send the mail of a paid order; this shop only records that it did."""
+        """Send the email for a paid order; this demo only records that it was sent."""
         await self._measurements.write(MAILS, order=job.data["id"])
 
     def parts(self) -> list[object]:
@@ -67,7 +67,7 @@ class Shop:
 
 @asynccontextmanager
 async def open_shop(book: tidebook.Book) -> AsyncIterator[Shop]:
-    """Open the shop of a book in a folder; everything that it writes is in that folder."""
+    """Open the shop on an embedded book; everything that it writes is in the book's folder."""
     folder = Path(book.settings.folder).resolve()
     database = create_engine(book.outbox.url)
     read_model = create_engine(f"sqlite:///{folder / 'sales.db'}")

@@ -302,7 +302,7 @@ class Decider(Generic[S]):
         cached_max: int = CACHED_MAX,
     ) -> None:
         if snapshot_every is not None and not (type(snapshot_every) is int and snapshot_every >= 1):
-            raise InvalidInput(f"snapshot_every must be a number of events, at least 1, not {snapshot_every!r}")
+            raise InvalidInput(f"snapshot_every must be a whole number of at least 1, not {snapshot_every!r}")
         self.journal = journal
         self.rules = rules
         self._every = snapshot_every

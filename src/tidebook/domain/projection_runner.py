@@ -1,4 +1,4 @@
-"""The loop of a projection in one process: reads its slices of the stream and applies them batch by batch."""
+"""The loop that runs a projection in one process: it reads the slices it owns and applies their events in batches."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class SliceRunner:
             await self._leave()
 
     async def run_to(self, goals: Mapping[int, At]) -> None:
-        """Run until each slice has reached its goal: the part of a rebuild that catches up."""
+        """Run until each slice has reached its goal. A rebuild uses this to catch up with the live build."""
         while await self._renew():
             if all(self.progress.reached.get(number, ()) >= at for number, at in goals.items()):
                 return
@@ -177,7 +177,7 @@ class SliceRunner:
         return self._clock.monotonic_ms() >= self._rebalance_at_ms
 
     async def _renew(self) -> bool:
-        """Renew the lease and take slices, if due; return False once the build was removed."""
+        """Renew the lease and take slices, if due; return False if the build has been removed."""
         if not self._is_renewal_due():
             return True
 
@@ -202,7 +202,7 @@ class SliceRunner:
         self.progress.stopped = {
             each.slice: f"{each.failed_event}: {each.error}" for each in owned if each.error is not None
         }
-        reached = {number: decode_position(text).at for number, text in self._slices.items()}
+        reached = {number: decode_position(encoded).at for number, encoded in self._slices.items()}
         known = self.progress.reached
         self.progress.reached = {number: max(at, known.get(number, ())) for number, at in reached.items()}
         self._on_progress()
@@ -213,7 +213,7 @@ class SliceRunner:
         leaving = asyncio.ensure_future(
             self._engine.run(lambda connection: self._tables.leave(connection, self._build.number, self._member))
         )
-        with suppress(Exception):  # otherwise the lease expires
+        with suppress(Exception):  # if this fails, the lease expires
             await _uncancelled(leaving)
 
     async def _database(self, work: Callable[[Connection], T]) -> T:
@@ -234,21 +234,22 @@ class SliceRunner:
         self.progress.error = _reason(error)[:500]
         pause_s = backoff.next_s()
         LOGGER.warning(
-            "projection %r: a server failed, retry in %.2f s: %s", self._tables.name, pause_s, self.progress.error
+            "projection %r: a server failed, retrying in %.2f s: %s", self._tables.name, pause_s, self.progress.error
         )
         await asyncio.sleep(pause_s)
 
     async def _round(self) -> bool:
         """Process the events below the horizon for the slices that are furthest behind; return whether any were found.
 
-        Slices with the same position are read together, up to the position of those further on, which they then join.
+        Slices at the same position form a group, which reads the stream once. A group that reaches the position of
+        another one stops there, and the next round reads for both.
         """
         groups: dict[str, list[int]] = {}
-        for number, text in self._slices.items():
-            groups.setdefault(text, []).append(number)
+        for number, encoded in self._slices.items():
+            groups.setdefault(encoded, []).append(number)
         if not groups:
             return False
-        earliest, *others = sorted(groups, key=lambda text: decode_position(text).at)
+        earliest, *others = sorted(groups, key=lambda encoded: decode_position(encoded).at)
         begin = decode_position(earliest).at
         stop = next((each for each in map(decode_position, others) if can_join(begin, each.at)), None)
         try:
@@ -257,26 +258,26 @@ class SliceRunner:
             self.renew_soon()
             return True
 
-    async def _advance_group(self, slices: list[int], text: str, stop: SourcePosition | None) -> bool:
+    async def _advance_group(self, slices: list[int], before: str, stop: SourcePosition | None) -> bool:
         delivered = False
-        async with aclosing(_read_ahead(self._source.pages(decode_position(text)))) as pages:
+        async with aclosing(_read_ahead(self._source.pages(decode_position(before)))) as pages:
             async for page in pages:
                 rows, end = page.rows, page.position
                 if stop is not None and end.at >= stop.at and can_join(end.at, stop.at) and not page.jumps:
                     rows, end = [row for row in rows if row.at <= stop.at], stop
-                moves = end is stop or page.jumps
-                text, any_mine = await self._take(slices, text, rows, end, moves=moves)
-                delivered = delivered or any_mine
-                if moves or any(number not in self._slices for number in slices) or self._is_renewal_due():
+                is_last_page = end is stop or page.jumps
+                before, applied = await self._apply_page(slices, before, rows, end, always_advance=is_last_page)
+                delivered = delivered or applied
+                if is_last_page or any(number not in self._slices for number in slices) or self._is_renewal_due():
                     return True
         return delivered
 
-    async def _take(
-        self, slices: list[int], text: str, rows: Sequence[SourceRow], end: SourcePosition, *, moves: bool
+    async def _apply_page(
+        self, slices: list[int], before: str, rows: Sequence[SourceRow], end: SourcePosition, *, always_advance: bool
     ) -> tuple[str, bool]:
         """Apply the rows of a page in batches; return the stored position, and whether rows were applied.
 
-        With `moves` the position is stored even if no row is applied.
+        With `always_advance` the position is stored even if no row is applied.
         """
         count, mine, applied = self._settings.slices, frozenset(slices), False
         begin = 0
@@ -284,14 +285,15 @@ class SliceRunner:
             chunk = rows[begin : begin + self.progress.batch_max]
             begin += len(chunk)
             is_last = begin >= len(rows)
-            # Within a page, the log's offsets stay those before it: events that are read again are at or before `at`.
-            position = end if is_last else SourcePosition(chunk[-1].at, decode_position(text).log)
+            # Within a page the log offsets remain those before the page: a restart reads some events again, and skips
+            # them because they are at or before `at`.
+            position = end if is_last else SourcePosition(chunk[-1].at, decode_position(before).log)
             after = encode_position(position)
             selected = [row for row in chunk if slice_of(row.topic, row.id, count) in mine]
-            if selected or moves or self._idle_at_ms <= self._clock.monotonic_ms():
-                if after != text:
-                    await self._apply(slices, text, after, selected)
-                    text = after
+            if selected or always_advance or self._idle_at_ms <= self._clock.monotonic_ms():
+                if after != before:
+                    await self._apply(slices, before, after, selected)
+                    before = after
                 self._idle_at_ms = self._clock.monotonic_ms() + int(IDLE_S * 1000)
             applied = applied or bool(selected)
             for number in slices:
@@ -299,19 +301,19 @@ class SliceRunner:
                     self.progress.reached[number] = max(position.at, self.progress.reached.get(number, ()))
             self._on_progress()
             if is_last or any(number not in self._slices for number in slices):
-                return text, applied
+                return before, applied
 
     # Batches
 
     async def _apply(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
-        """Apply rows and move the slices, in one transaction; if it fails, go slice by slice, event by event."""
+        """Apply rows and advance the slices in one transaction; if it fails, apply each slice event by event."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
         while True:
             try:
                 calls = [call for row in rows if (call := self._prepare(row)) is not None]
                 began_ms = self._clock.monotonic_ms()
                 await self._commit(slices, before, after, calls)
-                self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
+                self._adapt_batch_size(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
             except Fenced:
                 raise
             except Exception as error:
@@ -333,7 +335,7 @@ class SliceRunner:
             self._tables.advance(connection, self._build.number, self._member, slices, before, after)
 
         def verify(connection: Connection) -> None:
-            # PostgreSQL commits a transaction with a failed statement as a rollback and does not say so.
+            # PostgreSQL turns the COMMIT of a transaction with a failed statement into a ROLLBACK, without an error.
             try:
                 kept = self._tables.is_at(connection, self._build.number, self._member, slices, after)
             except DBAPIError as error:
@@ -347,7 +349,7 @@ class SliceRunner:
         await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its outcome must be known
         self.progress.batches += 1
 
-    def _adapt(self, count: int, took_s: float) -> None:
+    def _adapt_batch_size(self, count: int, took_s: float) -> None:
         size = self.progress.batch_max
         if took_s > self._long_s:
             self.progress.batch_max = max(BATCH_MIN, size // 2)
@@ -358,19 +360,19 @@ class SliceRunner:
         """Apply each slice on its own, one event per transaction, to find the event that fails and stop only there."""
         log, count = decode_position(before).log, self._settings.slices
         for number in slices:
-            text = before
+            reached = before
             for row in rows:
                 if slice_of(row.topic, row.id, count) != number:
                     continue
-                place = encode_position(SourcePosition(row.at, log))
-                if not await self._apply_one(number, text, place, row):
+                position = encode_position(SourcePosition(row.at, log))
+                if not await self._apply_one(number, reached, position, row):
                     break
-                text = place
+                reached = position
             else:
-                if text != after:
+                if reached != after:
                     await self._database(
-                        lambda connection, number=number, text=text: self._tables.advance(  # type: ignore[misc]
-                            connection, self._build.number, self._member, [number], text, after
+                        lambda connection, number=number, reached=reached: self._tables.advance(  # type: ignore[misc]
+                            connection, self._build.number, self._member, [number], reached, after
                         )
                     )
                 self._slices[number] = after
@@ -428,7 +430,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _uncancelled(future: asyncio.Future[T]) -> T:
-    """Wait for a future even if this task is cancelled during the wait; then raise the cancellation."""
+    """Wait for a future even if this task is cancelled meanwhile; raise the cancellation afterwards."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -154,7 +154,7 @@ class ProjectionTables:
 
     def __init__(self, name: str, dialect: str) -> None:
         if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or "\x00" in name:
-            raise InvalidInput(f"the name of a projection must be text of 1 to {NAME_CHARS_MAX} characters")
+            raise InvalidInput(f"the name of a projection must be a string of 1 to {NAME_CHARS_MAX} characters")
         self.name = name
         self._dialect = dialect
         self._now = database_now(dialect)

@@ -202,7 +202,7 @@ class HeadCache:
             raise self._closed_error() from None
 
     def _closed_error(self) -> Unavailable:
-        return Unavailable(f"{self.topic}/{self.partition}: the journal was closed meanwhile: open it again")
+        return Unavailable(f"{self.topic}/{self.partition}: the journal was closed during the call: open it again")
 
     def note_competing_writer(self) -> bool:
         """Record that another writer's record preceded one of ours; return whether that has happened recently before.

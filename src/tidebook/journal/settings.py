@@ -25,15 +25,17 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     barrier: BarrierKind = "mark"
     page_events: Positive = 1000
     snapshot_slots: Positive = 3
-    #: The head cache of each partition: heads and their memory, offsets of unreplicated records (16 bytes each), and
-    #: the memory of those records.
+    #: The most heads in the head cache of one partition.
     cached_heads_max: Positive = 32_768
+    #: The most bytes of heads in the head cache of one partition.
     cached_head_bytes_max: Positive = 64_000_000
+    #: The most offsets of unreplicated records in the head cache of one partition, 16 bytes each.
     cached_offsets_max: Positive = 1_000_000
+    #: The most bytes of unreplicated records in the head cache of one partition; older ones are read from the log.
     cached_bytes_max: Positive = 32_000_000
     #: An unreplicated tail up to this size is kept in memory by a read; a longer one is read from the log twice.
     tail_bytes_max: Positive = 8_000_000
-    #: A partition is followed for this long after its last use.
+    #: How long a partition is followed after its last use.
     follow_s: Seconds = 60.0
 
     def topic_config(self, topic_id: str, partitions: int) -> TopicConfig:

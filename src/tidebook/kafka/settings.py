@@ -48,9 +48,11 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     password: Secret | None = None
     #: Read once, when the first client connects.
     password_file: str | None = None
-    #: PEM files: the trusted CA, and the client's certificate and key for mutual TLS.
+    #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None
+    #: A PEM file with the client's certificate, for mutual TLS.
     cert_file: str | None = None
+    #: A PEM file with the key of the client's certificate.
     key_file: str | None = None
 
     #: How long a record waits for others before its batch is sent. At 0 a lone record is sent at once, and under load
@@ -61,21 +63,24 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     #: Unacknowledged requests per broker. Records that arrive meanwhile form the next batch, so fewer requests are
     #: cheaper; raise it to 5 if a broker is milliseconds away and leads many partitions.
     requests_in_flight_max: int = 2
-    #: Unacknowledged records and bytes; further records wait in this process.
+    #: How many records may be unacknowledged; further ones wait in this process.
     in_flight_records_max: int = 200_000
+    #: How many bytes of records may be unacknowledged; further records wait in this process.
     in_flight_bytes_max: int = 256_000_000
     #: How long a record may wait for its acknowledgement before its outcome is unknown.
     send_timeout_ms: int = 30_000
     #: The timeout of any other request.
     request_timeout_ms: int = 10_000
 
-    #: The number of consumers for reads, and how long an idle one stays open.
+    #: The largest number of consumers for reads.
     consumers_max: int = 4
+    #: How long an idle consumer stays open.
     consumer_idle_ms: int = 60_000
     #: How many bytes one consumer may prefetch.
     prefetch_bytes_max: int = 16_000_000
-    #: How many bytes of one followed partition are kept in memory, and how long it is followed after its last use.
+    #: How many bytes of one followed partition are kept in memory.
     tail_bytes_max: int = 4_000_000
+    #: How long a partition is followed after its last use.
     tail_idle_ms: int = 10_000
 
     @classmethod

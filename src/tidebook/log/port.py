@@ -16,7 +16,7 @@ from tidebook.core.errors import LogLost, TidebookError
 class Record(msgspec.Struct, frozen=True, gc=False):
     """A stored record. The offsets of a partition increase, but need not be consecutive: a gap is not a loss.
 
-    `timestamp_ms` is the time that the log gave to the record, in milliseconds since the epoch.
+    `timestamp_ms` is the time that the log assigned to the record, in milliseconds since 1970.
     """
 
     offset: int
@@ -52,7 +52,7 @@ class RecordColumns(msgspec.Struct, frozen=True):
 class OrderedBatch(msgspec.Struct, frozen=True):
     """Records of one topic, each with the chain it belongs to, or None.
 
-    The records of a chain are appended in this order, and none is appended after one of its chain that was rejected.
+    The records of a chain are appended in this order; once one is rejected, the rest of its chain is not appended.
     """
 
     topic: str
@@ -139,7 +139,7 @@ class Log(Protocol):
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
-        """Create a topic, or return the existing one unchanged, even if it has another number of partitions.
+        """Create a topic, or return the existing one unchanged, even if it has a different number of partitions.
 
         Records over `limit_bytes` are rejected with TooLarge. With `keep_forever` the topic has no retention by time
         or size: only `truncate` and `delete_topic` remove records. Raise InvalidInput if the settings of an existing
@@ -170,7 +170,7 @@ class Log(Protocol):
         ...
 
     def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
-        """Do the same as `send` for each record, in this order."""
+        """Send each record as `send` does, in this order."""
         ...
 
     async def append(self, record: Outgoing) -> Acknowledged:

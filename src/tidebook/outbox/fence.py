@@ -1,4 +1,4 @@
-"""The fences of the outbox: mechanisms that keep a relay that lost its lock from sending late."""
+"""The fences of the outbox: mechanisms that stop a relay from sending messages after it has lost its lock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Fence(StrEnum):
-    """The mechanism that keeps a relay that lost its lock from sending late; a session stores its fence.
+    """The mechanism that stops a relay from sending messages after it has lost its lock; each session stores its fence.
 
     >>> Fence("none").may_arrive_late, Fence("lock").may_arrive_late
     (True, False)
@@ -16,14 +16,14 @@ class Fence(StrEnum):
     TIMESTAMP = "timestamp"
     #: Kafka's producer epoch: a new channel of the topic fences every older one.
     TRANSACTION = "transaction"
-    #: The embedded log's file lock, which a stopped process keeps.
+    #: The embedded log's file lock: a process that is suspended still holds it.
     LOCK = "lock"
-    #: No mechanism, but a journal applies each append id once, so that a session can be sent again.
+    #: No mechanism is needed: a journal applies each append id once, so a session can safely be sent again.
     APPEND_ID = "append_id"
     #: No mechanism: a late message may be a duplicate.
     NONE = "none"
 
     @property
     def may_arrive_late(self) -> bool:
-        """Whether messages can arrive until the lock limit has passed, so that a scan has to wait for that."""
+        """Whether messages of the former relay can arrive until the lock limit has passed; a scan waits until then."""
         return self in {Fence.TIMESTAMP, Fence.NONE}

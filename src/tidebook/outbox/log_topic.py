@@ -306,5 +306,5 @@ def _check_offsets(offsets: Mapping[int, int], state: TopicState) -> Mapping[int
         if type(partition) is not int or not 0 <= partition < state.partitions:
             raise NotFound(f"topic {state.topic} has partitions 0 to {state.partitions - 1}, not {partition!r}")
         if type(offset) is not int or offset < 0:
-            raise InvalidInput(f"an offset must be a whole number, at least 0, not {offset!r}")
+            raise InvalidInput(f"an offset must be a whole number of at least 0, not {offset!r}")
     return offsets

@@ -96,7 +96,7 @@ def message(
 
 
 def with_header(given: Message, name: str, value: bytes) -> Message:
-    """Return the message with the header added, unless it already has one of this name or the most that are allowed."""
+    """Return the message with the header added, unless it has one of this name or no room for another."""
     if len(given.headers) >= HEADERS_MAX or any(each == name for each, _ in given.headers):
         return given
     return msgspec.structs.replace(given, headers=(*given.headers, (name, value)))

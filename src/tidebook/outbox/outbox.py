@@ -188,7 +188,7 @@ class Outbox:
         return self._ask(lambda store: store.parked(topic, limit=limit), missing=[])
 
     def parked_retry(self, topic: str, id: int | None = None) -> int:
-        """Retry parked messages, all of the topic or one, in their old order; return how many."""
+        """Retry parked messages, all of the topic or one, in their original order; return how many."""
         _check_topic(topic)
         return self._ask(lambda store: store.parked_retry(topic, id), missing=0)
 
@@ -215,7 +215,7 @@ class Outbox:
 
 
 def _unchanged(method: Callable[Concatenate[Outbox, P], R]) -> Callable[Concatenate[AsyncOutbox, P], R]:
-    """Return a method of the async form that calls the blocking one: it returns at once, or its result is awaited."""
+    """Return a method of the async form that calls the blocking one, which does not block or returns an awaitable."""
 
     @wraps(method)
     def call(self: AsyncOutbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -294,4 +294,4 @@ def _check_positive(value: object, name: str) -> None:
 def _check_topic(topic: object) -> None:
     """Raise InvalidInput unless the topic is text. Whether it exists is not checked: journals' topics have a prefix."""
     if not isinstance(topic, str) or "\x00" in topic:
-        raise InvalidInput(f"a topic must be text, not {topic!r}")
+        raise InvalidInput(f"a topic must be a string, not {topic!r}")

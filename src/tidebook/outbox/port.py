@@ -211,7 +211,7 @@ class TargetTopic(msgspec.Struct, frozen=True):
     #: Identifies this incarnation of the topic.
     uuid: str
     partitions: int
-    #: The most that one message may take, with its key, headers and overhead.
+    #: The maximum size of one message, including its key, headers and overhead.
     limit_bytes: int
     #: The topic is compacted, so a message without a key is refused.
     needs_key: bool

@@ -115,5 +115,5 @@ def _translate(error: sqlite3.Error, path: Path) -> TidebookError:
     if "no such table" in str(error) or "no such column" in str(error):
         return Unavailable(f"the outbox's tables are missing or old ({error}): run 'tidebook outbox migrate'")
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return Corrupt(f"{path} is damaged ({error}): it was not changed; restore a copy of it")
+        return Corrupt(f"{path} is damaged ({error}): it was not changed; restore it from a backup")
     return Unavailable(f"{path}: {error}")

@@ -106,7 +106,7 @@ class OutboxStore(ABC):
                 self._execute(statement)
 
     def identity(self) -> bytes:
-        """Return the outbox's uuid, 16 bytes; raise Unavailable if its tables are of another version."""
+        """Return the outbox's uuid, 16 bytes; raise Unavailable if its tables have another version."""
         rows = self._rows(self._sql.identity)
         if rows and rows[0][1] == VERSION:
             return _bytes(rows[0][0])

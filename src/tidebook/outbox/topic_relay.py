@@ -59,7 +59,7 @@ class RelayShutdown:
         return time.monotonic() > self._deadline
 
     def wait(self, timeout_s: float) -> bool:
-        """Pause for `timeout_s`; return True at once when the stop is requested."""
+        """Pause for `timeout_s`; return True as soon as the stop is requested."""
         return self._requested.wait(timeout_s)
 
 

@@ -87,7 +87,7 @@ def write_archive(class_path: str) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        for abandoned in archive.parent.glob(f"{archive.stem}.*.writing"):  # of processes that were killed
+        for abandoned in archive.parent.glob(f"{archive.stem}.*.writing"):  # left by processes that were killed
             abandoned.unlink()
         written = archive.with_suffix(f".{os.getpid()}.writing")  # unique: another JVM may write
         _run_spark(class_path, f'"-XX:ArchiveClassesAtExit={written}" {_QUIET}')

@@ -24,6 +24,7 @@ from tidebook.core.errors import (
     TidebookError,
     Unavailable,
 )
+from tidebook.pipeline.stoppable_portal import StoppablePortal
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal
 
@@ -110,7 +111,7 @@ def _last_report(text: str) -> ErrorReport | None:
 
 
 def run_with_retries(
-    portal: BlockingPortal,
+    portal: BlockingPortal | StoppablePortal,
     call: Callable[[], Coroutine[Any, Any, T]],
     *,
     stop: threading.Event,

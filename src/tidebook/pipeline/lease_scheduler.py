@@ -235,6 +235,6 @@ class LeaseScheduler:
             self._context.cancelJobGroup(running.group)
 
     def _free_slots(self) -> int:
-        """Return how many tasks can run at once now; executors that were lost do not count."""
+        """Return how many tasks can run concurrently now; executors that were lost do not count."""
         context = self._context._jsc.sc()
         return max(1, int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())))

@@ -125,7 +125,7 @@ async def _replay_start(book: Book, parked: Parked, id: str) -> tuple[int, int]:
     position = _position_text(parked)
     started = await _change_started(book, lambda started: {position: now} | started)
     if started is None:
-        raise Unavailable("too many replays at once: try again")
+        raise Unavailable("too many concurrent replays: try again")
     return started[position]
 
 

@@ -89,7 +89,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     catch_up_records: int = 100_000
     #: How often a running replication without leases starts a micro-batch.
     trigger_s: float = 0.2
-    #: The most records of one micro-batch over all partitions; the default is a full slice for each of eight.
+    #: The maximum number of records in one micro-batch, over all partitions; the default is eight full slices.
     records_max: int = 800_000
     #: How often a running replication checks for new topics and reports its progress.
     look_every_s: float = 2.0
@@ -101,11 +101,11 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         for name in ("lease_s", "trigger_s", "look_every_s", "wait_s", "purge_every_s"):
             if getattr(self, name) < 0:
-                raise InvalidInput(f"[pipeline] {name} must be a time in seconds, not {getattr(self, name)}")
+                raise InvalidInput(f"[pipeline] {name} must be at least 0 seconds, not {getattr(self, name)}")
         if 0 < self.lease_s < LEASE_S_MIN:
             raise InvalidInput(f"[pipeline] lease_s must be 0 or at least {LEASE_S_MIN}, not {self.lease_s}")
         if self.catch_up_records < 0:
-            raise InvalidInput(f"[pipeline] catch_up_records must be a number of records, not {self.catch_up_records}")
+            raise InvalidInput(f"[pipeline] catch_up_records must be at least 0, not {self.catch_up_records}")
         if self.records_max < 1:
             raise InvalidInput(f"[pipeline] records_max must be at least 1, not {self.records_max}")
 
@@ -133,12 +133,19 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
 
     The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused. Raise
-    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed.
+    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or a server has the book open.
 
         spark = tidebook.spark("./tidebook-data")
         spark.read.format("tidebook").option("topic", "orders").load().show()
     """
-    settings = read_settings(book) if isinstance(book, str | Path) else book.settings
+    if isinstance(book, str | Path):
+        settings = read_settings(book)
+    elif isinstance(book, Book | SyncBook):
+        settings = book.settings
+    else:
+        raise InvalidInput(f"a book is a folder, a tidebook.toml or an open book, not {type(book).__name__}")
+    if settings.server is not None:
+        raise InvalidInput(f"Spark cannot read a book through {settings.server}: use its folder or tidebook.toml")
     # A book of write-ahead logs alone has no store.
     require_book(settings, parts=("log" if settings.section("log").embedded else "store",))
     source = extra("tidebook.pipeline.source.format", "spark")

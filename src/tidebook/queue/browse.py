@@ -200,7 +200,7 @@ def _page(
     async def call(self: BoundBrowser, /, *args: P.args, **kwargs: P.kwargs) -> T:
         limit = kwargs.get("limit", BROWSE_MAX)
         if type(limit) is not int or not 1 <= limit <= BROWSE_MAX:
-            raise InvalidInput(f"a page has 1 to {BROWSE_MAX:,} entries, not {limit!r}")
+            raise InvalidInput(f"a page must have 1 to {BROWSE_MAX:,} entries, not {limit!r}")
         return await of_queue(self, *args, **kwargs)
 
     return call

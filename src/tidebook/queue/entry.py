@@ -154,7 +154,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
 def hash_key(key: object) -> bytes:
     """Return the hash that identifies a key; raise InvalidInput if it is not a valid key."""
     if type(key) is not str:
-        raise InvalidInput(f"a key must be text, not {type(key).__name__}")
+        raise InvalidInput(f"a key must be a string, not {type(key).__name__}")
     if not key or "\x00" in key:
         raise InvalidInput("a key must not be empty, nor contain NUL")
     try:
@@ -174,7 +174,7 @@ def check_source_name(value: object) -> str:
 def check_worker(report: WorkerReport) -> WorkerReport:
     """Return a worker's report; raise InvalidInput if it is malformed."""
     if type(report.id) is not bytes or len(report.id) != 16:
-        raise InvalidInput("a worker's id is 16 bytes")
+        raise InvalidInput("a worker's id must be 16 bytes")
     _check_text(report.name, "a worker's name", KEY_BYTES_MAX)
     for number in (report.concurrency, report.running, report.done, report.failed):
         if type(number) is not int or not 0 <= number < 2**31:
@@ -203,7 +203,7 @@ def check_steps(steps: Iterable[Step]) -> Sequence[Step]:
 
 def _check_text(value: object, what: str, bytes_max: int) -> str:
     if type(value) is not str or not value or "\x00" in value:
-        raise InvalidInput(f"{what} is text, not empty and without NUL: {value!r:.60} is not")
+        raise InvalidInput(f"{what} must be non-empty text without NUL, not {value!r:.60}")
     size_bytes = len(encode_text(value, what))
     if size_bytes > bytes_max:
         raise InvalidInput(f"{what} may have at most {bytes_max:,} bytes, not {size_bytes:,}")

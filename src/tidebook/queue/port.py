@@ -121,7 +121,7 @@ class LeasedEntry(msgspec.Struct, frozen=True, gc=False):
     token: bytes
     #: The partition of the entry when it was claimed: a hint that saves a search.
     slot: int = 0
-    #: The size of the bundle that holds the entry, 0 if none does: a hint that lets all of it be finished at once.
+    #: The size of the bundle that holds the entry, 0 if none does: a hint that lets all of it be finished together.
     together: int = 0
 
 

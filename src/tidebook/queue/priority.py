@@ -6,9 +6,9 @@ from typing import Final
 
 #: Before everything else.
 NOW: Final = 0
-#: A user asked for it to be processed as soon as possible.
+#: A user asked for the entry to be processed as soon as possible.
 IMPORTANT: Final = 10
-#: Something that was just created.
+#: A page, or another object, that was just created.
 NEW_PAGE: Final = 20
 #: A manual reset of many entries.
 RESET: Final = 50
@@ -16,7 +16,7 @@ RESET: Final = 50
 DEFAULT: Final = 100
 #: Updates from other systems.
 UPDATES: Final = 180
-#: From here on, claimed only when nothing more urgent is due.
+#: Entries of this priority and of larger numbers are claimed only when nothing more urgent is due.
 SLOW: Final = 200
 #: The occasional review of all entries.
 REVIEW: Final = 230

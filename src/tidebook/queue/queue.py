@@ -112,8 +112,8 @@ class Queue(Generic[D]):
         An item that is not an `Entry` is the data of an entry without a key.
         """
         new = self._runtime.new_entries(self.name, entries)
-        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            return await self._put(with_trace(new, _carried(begun)), transaction)
+        with tracing.span("queue.put", **self._put_attributes(new)) as span:
+            return await self._put(with_trace(new, _carried(span)), transaction)
 
     def _put_attributes(self, new: list[port.NewEntry]) -> dict[str, Any]:
         """Return the attributes of the span of a put, which links to the traces that entries already carry."""
@@ -156,8 +156,8 @@ class Queue(Generic[D]):
             raise TooLarge("the data of one transaction", size_bytes=size_bytes, limit_bytes=port.PUT_BYTES_MAX)
         asked_at, inserted_at = time.monotonic(), self._runtime.clock.now_ms()
         store = await self._runtime.store()
-        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            new = with_trace(new, _carried(begun))
+        with tracing.span("queue.put", **self._put_attributes(new)) as span:
+            new = with_trace(new, _carried(span))
             put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
             self._runtime.entries_put(ref, new, put.now_ms, asked_at)
@@ -178,8 +178,8 @@ class Queue(Generic[D]):
         ref, store = self._runtime.opened(self.name)
         inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
         new = self._runtime.new_entries(self.name, entries)
-        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            for chunk in chunks(with_trace(new, _carried(begun))):
+        with tracing.span("queue.put", **self._put_attributes(new)) as span:
+            for chunk in chunks(with_trace(new, _carried(span))):
                 put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
                 if not isinstance(put, port.Put):
                     if isinstance(put, Coroutine):
@@ -284,7 +284,7 @@ class Queue(Generic[D]):
         return tracing.span(name, parent=parent, carried=links, queue=self.name, entries=len(jobs))
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
-        """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
+        """Yield the store's time whenever work becomes due, immediately if some is; then claim until none is left."""
         ref = await self._ref()
         waker = await self._runtime.waker()
         async with aclosing(waker.listen(ref)) as dues:
@@ -484,8 +484,8 @@ class Queue(Generic[D]):
         return given
 
 
-def _carried(begun: tracing.TraceSpan | None) -> str | None:
-    return None if begun is None else begun.carried
+def _carried(span: tracing.TraceSpan | None) -> str | None:
+    return None if span is None else span.carried
 
 
 def _trace_claim(queue: str, jobs: Sequence[Job[Any]], start_ns: int) -> None:

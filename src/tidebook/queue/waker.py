@@ -23,7 +23,7 @@ SLOW_POLL_S: Final = 5.0
 _GROWTH: Final = 10.0
 #: The interval at which the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
-#: The most queues that one poll reads.
+#: The maximum number of queues that one poll reads.
 POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
 #: The longest time for which a timer is set; a later date needs several timers in turn.
@@ -307,7 +307,7 @@ class Waker:
             await self._store.sleep(self._sleeper, sleeps)
 
     def _announce_ready(self, watch: DueDates) -> None:
-        """Wake listeners for ready work: at once, or after a pause if it was announced before."""
+        """Wake listeners for ready work: immediately, or after a pause if it was announced before."""
         self._schedule_poll(watch, time.monotonic() + SLOW_POLL_S)
         if watch.announce_timer is not None:
             return

@@ -144,7 +144,7 @@ class Worker:
     def stop(self) -> None:
         """Claim nothing more; `run` returns when the running handlers have ended or the grace period is over.
 
-        A second call ends the grace period at once.
+        A second call ends the grace period immediately.
         """
         if self._stopping:
             self._abort.set()

@@ -1,7 +1,7 @@
 """The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
 
 A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
-change nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
+change nothing; writes carry an `Idempotency-Key`, by which the server recognizes a repeat.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Connection:
         content = await self._send(route, _path(route, parameters), query, body, wait_s, trace)
         if not content:
             return None
-        return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
+        return _decode(content) if route.response is None else msgspec.json.decode(content, type=route.response)
 
     async def ask(self, name: str) -> Any:
         """Send a request without parameters once; return its response whatever the status. Raise as `call` does."""
@@ -146,7 +146,7 @@ class Connection:
         except httpx.HTTPError as error:
             raise _without_retry(self._failure(error, route)) from error
         try:
-            return msgspec.json.decode(response.content, type=route.answer)
+            return msgspec.json.decode(response.content, type=route.response)
         except msgspec.DecodeError:
             raise self._refusal(response, response.content) from None
 
@@ -154,8 +154,8 @@ class Connection:
         """Send a write without repeating it, because the caller does so itself. Raise as `call` does."""
         route = BY_NAME[name]
         request = self._request(route, _path(route, parameters), None, body, 0.0, trace=trace)
-        content = await self._answer(request, route)
-        return msgspec.json.decode(content, type=route.answer)
+        content = await self._attempt(request, route)
+        return msgspec.json.decode(content, type=route.response)
 
     def _request(
         self,
@@ -192,12 +192,12 @@ class Connection:
         request = self._request(route, path, query, body, wait_s, key, trace)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         sent = False
-        reason: RetryLater | NoAnswer
+        reason: RetryLater | NoResponse
         while True:
             try:
-                return await self._answer(request, route)
+                return await self._attempt(request, route)
             except OutcomeUnknown as error:
-                if not isinstance(error, NoAnswer):
+                if not isinstance(error, NoResponse):
                     raise
                 sent, reason = True, error
             except RetryLater as error:
@@ -213,8 +213,8 @@ class Connection:
                 raise _without_retry(reason)
             await asyncio.sleep(pause_s)
 
-    async def _answer(self, request: httpx.Request, route: Route) -> bytes:
-        """Send a request once; raise `RetryLater` if nothing was changed and a repetition may succeed."""
+    async def _attempt(self, request: httpx.Request, route: Route) -> bytes:
+        """Send a request once; raise `RetryLater` if nothing was changed and a retry may succeed."""
         try:
             response = await self._opened().send(request)
         except httpx.HTTPError as error:
@@ -225,7 +225,7 @@ class Connection:
         refusal = self._refusal(response, response.content)
         if type(refusal) is Unavailable and route.mutates:
             if response.status_code in GATEWAY_STATUSES:
-                raise NoAnswer(str(refusal))  # a gateway may have forwarded the request
+                raise NoResponse(str(refusal))  # a gateway may have forwarded the request
             if response.status_code == FAILED_STATUS:
                 raise OutcomeUnknown(str(refusal))
         raise refusal
@@ -239,7 +239,7 @@ class Connection:
         if isinstance(error, httpx.ConnectError) and not self._answered:
             return Unavailable(f"{text}: check the address, and that 'tidebook serve' runs there")
         never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-        return RetryLater(text) if never_sent or not route.mutates else NoAnswer(text)
+        return RetryLater(text) if never_sent or not route.mutates else NoResponse(text)
 
     def _refusal(self, response: httpx.Response, content: bytes) -> TidebookError:
         """Return the error that a response describes."""
@@ -248,7 +248,7 @@ class Connection:
         except msgspec.DecodeError:
             problem = None
         if not isinstance(problem, dict) or "type" not in problem:
-            return Unavailable(f"{self.url} answers {response.status_code}: it may not be a Tidebook server")
+            return Unavailable(f"{self.url} responds with {response.status_code}: it may not be a Tidebook server")
         error = error_of(problem)
         if isinstance(error, SignInRequired) and self._token is None:
             return SignInRequired(f"{self.url} needs a token: pass it as token=, or to a command in TIDEBOOK_TOKEN")
@@ -283,7 +283,7 @@ class Connection:
         path = _path(route, parameters)
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         while True:
-            begun = False
+            has_yielded = False
             try:
                 request = self._request(route, path, query, None, 0.0)
                 request.headers["accept"] = "application/x-ndjson"
@@ -291,24 +291,24 @@ class Connection:
                     async for page in pages:
                         start = page.rfind(b"\n", 0, -1) + 1  # of the last line
                         if not page.startswith(ENDS, start):
-                            begun = True
+                            has_yielded = True
                             yield page
                             continue
                         if start:
-                            begun = True
+                            has_yielded = True
                             yield page[:start]
                         end = _decode_end(page[start:])
                         if end.problem is not None:
                             raise error_of(end.problem)
                         return
-                raise RetryLater(f"{self.url} ended an answer early")
+                raise RetryLater(f"{self.url} ended a response early")
             except httpx.HTTPError as error:
                 failure: TidebookError = self._failure(error, route)
-                if begun or not isinstance(failure, RetryLater):
-                    raise Unavailable(f"{self.url} ended an answer early: {error}") from error
+                if has_yielded or not isinstance(failure, RetryLater):
+                    raise Unavailable(f"{self.url} ended a response early: {error}") from error
             except RetryLater as error:
                 failure = error
-                if begun:
+                if has_yielded:
                     raise Unavailable(str(error)) from error
             pause_s = backoff.next_s()
             if time.monotonic() + pause_s > deadline_s:
@@ -362,7 +362,7 @@ class RetryLater(Unavailable):
         self.cause = cause
 
 
-class NoAnswer(OutcomeUnknown):
+class NoResponse(OutcomeUnknown):
     """A write was sent, and there was no response."""
 
     retry_after_s = 0.0
@@ -431,7 +431,7 @@ async def _split_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             if block := block.lstrip(b"\n"):
                 yield block
         if size > LINE_BYTES_MAX:
-            raise Unavailable(f"a line of the server's answer takes more than {LINE_BYTES_MAX:,} bytes")
+            raise Unavailable(f"a line of the server's response takes more than {LINE_BYTES_MAX:,} bytes")
 
 
 async def _split_events(response: httpx.Response) -> AsyncGenerator[tuple[str, ServerEvent], None]:

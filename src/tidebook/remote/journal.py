@@ -14,17 +14,17 @@ import msgspec
 
 from tidebook.api.journals import (
     BATCH_APPENDS_MAX,
-    AppendAnswer,
     AppendBatchBody,
     AppendBody,
-    BatchAppendAnswer,
+    AppendResponse,
     BatchAppendBody,
+    BatchAppendResponse,
     EventBody,
     EventLine,
     IdLine,
     RetryBody,
     SnapshotBody,
-    TopicConfigAnswer,
+    TopicConfigResponse,
 )
 from tidebook.api.payload import encoded_payload_to, payload_from
 from tidebook.api.problem import error_of
@@ -46,7 +46,7 @@ from tidebook.journal.outcome import Appended
 from tidebook.journal.reader import DecodeRows, E
 from tidebook.journal.settings import BarrierKind
 from tidebook.journal.view import read_events
-from tidebook.remote.connection import RETRY_FIRST_S, RETRY_MAX_S, RETRY_S, Connection, NoAnswer, RetryLater
+from tidebook.remote.connection import RETRY_FIRST_S, RETRY_MAX_S, RETRY_S, Connection, NoResponse, RetryLater
 from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
@@ -77,8 +77,8 @@ class RemoteJournal(Journal):
 
     async def topic_config(self) -> TopicConfig:
         """Return the configuration of the topic; raise NotFound if the topic does not exist."""
-        answer: TopicConfigAnswer = await self._connection.call("topics.config", self.topic)
-        return answer.config()
+        response: TopicConfigResponse = await self._connection.call("topics.config", self.topic)
+        return response.config()
 
     async def exists(self) -> bool:
         """Return whether the topic exists."""
@@ -90,8 +90,8 @@ class RemoteJournal(Journal):
 
     async def create(self) -> TopicConfig:
         """Create the topic if it does not exist, as the first append would, and return its configuration."""
-        answer: TopicConfigAnswer = await self._connection.call("topics.create", self.topic)
-        return answer.config()
+        response: TopicConfigResponse = await self._connection.call("topics.create", self.topic)
+        return response.config()
 
     async def append(
         self,
@@ -135,13 +135,13 @@ class RemoteJournal(Journal):
         if retry is None:
             assert body.append_id is not None
             retry = RetryBody(body.append_id, floor=offset + 1, epoch=self._epoch, partition=partition)
-        answer: AppendAnswer | None = None
-        while answer is None:
+        response: AppendResponse | None = None
+        while response is None:
             try:
-                answer = await self._connection.send_once("journals.append", self.topic, id, body=body, trace=trace)
-            except (NoAnswer, RetryLater) as error:
+                response = await self._connection.send_once("journals.append", self.topic, id, body=body, trace=trace)
+            except (NoResponse, RetryLater) as error:
                 pause_s = max(backoff.next_s(), error.retry_after_s)
-                unanswered = unanswered or isinstance(error, NoAnswer)
+                unanswered = unanswered or isinstance(error, NoResponse)
                 if time.monotonic() + pause_s > deadline_s:
                     if not unanswered:
                         raise Unavailable(str(error)) from error
@@ -157,8 +157,8 @@ class RemoteJournal(Journal):
                 if error.append_id is not None:
                     raise
                 raise self._unknown(id, retry, error) from error  # the request was cancelled at its deadline
-        await self._remember(id, answer.partition, answer.offset)
-        return Appended(answer.first, answer.last, answer.partition, answer.offset)
+        await self._remember(id, response.partition, response.offset)
+        return Appended(response.first, response.last, response.partition, response.offset)
 
     def _unknown(self, id: str, retry: RetryBody, error: TidebookError) -> OutcomeUnknown:
         """Return the error of an append whose outcome is unknown, with what its retry needs."""
@@ -208,10 +208,10 @@ class RemoteJournal(Journal):
     async def _append_batch(self, batch: list[BatchAppendBody], trace: str | None) -> list[Appended | TidebookError]:
         body = AppendBatchBody(tuple(batch))
         try:
-            answer = await self._connection.call("journals.append_batch", self.topic, body=body, trace=trace)
+            response = await self._connection.call("journals.append_batch", self.topic, body=body, trace=trace)
         except (OutcomeUnknown, Unavailable) as error:
             return [error] * len(batch)
-        return [_batch_result(each) for each in answer.results]
+        return [_batch_result(each) for each in response.results]
 
     async def delete(self, id: str, *, to: int) -> None:
         """Delete the events up to and including `to`, never future ones. See `Journal.delete`."""
@@ -283,10 +283,10 @@ class RemoteJournal(Journal):
             raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
         query = {"barrier": barrier}
         try:
-            answer = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
+            response = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
         except NotFound:
             return None
-        seq_nr: int = answer.seq_nr
+        seq_nr: int = response.seq_nr
         return seq_nr
 
     async def ids(self) -> AsyncIterator[str]:
@@ -383,9 +383,9 @@ def _event(line: EventLine) -> Event[Any]:
     return Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
 
 
-def _batch_result(answer: BatchAppendAnswer) -> Appended | TidebookError:
-    if answer.problem is not None:
-        return error_of(answer.problem)
-    assert answer.partition is not None
-    assert answer.offset is not None
-    return Appended(answer.first, answer.last, answer.partition, answer.offset)
+def _batch_result(response: BatchAppendResponse) -> Appended | TidebookError:
+    if response.problem is not None:
+        return error_of(response.problem)
+    assert response.partition is not None
+    assert response.offset is not None
+    return Appended(response.first, response.last, response.partition, response.offset)

@@ -16,15 +16,15 @@ class RemoteOutbox:
 
     async def status(self) -> list[OutboxTopicStatus]:
         """Return the status of every topic."""
-        answer = await self._connection.call("outbox.status")
-        topics: list[OutboxTopicStatus] = answer.topics
+        response = await self._connection.call("outbox.status")
+        topics: list[OutboxTopicStatus] = response.topics
         return topics
 
     async def parked(self, topic: str | None = None, *, limit: int = PARKED_LISTED_MAX) -> list[ParkedMessage]:
         """Return parked messages, of one topic or of all."""
         query = {"topic": topic, "limit": limit}
-        answer = await self._connection.call("outbox.parked", query=query)
-        messages: list[ParkedMessage] = answer.messages
+        response = await self._connection.call("outbox.parked", query=query)
+        messages: list[ParkedMessage] = response.messages
         return messages
 
     async def parked_retry(self, topic: str, id: int | None = None) -> int:

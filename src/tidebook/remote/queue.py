@@ -14,14 +14,14 @@ from tidebook.api.queues import (
     CLAIM_MAX,
     ClaimBody,
     DataBody,
-    DeadLetterAnswer,
+    DeadLetterResponse,
     DoneBody,
     DueLine,
-    EntryAnswer,
     EntryBody,
+    EntryResponse,
     FailBody,
     HeartbeatBody,
-    JobAnswer,
+    JobResponse,
     PutBody,
     WorkerBody,
     decode_lease,
@@ -69,12 +69,12 @@ class RemoteQueue(Queue):
             raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
         inserted = merged = 0
         new = self._runtime.new_entries(self.name, entries)
-        with tracing.span("queue.put", **self._put_attributes(new)) as begun:
-            trace = None if begun is None else begun.carried
+        with tracing.span("queue.put", **self._put_attributes(new)) as span:
+            trace = None if span is None else span.carried
             for chunk in chunks(with_trace(new, trace)):
                 body = PutBody(tuple(map(_entry_body, chunk)))
-                answer = await self._connection.call("queues.put", self.name, body=body, trace=trace)
-                inserted, merged = inserted + answer.inserted, merged + answer.merged
+                response = await self._connection.call("queues.put", self.name, body=body, trace=trace)
+                inserted, merged = inserted + response.inserted, merged + response.merged
         return Put(inserted, merged, self._runtime.clock.now_ms())
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]) -> Put | None:
@@ -111,16 +111,16 @@ class RemoteQueue(Queue):
             raise InvalidInput(f"a claim must be for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
         done = _leases(self._own_jobs(finished)) if finished else ()
         body = ClaimBody(limit, _lease_s(lease), wait_s, together, worker.hex(), done)
-        answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
+        response = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
         decode = self._runtime.decoder(self.name)
-        return [_job(self.name, each, decode) for each in answer.jobs]
+        return [_job(self.name, each, decode) for each in response.jobs]
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
         own = self._own_jobs(jobs)
         body = HeartbeatBody(_leases(own), _lease_s(lease))
-        answer = await self._connection.call("queues.heartbeat", self.name, body=body)
-        for job, until in zip(own, answer.lease_until, strict=True):
+        response = await self._connection.call("queues.heartbeat", self.name, body=body)
+        for job, until in zip(own, response.lease_until, strict=True):
             job.extended(_ms(until))
 
     async def done(self, jobs: Job | Sequence[Job]) -> None:
@@ -133,12 +133,12 @@ class RemoteQueue(Queue):
         """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
         delay_s = duration_ms(delay, "delay") / 1000
         body = FailBody(_leases(self._own_jobs(jobs)), delay_s, str(reason).encode(errors="replace").decode())
-        answer = await self._connection.call("queues.fail", self.name, body=body)
-        outcomes: list[Outcome] = answer.outcomes
+        response = await self._connection.call("queues.fail", self.name, body=body)
+        outcomes: list[Outcome] = response.outcomes
         return outcomes
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
-        """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
+        """Yield the store's time whenever work becomes due, immediately if some is; then claim until none is left."""
         async with aclosing(self._connection.events("queues.listen", self.name, query={})) as events:
             async for event in events:
                 yield datetime.now(UTC) if event is None else _decode_due(event.data).due_at
@@ -148,23 +148,23 @@ class RemoteQueue(Queue):
         query = {"limit": min(check_list_limit(limit), LISTED_MAX)}
         if limit == 0:
             return []
-        answer = await self._connection.call("queues.entries", self.name, query=query)
-        return [_entry_view(each) for each in answer.entries]
+        response = await self._connection.call("queues.entries", self.name, query=query)
+        return [_entry_view(each) for each in response.entries]
 
     async def status(self) -> QueueStatus:
         """Return the number of entries by state, all 0 if the queue was never used."""
         try:
-            answer = await self._connection.call("queues.status", self.name)
+            response = await self._connection.call("queues.status", self.name)
         except NotFound:
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
-        return QueueStatus(**msgspec.structs.asdict(answer))
+        return QueueStatus(**msgspec.structs.asdict(response))
 
     async def workers(self, limit: int = 100) -> list[WorkerView]:
         """Return the workers of this queue in all processes, the latest heartbeat first."""
         if check_list_limit(limit) == 0:
             return []
-        answer = await self._connection.call("queues.workers", self.name, query={"limit": min(limit, LISTED_MAX)})
-        return [WorkerView(**msgspec.structs.asdict(each)) for each in answer.workers]
+        response = await self._connection.call("queues.workers", self.name, query={"limit": min(limit, LISTED_MAX)})
+        return [WorkerView(**msgspec.structs.asdict(each)) for each in response.workers]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
         """Record that a worker is alive."""
@@ -188,8 +188,8 @@ class RemoteQueue(Queue):
         if check_list_limit(limit) == 0:
             return []
         query = {"limit": min(limit, LISTED_MAX)}
-        answer = await self._connection.call("queues.dead_letters", self.name, query=query)
-        return [_dead_letter(each) for each in answer.dead_letters]
+        response = await self._connection.call("queues.dead_letters", self.name, query=query)
+        return [_dead_letter(each) for each in response.dead_letters]
 
     async def retry(self, id: int) -> None:
         """Put a dead letter back: it waits from now on, with 0 timeouts. See `Queue.retry`."""
@@ -240,8 +240,8 @@ class RemoteQueues(Queues):
 
     async def status(self) -> list[QueueStatus]:
         """Return the status of all queues."""
-        answer = await self._connection.call("queues.list")
-        return [QueueStatus(**msgspec.structs.asdict(each)) for each in answer.queues]
+        response = await self._connection.call("queues.list")
+        return [QueueStatus(**msgspec.structs.asdict(each)) for each in response.queues]
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return the dead letters of all queues, newest first."""
@@ -280,28 +280,28 @@ def _leases(jobs: Sequence[Job]) -> tuple[str, ...]:
     return tuple(encode_lease(job.held, job.id, job.key) for job in jobs)
 
 
-def _value(answer: JobAnswer | EntryAnswer | DeadLetterAnswer) -> Any:
-    return answer.data if answer.data_base64 is msgspec.UNSET else answer.data_base64
+def _value(response: JobResponse | EntryResponse | DeadLetterResponse) -> Any:
+    return response.data if response.data_base64 is msgspec.UNSET else response.data_base64
 
 
-def _job(queue: str, answer: JobAnswer, decode: Decode) -> Job:
-    held, id, key = decode_lease(answer.lease)
-    kind, data = encode_payload(_value(answer))
+def _job(queue: str, response: JobResponse, decode: Decode) -> Job:
+    held, id, key = decode_lease(response.lease)
+    kind, data = encode_payload(_value(response))
     claimed = Claimed(
-        slot=held.slot, id=id, keyhash=held.keyhash, key=key, priority=answer.priority, timeouts=answer.timeouts,
-        format=0, inserted_at=_ms(answer.inserted_at), process_at=_ms(answer.process_at),
-        expires_at=NEVER_MS if answer.expires_at is None else _ms(answer.expires_at),
-        started_at=_ms(answer.started_at), lease_until=_ms(answer.lease_until), kind=kind, data=data,
-        token=held.token, together=held.together, trace=answer.traceparent,
+        slot=held.slot, id=id, keyhash=held.keyhash, key=key, priority=response.priority, timeouts=response.timeouts,
+        format=0, inserted_at=_ms(response.inserted_at), process_at=_ms(response.process_at),
+        expires_at=NEVER_MS if response.expires_at is None else _ms(response.expires_at),
+        started_at=_ms(response.started_at), lease_until=_ms(response.lease_until), kind=kind, data=data,
+        token=held.token, together=held.together, trace=response.traceparent,
     )  # fmt: skip
     return Job(queue, claimed, decode)
 
 
-def _entry_view(answer: EntryAnswer) -> EntryView:
-    fields = {name: getattr(answer, name) for name in EntryView.__struct_fields__ if name != "data"}
-    return EntryView(**fields, data=_value(answer))
+def _entry_view(response: EntryResponse) -> EntryView:
+    fields = {name: getattr(response, name) for name in EntryView.__struct_fields__ if name != "data"}
+    return EntryView(**fields, data=_value(response))
 
 
-def _dead_letter(answer: DeadLetterAnswer) -> DeadLetter:
-    fields = {name: getattr(answer, name) for name in DeadLetter.__struct_fields__ if name != "data"}
-    return DeadLetter(**fields, data=_value(answer))
+def _dead_letter(response: DeadLetterResponse) -> DeadLetter:
+    fields = {name: getattr(response, name) for name in DeadLetter.__struct_fields__ if name != "data"}
+    return DeadLetter(**fields, data=_value(response))

@@ -95,24 +95,24 @@ class RemoteTags(Tags):
         check_tag(tag)
         wanted = check_topics(topics)
         body = TagRebuildBody(None if wanted is None else tuple(sorted(wanted)))
-        answer = await self._connection.call("tags.rebuild", tag, body=body)
-        return Rebuilt(tag, written=answer.written, removed=answer.removed)
+        response = await self._connection.call("tags.rebuild", tag, body=body)
+        return Rebuilt(tag, written=response.written, removed=response.removed)
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
         """Return the time below which streams are complete, and the partition that limits it."""
-        answer = await self._horizon(topics)
-        return Horizon(answer.time_ms, answer.most_ms, answer.topic, answer.partition)
+        response = await self._horizon(topics)
+        return Horizon(response.time_ms, response.most_ms, response.topic, response.partition)
 
     async def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
         """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
-        answer = await self._horizon(topics)
+        response = await self._horizon(topics)
         return HorizonStatus(
-            horizon=None if answer.time_ms < 0 else datetime.fromtimestamp(answer.time_ms / 1000, UTC),
-            age_s=answer.age_s,
-            topic=answer.topic,
-            partition=answer.partition,
-            lag=answer.lag,
-            remedy=answer.remedy,
+            horizon=None if response.time_ms < 0 else datetime.fromtimestamp(response.time_ms / 1000, UTC),
+            age_s=response.age_s,
+            topic=response.topic,
+            partition=response.partition,
+            lag=response.lag,
+            remedy=response.remedy,
         )
 
     async def _horizon(self, topics: Iterable[str] | None) -> Any:

@@ -16,10 +16,10 @@ from tidebook.api.wal import (
     FlushBody,
     MarkBody,
     PayloadBody,
-    RegionAnswer,
     RegionOpenBody,
+    RegionResponse,
     RegionWriteBody,
-    TableAnswer,
+    TableResponse,
     TableWriteBody,
     WalEntryLine,
 )
@@ -38,7 +38,7 @@ _decode_entries = msgspec.json.Decoder(WalEntryLine).decode_lines
 class RemoteRegionMeta:
     """The tables of a region as the server last described them: for example, `tables[id].next_seq_num`."""
 
-    def __init__(self, tables: Sequence[TableAnswer], term: int) -> None:
+    def __init__(self, tables: Sequence[TableResponse], term: int) -> None:
         self.term = term
         self.tables = {each.table: each for each in tables}
 
@@ -59,9 +59,9 @@ class RemoteRegion:
             await self.refresh()
             return
         body = RegionOpenBody(create)
-        answer = await self._connection.call("wal.open_session", *self._at, body=body)
-        self._session = answer.session
-        self.meta = RemoteRegionMeta(answer.tables, answer.term)
+        response = await self._connection.call("wal.open_session", *self._at, body=body)
+        self._session = response.session
+        self.meta = RemoteRegionMeta(response.tables, response.term)
 
     @property
     def writable(self) -> bool:
@@ -85,8 +85,8 @@ class RemoteRegion:
             raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
         bodies = [TableWriteBody(table, tuple(map(PayloadBody.of, payloads))) for table, payloads in pairs]
         body = RegionWriteBody(self._session, tuple(bodies))
-        answer = await self._connection.call("wal.write", *self._at, body=body)
-        return [Written(each.first, each.last, each.offset) for each in answer.written]
+        response = await self._connection.call("wal.write", *self._at, body=body)
+        return [Written(each.first, each.last, each.offset) for each in response.written]
 
     def read(self, *, from_offset: int = 0) -> AsyncGenerator[WalEntry, None]:
         """Yield the entries of all tables in log order, as of the start of the read, without those marked deleted."""
@@ -123,8 +123,8 @@ class RemoteRegion:
 
     async def refresh(self) -> None:
         """Fetch the region's current state into `meta`."""
-        answer = await self.status()
-        self.meta = RemoteRegionMeta(answer.tables, answer.term)
+        response = await self.status()
+        self.meta = RemoteRegionMeta(response.tables, response.term)
 
     async def mark_deleted(self, table: int, seq: int, *, incarnation: int | None = None) -> None:
         """Mark the table's entries below `seq` as deleted."""
@@ -147,13 +147,13 @@ class RemoteRegion:
 
     async def clean(self) -> Cleaned:
         """Remove the entries that no table needs."""
-        answer = await self._connection.call("wal.clean", *self._at)
-        return Cleaned(**msgspec.structs.asdict(answer))
+        response = await self._connection.call("wal.clean", *self._at)
+        return Cleaned(**msgspec.structs.asdict(response))
 
-    async def status(self) -> RegionAnswer:
+    async def status(self) -> RegionResponse:
         """Return the status of the region and its tables."""
-        answer: RegionAnswer = await self._connection.call("wal.status", *self._at)
-        return answer
+        response: RegionResponse = await self._connection.call("wal.status", *self._at)
+        return response
 
     async def close(self) -> None:
         """Release the claim, if the region was opened for writing; without the server it ends by itself."""

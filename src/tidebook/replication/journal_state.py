@@ -176,9 +176,9 @@ def _state_before(found: JournalState, since: Position, last: int) -> JournalSta
 def differences(folded: FoldedJournal, found: JournalState) -> list[Difference]:
     """Return every difference of a journal; a missing grave is not one, because graves are swept."""
     if not is_certain(folded, found):
-        beyond = "the log does not reach back far enough to determine it: restore the store from a copy"
+        advice = "the log does not reach back far enough to determine it: restore the store from a backup"
         return [
-            msgspec.structs.replace(each, expected=None, found=f"{each.found}; {beyond}")
+            msgspec.structs.replace(each, expected=None, found=f"{each.found}; {advice}")
             for each in _damage_differences(folded, found)
         ]
     tags = () if folded.partial else _tag_differences(folded, found)

@@ -19,7 +19,7 @@ from tidebook.store.port import StoreWriter
 
 LOGGER = logging.getLogger("tidebook.replication")
 REASON_CHARS_MAX = 500
-#: The most attempts to apply a slice while other replicators move the pointer.
+#: The maximum number of attempts to apply a slice while other replicators move the pointer.
 FENCED_MAX = 50
 FENCED_WAIT_S = 0.02
 RETRY_FIRST_S = 0.1
@@ -31,7 +31,7 @@ RUN_FAILURES = (Unavailable, OutcomeUnknown, Fenced, LogLost)
 
 
 class LogAndStore:
-    """The log and the store that a replication uses; a Spark worker opens them on first use instead."""
+    """The log and the store that a replication uses. The subclass for Spark workers opens them on first use."""
 
     def __init__(self, log: Log, store: StoreWriter) -> None:
         self._log = log
@@ -69,7 +69,8 @@ class PartitionReplicator:
         self.records = self.parked = 0
         #: The partition's pointer after the last slice.
         self.pointer: Pointer | None = None
-        #: Whether another replicator has replicated records that this one was to replicate.
+        #: Whether another replicator has replicated records that this one was to replicate. Marks do not count, because
+        #: a driver replicates its ticks without serving a partition.
         self.overtaken = False
         #: Why the partition is stopped, if it is.
         self.stopped: str | None = None
@@ -80,7 +81,7 @@ class PartitionReplicator:
         self._next: int | None = None
 
     async def replicate(self, records: Sequence[Record]) -> None:
-        """Replicate the next records that were read in one pass, so that a gap between two calls is a hole in the log.
+        """Replicate the next records of a continuous read: a gap between the records of two calls is a hole in the log.
 
         Retry for `wait_s` while the log or the store is unavailable. Records between the pointer and the first call's
         records are read from the log.
@@ -89,7 +90,7 @@ class PartitionReplicator:
         await self.replicate_range(records, start, records[-1].offset + 1)
 
     async def replicate_range(self, records: Sequence[Record], start: int, stop: int) -> None:
-        """Replicate the offsets `start` to `stop` - 1, of which these are all records, as `replicate` does."""
+        """Replicate the offsets from `start` to `stop` - 1 as `replicate` does; `records` are all the records there."""
         self.records += len(records)
         self._next = stop
         if self.stopped is None:
@@ -153,7 +154,7 @@ class PartitionReplicator:
                 await self._apply(page.records, start, page.next_offset)
             except Fenced:
                 if await self.next_offset() == start:
-                    raise  # by the topic, which was deleted or adopted
+                    raise  # no replicator has moved the pointer: the topic was deleted or adopted
                 continue  # another replicator has moved the pointer
             self.records += len(page.records) if count else 0
 
@@ -167,7 +168,7 @@ class PartitionReplicator:
             if plan.writes is not None:
                 await store.apply(plan.writes)
                 self.parked += len(plan.writes.parked)
-            elif start < stop and plan.stopped_by is None:
+            elif start < stop and plan.stopped_by is None and any(record.key is not None for record in records):
                 self.overtaken = True
         self.pointer = plan.pointer
         if plan.stopped_by is not None:

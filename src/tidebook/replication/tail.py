@@ -1,4 +1,4 @@
-"""Tail log partitions: replicate each new record as soon as the log has it, slice after slice, until `stop`."""
+"""Tail log partitions: replicate new records in slices as soon as the log has them, until `stop` is called."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from tidebook.runtime.futures import cancel_quietly
 
 T = TypeVar("T")
 Partition = tuple[str, int]
-#: A partition's slices begin at least this long after one another, so that a busy one shares their cost among records.
+#: The shortest time from the start of one slice of a partition to the next: on a busy partition, each slice then holds
+#: several records and their writes are batched.
 SLICE_EVERY_S = 0.03
-#: How often a partition without new records compares its position with the pointer, which others may have moved.
+#: How often a partition without new records compares its position with the pointer, which another process may have
+#: advanced.
 CHECK_EVERY_S = 30.0
 _OFFSET_MAX = 2**62
 
 
 class ReplicationTail:
-    """Replicates some log partitions from their pointers on, concurrently, each in offset order.
+    """Replicates some log partitions concurrently, each in offset order from its pointer onward.
 
     A partition that stops (see `PartitionReplicator`) does not affect the others. While the log or the store is
-    unavailable, a partition retries for `wait_s`; then, and for a log that lost records, `run` raises the error after
-    the slices in progress have ended. Two tails of one partition are harmless: the slower one's slices are skipped.
+    unavailable, a partition retries for `wait_s`. If it still is, or if the log has lost records, `run` lets the slices
+    in progress finish and raises the error. Two tails of one partition are harmless: the slower one's slices are
+    skipped.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class ReplicationTail:
         self._wait_s = wait_s
         self._slice_every_s = slice_every_s
         self._stop = asyncio.Event()
-        #: Set when the first unreplicated offset of every partition is known; the partitions are then served.
+        #: Set when the first unreplicated offset of every partition is known: from then on new records are replicated.
         self.ready = asyncio.Event()
         self._positioned = 0
         self.replicators = {
@@ -63,10 +66,10 @@ class ReplicationTail:
         """End `run` after the slices in progress; call it on the event loop."""
         self._stop.set()
 
-    async def run(self, stops: Mapping[Partition, int] | None = None) -> None:
-        """Replicate until `stop`; with `stops`, return once the records before these offsets are replicated."""
+    async def run(self, end_offsets: Mapping[Partition, int] | None = None) -> None:
+        """Replicate until `stop` is called; with `end_offsets`, return once all records before them are replicated."""
         tails = [
-            asyncio.ensure_future(self._tail(each, _OFFSET_MAX if stops is None else stops[partition]))
+            asyncio.ensure_future(self._tail(each, _OFFSET_MAX if end_offsets is None else end_offsets[partition]))
             for partition, each in self.replicators.items()
         ]
         try:
@@ -75,18 +78,18 @@ class ReplicationTail:
             self.stop()  # the other partitions finish their slices, so that the work is not repeated
             await asyncio.gather(*tails, return_exceptions=True)
 
-    async def _tail(self, replicator: PartitionReplicator, stop: int) -> None:
-        endless = stop == _OFFSET_MAX
+    async def _tail(self, replicator: PartitionReplicator, end_offset: int) -> None:
+        endless = end_offset == _OFFSET_MAX
         offset = await self._retry(replicator.next_offset)
         self._positioned += 1
         if self._positioned == len(self.replicators):
             self.ready.set()
-        while offset < stop and replicator.stopped is None and not self._stop.is_set():
+        while offset < end_offset and replicator.stopped is None and not self._stop.is_set():
             if endless and not await self._retry(partial(self._wait, replicator, offset)):
                 offset = max(offset, await self._retry(replicator.next_offset))
                 continue
             began_s = asyncio.get_running_loop().time()
-            page = await self._retry(partial(self._read, replicator, offset, stop))
+            page = await self._retry(partial(self._read, replicator, offset, end_offset))
             if page.next_offset > offset:
                 await replicator.replicate_range(page.records, offset, page.next_offset)
                 offset = page.next_offset
@@ -95,13 +98,13 @@ class ReplicationTail:
         if replicator.stopped is not None and endless:
             await self._stop.wait()
 
-    async def _read(self, replicator: PartitionReplicator, start: int, stop: int) -> RecordPage:
+    async def _read(self, replicator: PartitionReplicator, start: int, end_offset: int) -> RecordPage:
         log = await self._parts.log()
-        read = log.read if stop == _OFFSET_MAX else partial(read_page, log)
-        return await read(replicator.topic, replicator.partition, start=start, stop=stop, limit=PAGE_RECORDS)
+        read = log.read if end_offset == _OFFSET_MAX else partial(read_page, log)
+        return await read(replicator.topic, replicator.partition, start=start, stop=end_offset, limit=PAGE_RECORDS)
 
     async def _wait(self, replicator: PartitionReplicator, offset: int) -> bool:
-        """Wait until the log has a record at `offset` or after it; return False after `stop`, or after a while."""
+        """Wait for a record at or after `offset`; return False if `stop` was called or after `CHECK_EVERY_S`."""
         log = await self._parts.log()
         topic, partition = replicator.topic, replicator.partition
         new_record = asyncio.ensure_future(log.wait(topic, partition, offset=offset, timeout_s=CHECK_EVERY_S))
@@ -114,7 +117,7 @@ class ReplicationTail:
             stopping.cancel()
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry a call for `wait_s` while the log or the store is unavailable, unless it was stopped."""
+        """Retry a call for `wait_s` while the log or the store is unavailable, unless the tail was stopped."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         deadline_s = asyncio.get_running_loop().time() + self._wait_s
         while True:

@@ -79,18 +79,6 @@ async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -
     return await tick(log, store, topics, seen_ms=seen_ms)
 
 
-async def replicate_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> int:
-    """Send ticks and replicate up to them, so that everything stored before is below the horizon.
-
-    Return how many records were replicated; a book without tags gets no ticks.
-    """
-    ticks = await send_ticks(log, store, topics)
-    replicators = await partition_replicators(log, store, ticks)
-    for partition, each in replicators.items():
-        await each.catch_up(ticks[partition] + 1)
-    return sum(each.records for each in replicators.values())
-
-
 async def partition_replicators(
     log: Log, store: StoreWriter, partitions: Iterable[Partition], *, clear_tags: bool = True
 ) -> dict[Partition, PartitionReplicator]:

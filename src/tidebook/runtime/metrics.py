@@ -103,7 +103,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     "pipeline_lag_seconds": ("The age of the oldest record that is not replicated yet.", "topic", "partition"),
     "pipeline_records_per_second": ("The records per second that were replicated lately.",),
     "pipeline_stopped_partitions": ("The partitions that replication does not advance.",),
-    "server_open_streams": ("The streamed answers that are being sent.",),
+    "server_open_streams": ("The streamed responses that are being sent.",),
     "tags_horizon_behind_seconds": ("How far the slowest partition is behind the most recent one.", "topics"),
     "tags_horizon_lag_seconds": ("The age of the horizon; it grows while nothing is appended.", "topics"),
     "wal_held_bytes": ("The bytes of a region that are not truncated, set by each cleaning.", "namespace", "region"),
@@ -122,7 +122,7 @@ DURATIONS: dict[str, tuple[str, ...]] = {
     "pipeline_batch": ("Steps of Spark's micro-batches.", "step"),
     "pipeline_lease": ("Leases of log partitions.",),
     "pipeline_task": ("Work of a Spark task on its partition.",),
-    "server_request": ("Requests until their answer began, also if it is a stream.", "route"),
+    "server_request": ("Requests until their response began, also if it is a stream.", "route"),
     "wal_recovery": ("Recoveries of a region.", "namespace", "region"),
 }
 

@@ -48,7 +48,7 @@ def read_secret(kind: type, value: Any) -> Any:
             return value
         if isinstance(value, str):
             return Secret(value)
-        raise ValueError("password must be text")
+        raise ValueError("password must be a string")
     raise NotImplementedError(kind)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from tidebook.api.access import AuditVerifyAnswer, NewTokenAnswer, SessionAnswer, TokensAnswer
+from tidebook.api.access import AuditVerifyResponse, NewTokenResponse, SessionResponse, TokensResponse
 from tidebook.api.errors import SignInRequired
-from tidebook.server.answers import Reply
 from tidebook.server.audit_check import check_audit
 from tidebook.server.browser_sessions import COOKIE
 from tidebook.server.call import Call, Handler
 from tidebook.server.principal import Principal
+from tidebook.server.responses import Reply
 from tidebook.server.tokens import role_name
 
 
-def _session(principal: Principal, csrf_token: str | None) -> SessionAnswer:
-    return SessionAnswer(
+def _session(principal: Principal, csrf_token: str | None) -> SessionResponse:
+    return SessionResponse(
         name=principal.name,
         role=role_name(principal.role),
         prefix=principal.prefix,
@@ -36,7 +36,7 @@ async def sign_in(call: Call) -> Reply:
     return Reply(_session(found, session.csrf_token), 200, ((b"set-cookie", cookie),))
 
 
-async def session(call: Call) -> SessionAnswer:
+async def session(call: Call) -> SessionResponse:
     """Return who is signed in."""
     cookie = call.headers.cookie_value(COOKIE)
     found = None if cookie is None else call.state.sessions.find(cookie)
@@ -53,12 +53,12 @@ async def sign_out(call: Call) -> Reply:
     return Reply(None, 204, ((b"set-cookie", removed),))
 
 
-async def tokens(call: Call) -> TokensAnswer:
+async def tokens(call: Call) -> TokensResponse:
     """List the tokens."""
-    return TokensAnswer(call.state.tokens.list())
+    return TokensResponse(call.state.tokens.list())
 
 
-async def create_token(call: Call) -> NewTokenAnswer:
+async def create_token(call: Call) -> NewTokenResponse:
     """Create a token."""
     body = call.body
     return await call.state.tokens.create(body.name, body.role, prefix=body.prefix, expires_s=body.expires_s)
@@ -69,11 +69,11 @@ async def revoke_token(call: Call) -> None:
     await call.state.tokens.revoke(call.parameters[0])
 
 
-async def audit_verify(call: Call) -> AuditVerifyAnswer:
+async def audit_verify(call: Call) -> AuditVerifyResponse:
     """Check the chains of the audit."""
     report = await check_audit(call.book, call.state.database)
     findings = [msgspec.structs.asdict(each) for each in report.findings]
-    return AuditVerifyAnswer(chains=report.chains, entries=report.entries, findings=findings)
+    return AuditVerifyResponse(chains=report.chains, entries=report.entries, findings=findings)
 
 
 HANDLERS: dict[str, Handler] = {

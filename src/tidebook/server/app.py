@@ -1,4 +1,4 @@
-"""The ASGI application: finds the route of a request, checks who sent it, decodes it, and sends the answer.
+"""The ASGI application: finds the route of a request, checks who sent it, decodes it, and sends the response.
 
 The path of an API request is short on purpose: no request object, no middleware, one pass over the headers.
 Everything outside /v1 is a Starlette application, for pages.
@@ -45,12 +45,12 @@ from tidebook.server import (
     topics,
     wal,
 )
-from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
-from tidebook.server.idempotency import EncodedAnswer, check_key
+from tidebook.server.idempotency import EncodedResponse, check_key
 from tidebook.server.principal import ANONYMOUS
-from tidebook.server.protocol import send_answer, take_body
+from tidebook.server.protocol import send_response, take_body
+from tidebook.server.responses import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.router import Router
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
@@ -116,7 +116,7 @@ class Endpoint:
 
 
 class Exchange:
-    """One request and its answer: counts the answer when it begins."""
+    """One request and its response: counts the response when it begins."""
 
     __slots__ = ("_app", "_received_s", "raw_send", "route", "started")
 
@@ -125,18 +125,18 @@ class Exchange:
         self._received_s = time.perf_counter()
         self.raw_send = send
         self.route = NO_ROUTE
-        #: Whether a part of the answer was sent: then its status can no longer be chosen.
+        #: Whether a part of the response was sent: then its status can no longer be chosen.
         self.started = False
 
     def start(self, status: int) -> None:
-        """Count the answer."""
+        """Count the response."""
         self.started = True
         count, observe = self._app.meters(self.route, status)
         count()
         observe(time.perf_counter() - self._received_s)
 
     async def send(self, message: Message) -> None:
-        """Send a part of a page or a stream, and count the answer when it begins."""
+        """Send a part of a page or a stream, and count the response when it begins."""
         if not self.started:
             self.start(message["status"])
         await self.raw_send(message)
@@ -156,7 +156,7 @@ class ServerApp:
         self._meters: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
 
     def meters(self, route: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
-        """Return the counter and the timer of a route's answers with this status."""
+        """Return the counter and the timer of a route's responses with this status."""
         found = self._meters.get((route, status))
         if found is None:
             metrics = self.state.book.metrics
@@ -217,21 +217,21 @@ class ServerApp:
         if route.mutates:
             state.audit.check_room()
         call.deadline_s = self._deadline_s(headers)
-        timer, is_begun = state.deadlines.timer(call.deadline_s), False
+        timer, handler_started = state.deadlines.timer(call.deadline_s), False
         try:
             with timer:
                 if endpoint.decode is not None:
                     call.raw_body = raw = await _read_body(call)
                     call.body = _decode_body(endpoint, headers, raw)
-                is_begun = True
+                handler_started = True
                 if tracing.is_on():
-                    answer = await self._run_traced(endpoint, call, scope)
+                    response = await self._run_traced(endpoint, call, scope)
                 elif headers.idempotency_key is not None and route.mutates:
-                    answer = await self._run_keyed(endpoint, call, scope)
+                    response = await self._run_keyed(endpoint, call, scope)
                 else:
-                    answer = await endpoint.handler(call)
+                    response = await endpoint.handler(call)
         except TimeoutError as error:
-            if not is_begun:
+            if not handler_started:
                 raise DeadlineExceeded(
                     f"the body was not complete after {call.deadline_s:g} s, and nothing was done: send it faster, "
                     "or allow more with Request-Timeout",
@@ -239,7 +239,7 @@ class ServerApp:
                 ) from error
             if route.mutates:
                 self._record_failure(call, scope, 504)
-                why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no answer from the book"
+                why = f"was cancelled after {call.deadline_s:g} s" if timer.expired else "got no response from the book"
                 raise OutcomeUnknown(f"the request {why}, and its change may have happened") from error
             if not timer.expired:
                 raise Unavailable(f"a part of the book did not answer in time: {error}") from error
@@ -249,29 +249,29 @@ class ServerApp:
                 deadline_s=call.deadline_s,
             ) from error
         except TidebookError as error:
-            if is_begun and ((status := problem_of(error)["status"]) >= 500 or call.has_parts):
+            if handler_started and ((status := problem_of(error)["status"]) >= 500 or call.has_parts):
                 self._record_failure(call, scope, status)
             raise
         except BaseException as error:  # also a cancellation, when the server stops before the request has ended
-            if is_begun:
+            if handler_started:
                 self._record_failure(call, scope, 500 if isinstance(error, Exception) else 504)
             raise
-        if isinstance(answer, EncodedAnswer):
-            if call.changed and not answer.replayed:
-                await self._record(call, scope, answer.status)
-            await _send(exchange, answer.status, answer.body, [_REPLAYED] if answer.replayed else [])
-        elif isinstance(answer, Lines):
+        if isinstance(response, EncodedResponse):
+            if call.changed and not response.replayed:
+                await self._record(call, scope, response.status)
+            await _send(exchange, response.status, response.body, [_REPLAYED] if response.replayed else [])
+        elif isinstance(response, Lines):
             await self._record(call, scope, 200)
-            await self._stream(call, answer, receive, exchange.send)
-        elif isinstance(answer, Text):
-            await _send(exchange, 200, answer.body, kind=answer.content_type)
-        elif isinstance(answer, Reply):
-            await self._record(call, scope, answer.status)
-            await _send(exchange, answer.status, _encode_body(answer.body), answer.headers)
+            await self._stream(call, response, receive, exchange.send)
+        elif isinstance(response, Text):
+            await _send(exchange, 200, response.body, kind=response.content_type)
+        elif isinstance(response, Reply):
+            await self._record(call, scope, response.status)
+            await _send(exchange, response.status, _encode_body(response.body), response.headers)
         else:
             if (route.mutates or call.unmask) and call.changed:
                 await self._record(call, scope, route.status)
-            await _send(exchange, route.status, _encode_body(answer))
+            await _send(exchange, route.status, _encode_body(response))
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
         """Record a call that changes or unmasks something; if it is destructive, wait until the record is durable."""
@@ -310,29 +310,29 @@ class ServerApp:
             return await endpoint.handler(call)
 
     async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any]) -> Any:
-        """Run a request that has an Idempotency-Key, or return the answer of an earlier one."""
+        """Run a request that has an Idempotency-Key, or return the response of an earlier one."""
         key, route = call.headers.idempotency_key, call.route
         assert key is not None
-        if route.answers_secret:
-            raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
+        if route.returns_secret:
+            raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its response is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
             appended = scope["raw_path"] + b"\0" + call.raw_body
 
-            async def append() -> tuple[EncodedAnswer, bool]:
-                answer = await endpoint.handler(call)
-                return EncodedAnswer(route.status, _encode(answer)), call.is_complete
+            async def append() -> tuple[EncodedResponse, bool]:
+                response = await endpoint.handler(call)
+                return EncodedResponse(route.status, _encode(response)), call.is_complete
 
-            return await self.state.keys.answer_append(call.principal.id, key, appended, append)
+            return await self.state.keys.append_once(call.principal.id, key, appended, append)
 
-        async def run() -> EncodedAnswer:
-            answer = await endpoint.handler(call)
-            if isinstance(answer, Reply):
-                return EncodedAnswer(answer.status, _encode_body(answer.body))
-            return EncodedAnswer(route.status, _encode_body(answer))
+        async def run() -> EncodedResponse:
+            response = await endpoint.handler(call)
+            if isinstance(response, Reply):
+                return EncodedResponse(response.status, _encode_body(response.body))
+            return EncodedResponse(route.status, _encode_body(response))
 
         request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], call.raw_body))
-        return await self.state.keys.answer(call.principal.id, key, request, run)
+        return await self.state.keys.run_once(call.principal.id, key, request, run)
 
     def _deadline_s(self, headers: Headers) -> float:
         settings = self.state.settings
@@ -344,7 +344,7 @@ class ServerApp:
             seconds = 0.0
         if not 0 < seconds <= settings.request_s_max:  # also refuses NaN
             raise InvalidInput(
-                f"Request-Timeout is a number of seconds up to {settings.request_s_max:g}, "
+                f"Request-Timeout must be a number of seconds up to {settings.request_s_max:g}, "
                 f"not {headers.request_timeout[:40]!r}"
             )
         return seconds
@@ -450,11 +450,11 @@ async def _send(
     kind: bytes = _JSON,
 ) -> None:
     exchange.start(status)
-    if kind is _JSON and not more and (body or status == 204):  # any other empty answer needs a Content-Length
+    if kind is _JSON and not more and (body or status == 204):  # any other empty response needs a Content-Length
         head = _JSON_HEAD % len(body) if body else _NO_CONTENT_HEAD
-        if send_answer(exchange.raw_send, status, head, body):
+        if send_response(exchange.raw_send, status, head, body):
             return
-    if body or kind != _JSON:  # there are no metrics before the first answer
+    if body or kind != _JSON:  # there are no metrics before the first response
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tidebook.api.journals import AppendAnswer, AppendBody
-from tidebook.api.payload import needs_no_check
+from tidebook.api.journals import AppendBody, AppendResponse
+from tidebook.api.payload import payloads_need_no_check
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
@@ -24,12 +24,12 @@ from tidebook.server.call import Call, Handler
 BATCH_IN_FLIGHT_MAX = 256
 
 
-async def append(call: Call) -> AppendAnswer:
+async def append(call: Call) -> AppendResponse:
     """Append events to one journal."""
     topic, id = call.parameters
-    is_checked, key = needs_no_check(call.raw_body), call.append_key
+    is_checked, key = payloads_need_no_check(call.raw_body), call.append_key
     done = await _append(call.book.journal(topic), topic, id, call.body, key, call.trace, is_checked=is_checked)
-    return _answer(done)
+    return _response(done)
 
 
 def _events(body: AppendBody, trace: str | None, *, is_checked: bool = False) -> list[Event]:
@@ -41,9 +41,9 @@ def _events(body: AppendBody, trace: str | None, *, is_checked: bool = False) ->
     return events
 
 
-def _answer(done: Appended) -> AppendAnswer:
-    """Return the answer of an append, which is the same for a repetition."""
-    return AppendAnswer(done.first, done.last, done.partition, done.offset)
+def _response(done: Appended) -> AppendResponse:
+    """Return the response of an append; a retry with the same append id gets the same one."""
+    return AppendResponse(done.first, done.last, done.partition, done.offset)
 
 
 async def _append(
@@ -96,7 +96,7 @@ def _duration(seconds: Any) -> timedelta:
     try:
         return timedelta(seconds=float(seconds))
     except (OverflowError, ValueError) as error:
-        raise InvalidInput(f"expire_after_s: {seconds} seconds are too many") from error
+        raise InvalidInput(f"expire_after_s: {seconds} seconds is too long") from error
 
 
 def derived_append_id(topic: str, id: str, key: str) -> bytes:
@@ -124,7 +124,7 @@ async def append_batch(call: Call) -> dict[str, Any]:
         elif isinstance(result, BaseException):
             raise result
         else:
-            results[index] = _answer(result)
+            results[index] = _response(result)
     return {"results": results}
 
 

@@ -66,7 +66,9 @@ class Audit:
     def check_room(self) -> None:
         """Raise `Unavailable` while the audit cannot be written, because no change may go unrecorded."""
         if len(self._waiting) >= WAITING_MAX:
-            raise Unavailable(f"{WAITING_MAX:,} entries of the audit wait to be written: changes are refused meanwhile")
+            raise Unavailable(
+                f"{WAITING_MAX:,} entries of the audit wait to be written: until then changes are refused"
+            )
 
     def record(self, who: Principal, client: str, action: str, target: str, status: int) -> None:
         """Record a call; its entry becomes durable soon."""

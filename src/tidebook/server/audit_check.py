@@ -93,7 +93,7 @@ async def _check_chain(
             try:
                 entry = msgspec.convert(event.payload, AuditEntry)
             except msgspec.ValidationError as error:
-                report.add(id, event.seq_nr, "foreign", f"event {event.seq_nr} is no entry of the audit: {error}")
+                report.add(id, event.seq_nr, "foreign", f"event {event.seq_nr} is not an entry of the audit: {error}")
                 continue
             found = hash_of(entry)
             if found != entry.hash:

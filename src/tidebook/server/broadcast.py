@@ -13,25 +13,25 @@ from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 
 from tidebook.runtime.futures import cancel_quietly
-from tidebook.server.answers import Chunk, ChunkBuffer
+from tidebook.server.responses import Chunk, ChunkBuffer
 
 E = TypeVar("E")
-#: A place in the stream; it grows from event to event.
-Place = tuple[Any, ...]
+#: The position of an event in its stream; it grows from event to event.
+StreamPosition = tuple[Any, ...]
 
 RING_EVENTS_MAX: Final = 1_000
 RING_BYTES_MAX: Final = 4_000_000
-#: How many events a follower takes at once.
+#: How many events a follower takes together.
 CHUNK_EVENTS: Final = 64
 
 
 class Line:
-    """An event of the ring: its place, the id of its server-sent event, and its encoded form."""
+    """An event of the ring: its position, the id of its server-sent event, and its encoded form."""
 
-    __slots__ = ("encoded", "id", "place", "topic")
+    __slots__ = ("encoded", "id", "position", "topic")
 
-    def __init__(self, place: Place, topic: str, id: str, encoded: bytes) -> None:
-        self.place = place
+    def __init__(self, position: StreamPosition, topic: str, id: str, encoded: bytes) -> None:
+        self.position = position
         self.topic = topic
         self.id = id
         self.encoded = encoded
@@ -59,11 +59,11 @@ class Broadcast(Generic[E]):
 
     async def follow(
         self,
-        catch_up: Callable[[Place | None], AsyncIterator[E]],
+        catch_up: Callable[[StreamPosition | None], AsyncIterator[E]],
         wanted: Callable[[Line], bool],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the events that `catch_up` reads after a place (None: from the beginning), then the live ones."""
-        last: Place | None = None
+        """Yield the events that `catch_up` reads after a position (None: from the beginning), then the live ones."""
+        last: StreamPosition | None = None
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         await asyncio.shield(self._ready)
@@ -72,9 +72,9 @@ class Broadcast(Generic[E]):
             async with aclosing(catch_up(last)) as events:  # type: ignore[type-var]
                 async for event in events:
                     line = self._line(event)
-                    if last is not None and line.place <= last:
+                    if last is not None and line.position <= last:
                         continue
-                    last = line.place
+                    last = line.position
                     if wanted(line) and buffer.add(line.id, line.encoded):
                         yield buffer.take()
             if buffer:
@@ -90,8 +90,8 @@ class Broadcast(Generic[E]):
                 for offset in range(index - first, min(len(ring), index - first + CHUNK_EVENTS)):
                     line = ring[offset]
                     index += 1
-                    if last is None or line.place > last:
-                        last = line.place
+                    if last is None or line.position > last:
+                        last = line.position
                         if wanted(line):
                             chunk.append((line.id, line.encoded))
                 if chunk:
@@ -158,7 +158,7 @@ class Broadcasts:
         key: tuple[Any, ...],
         start: Callable[[], Awaitable[AsyncIterator[Any]]],
         line: Callable[[Any], Line],
-        catch_up: Callable[[Place | None], AsyncIterator[Any]],
+        catch_up: Callable[[StreamPosition | None], AsyncIterator[Any]],
         wanted: Callable[[Line], bool] = lambda line: True,
     ) -> AsyncGenerator[Chunk, None]:
         """Follow the stream of a key."""

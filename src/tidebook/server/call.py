@@ -10,10 +10,10 @@ from tidebook.api.errors import PermissionDenied, SignInRequired
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.tracing import valid_context
-from tidebook.server.answers import Receive
 from tidebook.server.headers import Headers
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
+from tidebook.server.responses import Receive
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
 
@@ -64,7 +64,7 @@ class Call:
         self.raw_body = b""
         #: The Idempotency-Key of an append, from which its append id is derived.
         self.append_key: str | None = None
-        #: Whether the answer shows masked fields.
+        #: Whether the response shows masked fields.
         self.unmask = False
         #: Whether something was changed; a claim that found nothing changes nothing.
         self.changed = True
@@ -95,7 +95,7 @@ class Call:
         """Return a path parameter as a whole number."""
         text = self.parameters[index]
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise InvalidInput(f"{name} in the path is a whole number, not {text[:40]!r}")
+            raise InvalidInput(f"{name} in the path must be a whole number, not {text[:40]!r}")
         return int(text)
 
     def mask(self, name: str) -> Mask | None:
@@ -109,7 +109,7 @@ class Call:
             raise SignInRequired("the token was revoked or has expired during the request")
 
     def may_unmask(self, wanted: bool) -> bool:
-        """Return whether the answer shows masked fields; raise `PermissionDenied` if that is not allowed."""
+        """Return whether the response shows masked fields; raise `PermissionDenied` if that is not allowed."""
         if wanted and self.principal.role < Role.ADMIN:
             raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
         return wanted

@@ -6,23 +6,23 @@ import asyncio
 import time
 
 import tidebook
-from tidebook.api.health import CheckAnswer, LiveAnswer, ReadyAnswer
+from tidebook.api.health import CheckResponse, LiveResponse, ReadyResponse
 from tidebook.core.errors import TidebookError
-from tidebook.server.answers import Reply
 from tidebook.server.call import Call, Handler
+from tidebook.server.responses import Reply
 
 CHECK_S = 5.0
 
 
-async def live(call: Call) -> LiveAnswer:
+async def live(call: Call) -> LiveResponse:
     """Answer as long as the event loop runs."""
-    return LiveAnswer(True, tidebook.__version__, round(time.monotonic() - call.state.started_s, 3))
+    return LiveResponse(True, tidebook.__version__, round(time.monotonic() - call.state.started_s, 3))
 
 
 async def ready(call: Call) -> Reply:
     """Ask the log and the store for their topics; not ready if one does not answer or the server drains."""
     draining = call.state.draining.is_set()
-    checks = [CheckAnswer("server", not draining, "the server is shutting down" if draining else None)]
+    checks = [CheckResponse("server", not draining, "the server is shutting down" if draining else None)]
     for name, check in (("log", call.book.log.topics), ("store", call.book.store.topics)):
         reason = None
         try:
@@ -32,9 +32,9 @@ async def ready(call: Call) -> Reply:
             reason = f"it does not answer within {CHECK_S:g} s"
         except TidebookError as error:
             reason = str(error)
-        checks.append(CheckAnswer(name, reason is None, reason))
+        checks.append(CheckResponse(name, reason is None, reason))
     ok = all(each.ok for each in checks)
-    return Reply(ReadyAnswer(ok, draining, checks), 200 if ok else 503)
+    return Reply(ReadyResponse(ok, draining, checks), 200 if ok else 503)
 
 
 HANDLERS: dict[str, Handler] = {"health.live": live, "health.ready": ready}

@@ -1,8 +1,8 @@
-"""Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
+"""Stored responses by Idempotency-Key: a repeated request gets the response to the first one, and changes nothing.
 
-A key is stored before its request runs, and its answer afterwards. So a request that a crash interrupted is
-never run twice: its repeat is answered with `outcome-unknown`. Of appends only the answer is written: the journal
-recognizes their append ids if a crash comes between, as long as only a few others were appended.
+A key is stored before its request runs, and the response afterwards. A request that a crash interrupts is therefore
+never run twice: its repeat gets `outcome-unknown`. For an append only the response is stored: if the server crashes
+before that, the journal recognizes the append id of the repeat, unless more than 16 appends came in between.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tidebook.server.database import ServerDatabase
 logger = logging.getLogger("tidebook.server")
 
 KEY_CHARS_MAX: Final = 200
-#: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
-ANSWER_BYTES_MAX: Final = 1_000_000
+#: A larger response is not stored: a repeat of its request gets `outcome-unknown`.
+RESPONSE_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
 
 
-class EncodedAnswer(msgspec.Struct, frozen=True):
-    """An answer as it is sent."""
+class EncodedResponse(msgspec.Struct, frozen=True):
+    """A response as it is sent."""
 
     status: int
     body: bytes
@@ -40,12 +40,12 @@ class EncodedAnswer(msgspec.Struct, frozen=True):
 def check_key(key: str) -> str:
     """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters."""
     if not 1 <= len(key) <= KEY_CHARS_MAX or not all("!" <= each <= "~" for each in key):
-        raise InvalidInput(f"an Idempotency-Key is 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
+        raise InvalidInput(f"an Idempotency-Key must be 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
     return key
 
 
 class IdempotencyKeys:
-    """The keys that were used, for a bounded time and up to a bounded number."""
+    """Stores keys and the responses to their requests, for a limited time and up to a limited number of keys."""
 
     def __init__(self, database: ServerDatabase, clock: Clock, *, keys_max: int, keep_s: float) -> None:
         self._database = database
@@ -55,38 +55,38 @@ class IdempotencyKeys:
         self._running: dict[bytes, asyncio.Future[None]] = {}
         self._begun = 0
 
-    async def answer(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedAnswer]]
-    ) -> EncodedAnswer:
-        """Return the answer of the first request with this key, which `run` computes if there was none.
+    async def run_once(
+        self, principal_id: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedResponse]]
+    ) -> EncodedResponse:
+        """Return the response to the first request of a principal with this key; call `run` if this is the first.
 
-        `request` identifies the request: a key that comes with another one is refused.
+        `request` identifies the request: `InvalidInput` is raised if the key was first used with a different one.
         """
-        hashed, digest = _hash(who.encode(), check_key(key).encode()), _hash(request)
+        hashed, digest = _hash(principal_id.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
             if await self._begin(hashed, digest):
                 return await self._run(hashed, run)
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
-            raise Unavailable("a request with this Idempotency-Key failed at another server meanwhile: send it again")
+            raise Unavailable("a request with this Idempotency-Key has just failed on another server: send it again")
 
-    async def answer_append(
-        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedAnswer, bool]]]
-    ) -> EncodedAnswer:
-        """Return the answer of the first append with this key, which `run` computes if there was none.
+    async def append_once(
+        self, principal_id: str, key: str, request: bytes, run: Callable[[], Awaitable[tuple[EncodedResponse, bool]]]
+    ) -> EncodedResponse:
+        """Return the response to the first append of a principal with this key; call `run` if there is none.
 
         `run` also returns whether everything was appended; if not, a repeat appends the rest.
         """
-        hashed, digest = _hash(b"append", who.encode(), check_key(key).encode()), _hash(request)
+        hashed, digest = _hash(b"append", principal_id.encode(), check_key(key).encode()), _hash(request)
         async with self._exclusively(hashed):
-            if (stored := self._stored_answer(hashed, digest)) is not None:
+            if (stored := self._stored_response(hashed, digest)) is not None:
                 return stored
-            answer, is_complete = await run()
-            if is_complete and len(answer.body) <= ANSWER_BYTES_MAX:
-                await self._store_answer(hashed, digest, answer)
-            return answer
+            response, is_complete = await run()
+            if is_complete and len(response.body) <= RESPONSE_BYTES_MAX:
+                await self._store_response(hashed, digest, response)
+            return response
 
     @asynccontextmanager
     async def _exclusively(self, hashed: bytes) -> AsyncIterator[None]:
@@ -100,58 +100,58 @@ class IdempotencyKeys:
             del self._running[hashed]
             future.cancel()
 
-    async def _store_answer(self, hashed: bytes, digest: bytes, answer: EncodedAnswer) -> None:
+    async def _store_response(self, hashed: bytes, digest: bytes, response: EncodedResponse) -> None:
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> None:
             if prune:
                 _prune(connection, now_ms - self._keep_ms, self._keys_max)
-            row = (hashed, digest, now_ms, answer.status, answer.body)
+            row = (hashed, digest, now_ms, response.status, response.body)
             connection.execute(
                 "INSERT OR REPLACE INTO answered (key, request, at, status, body) VALUES (?, ?, ?, ?, ?)", row
             )
 
         try:
             await asyncio.shield(self._database.change(insert, synced=False))
-        except TidebookError as error:  # the events are appended; raising would deny it
-            logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
+        except TidebookError as error:  # not raised: the events are appended, and the client must learn that
+            logger.warning("the response for an Idempotency-Key could not be stored: %s", error)
 
     def _is_prune_due(self) -> bool:
         self._begun += 1
         return self._begun % 100 == 1
 
-    async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedAnswer]]) -> EncodedAnswer:
+    async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedResponse]]) -> EncodedResponse:
         try:
-            answer = await run()
+            response = await run()
         except OutcomeUnknown:
             raise
-        except TidebookError:  # nothing was changed: a repeat may try again
+        except TidebookError:  # nothing was changed: a repeat runs again
             await self._change("DELETE FROM answered WHERE key = ?", (hashed,))
             raise
-        if len(answer.body) <= ANSWER_BYTES_MAX:
+        if len(response.body) <= RESPONSE_BYTES_MAX:
             sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
             try:
-                await self._change(sql, (answer.status, answer.body, hashed))
-            except TidebookError as error:  # the change was made; raising would deny it
-                logger.warning("the answer of an Idempotency-Key is not kept: %s", error)
-        return answer
+                await self._change(sql, (response.status, response.body, hashed))
+            except TidebookError as error:  # not raised: the change was made, and the client must learn that
+                logger.warning("the response for an Idempotency-Key could not be stored: %s", error)
+        return response
 
-    def _stored_answer(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
+    def _stored_response(self, hashed: bytes, digest: bytes) -> EncodedResponse | None:
         rows = self._database.select("SELECT request, at, status, body FROM answered WHERE key = ?", (hashed,))
         if not rows or rows[0][1] < self._clock.now_ms() - self._keep_ms:
             return None
         request, _, status, body = rows[0]
         if request != digest:
-            raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
+            raise InvalidInput("this Idempotency-Key was used for a different request: use a new key for each request")
         if status is None:
             raise OutcomeUnknown(
-                "the first request with this Idempotency-Key was interrupted, or runs at another server: "
-                "look for its effect"
+                "the first request with this Idempotency-Key was interrupted, or is still running on another server: "
+                "check whether it has taken effect"
             )
-        return EncodedAnswer(status, body or b"", replayed=True)
+        return EncodedResponse(status, body or b"", replayed=True)
 
     async def _begin(self, hashed: bytes, digest: bytes) -> bool:
-        """Store a key before its request runs; return False if another server of the book has stored it."""
+        """Store a key before its request runs; return False if another server of the book has already stored it."""
         now_ms, prune = self._clock.now_ms(), self._is_prune_due()
 
         def insert(connection: apsw.Connection) -> bool:
@@ -166,7 +166,7 @@ class IdempotencyKeys:
         return inserted
 
     async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
-        # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.
+        # Not synced: after a power failure a repeat gets `outcome-unknown`, which is correct.
         await asyncio.shield(self._database.change(lambda connection: connection.execute(sql, bindings), synced=False))
 
 

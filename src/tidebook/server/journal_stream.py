@@ -1,4 +1,4 @@
-"""Follow a journal: the old events, then the new ones, from where an earlier stream ended."""
+"""Follow a journal with server-sent events: the stored events, then each new one; a client can resume its stream."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
-from tidebook.server.answers import Chunk
-from tidebook.server.broadcast import Line, Place
+from tidebook.server.broadcast import Line, StreamPosition
+from tidebook.server.responses import Chunk
 from tidebook.server.state import ServerState
 
 
-class PlacedEvent(NamedTuple):
+class PositionedEvent(NamedTuple):
     """An event, and the position of its record."""
 
     seq_nr: int
@@ -46,21 +46,21 @@ class EventId:
         return f"{self.seq_nr}-{self.at.epoch}.{self.at.offset}-{_checksum(str(key))}-{self.topic}"
 
     @property
-    def place(self) -> Place:
+    def position(self) -> StreamPosition:
         """The event's place in the stream: offsets grow also across a purge, but start again in a new epoch."""
         return (*self.at, self.seq_nr)
 
 
-def event_id(text: str, key: Key) -> EventId | int:
-    """Return the id that a client sends back; a number alone is taken too. Raise `InvalidInput` for any other text."""
+def parse_event_id(text: str, key: Key) -> EventId | int:
+    """Return the id that a client sends back, or a number alone; raise `InvalidInput` for any other text."""
     if _is_number(text):
         return int(text)
     seq_nr, at, journal, topic = parts if len(parts := text.split("-")) == 4 else ("", "", "", "")
     epoch, _, offset = at.partition(".")
     if not all(map(_is_number, (seq_nr, epoch, offset))):
-        raise InvalidInput(f"Last-Event-ID is the id of an event of this stream, not {text[:40]!r}")
+        raise InvalidInput(f"Last-Event-ID must be the id of an event of this stream, not {text[:40]!r}")
     if journal != _checksum(str(key)):
-        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is of another journal: leave it out to start at the beginning")
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} belongs to another journal: omit it to start at the beginning")
     return EventId(int(seq_nr), Position(int(epoch), int(offset)), topic)
 
 
@@ -72,12 +72,14 @@ def _checksum(text: str) -> str:
     return f"{crc32(text.encode()):08x}"
 
 
-async def resumed(state: ServerState, journal: Journal, id: str, last_event_id: str) -> tuple[int, EventId | None]:
+async def resume_position(
+    state: ServerState, journal: Journal, id: str, last_event_id: str
+) -> tuple[int, EventId | None]:
     """Return the number from which a follower continues, and the event after which it does.
 
     It starts at the beginning if its topic was deleted: offsets and numbers start again in a new one.
     """
-    last = event_id(last_event_id, Key(journal.topic, journal_id(id)))
+    last = parse_event_id(last_event_id, Key(journal.topic, journal_id(id)))
     if isinstance(last, int):
         return last + 1, None
     config = await state.book.store.topic_config(journal.topic)
@@ -93,12 +95,12 @@ def follow_journal(
 ) -> AsyncGenerator[Chunk, None]:  # fmt: skip
     """Follow a journal from number `start`, or from the event after another one.
 
-    All followers that want the same `form` share one reader and what `encode` returns for an event.
+    All followers with the same `form` share one reader, and each event that `encode` has encoded.
     """
     key = Key(journal.topic, journal_id(id))
     topic = ""
 
-    async def known_topic(events: AsyncIterator[PlacedEvent]) -> AsyncIterator[PlacedEvent]:
+    async def known_topic(events: AsyncIterator[PositionedEvent]) -> AsyncIterator[PositionedEvent]:
         """Yield the events; before the first one, find the id of the topic, which exists by then."""
         nonlocal topic
         async with aclosing(events):  # type: ignore[type-var]
@@ -107,39 +109,41 @@ def follow_journal(
                     topic = _checksum(config.topic_id)
                 yield event
 
-    async def begin() -> AsyncIterator[PlacedEvent]:
-        return known_topic(journal.tail_decoded(id, _placed, start=(await journal.pointer(id) or 0) + 1))
+    async def begin() -> AsyncIterator[PositionedEvent]:
+        return known_topic(journal.tail_decoded(id, _positioned, start=(await journal.pointer(id) or 0) + 1))
 
-    def line(placed: PlacedEvent) -> Line:
-        sent = EventId(placed.seq_nr, placed.at, topic)
-        return Line(sent.place, journal.topic, sent.text(key), encode(placed.event))
+    def line(positioned: PositionedEvent) -> Line:
+        sent = EventId(positioned.seq_nr, positioned.at, topic)
+        return Line(sent.position, journal.topic, sent.text(key), encode(positioned.event))
 
-    is_begun = False
+    has_reached_start = False
 
     def wanted(each: Line) -> bool:
         if after is not None:
-            return each.place > after.place
+            return each.position > after.position
         # Events before `start` are left out until the first one is delivered: after a purge numbers start again.
-        nonlocal is_begun
-        is_begun = is_begun or each.place[-1] >= start
-        return is_begun
+        nonlocal has_reached_start
+        has_reached_start = has_reached_start or each.position[-1] >= start
+        return has_reached_start
 
     return state.broadcasts.follow(
         ("journal", *key, *form),
         begin,
         line,
-        lambda last: known_topic(_read_after(journal, id, start, last or (None if after is None else after.place))),
+        lambda last: known_topic(_read_after(journal, id, start, last or (None if after is None else after.position))),
         wanted,
     )
 
 
-def _placed(rows: Iterable[EventRow], partition: int) -> list[PlacedEvent]:
+def _positioned(rows: Iterable[EventRow], partition: int) -> list[PositionedEvent]:
     rows = list(rows)
     events = zip(rows, read_events(rows, partition), strict=True)
-    return [PlacedEvent(row.seq_nr, event, row.position) for row, event in events]
+    return [PositionedEvent(row.seq_nr, event, row.position) for row, event in events]
 
 
-async def _read_after(journal: Journal, id: str, start: int, after: Place | None) -> AsyncIterator[PlacedEvent]:
+async def _read_after(
+    journal: Journal, id: str, start: int, after: StreamPosition | None
+) -> AsyncIterator[PositionedEvent]:
     """Read the events after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
     while (head := await journal.head(id)) is not None:
         if after is not None:
@@ -147,7 +151,7 @@ async def _read_after(journal: Journal, id: str, start: int, after: Place | None
             start = FIRST if head.incarnation > Position(epoch, offset) else seq_nr + 1
         start = max(start, head.delete_to + 1)  # a read cannot start before the deleted events
         try:
-            read = journal.read_decoded(id, _placed, start=start, incarnation=head.incarnation)
+            read = journal.read_decoded(id, _positioned, start=start, incarnation=head.incarnation)
             async with aclosing(read) as events:  # type: ignore[type-var]
                 async for event in events:
                     after = (*event.at, event.seq_nr)

@@ -7,17 +7,17 @@ from contextlib import aclosing
 
 import msgspec
 
-from tidebook.api.journals import EventLine, IdLine, PointerAnswer, ReadQuery
+from tidebook.api.journals import EventLine, IdLine, PointerResponse, ReadQuery
 from tidebook.core.errors import NotFound
 from tidebook.core.event import ReadEvent
 from tidebook.core.key import Key
 from tidebook.core.replication_plan import EventRow
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
-from tidebook.server.answers import CHUNK_BYTES, Chunk, Lines, name_chunks
 from tidebook.server.call import Call, Handler
-from tidebook.server.journal_stream import follow_journal, resumed
+from tidebook.server.journal_stream import follow_journal, resume_position
 from tidebook.server.masking import Mask
+from tidebook.server.responses import CHUNK_BYTES, Chunk, Lines, name_chunks
 
 #: How many events are encoded and sent together; the first chunks are smaller, so that the first byte is sent early.
 CHUNK_EVENTS, FIRST_CHUNK_EVENTS = 256, 16
@@ -33,13 +33,13 @@ async def ids(call: Call) -> Lines:
     return Lines(lambda _: name_chunks(journal.ids(), lambda id: _encode(IdLine(id)), prefix=prefix, limit=limit))
 
 
-async def pointer(call: Call) -> PointerAnswer:
+async def pointer(call: Call) -> PointerResponse:
     """Return the last number of a journal."""
     topic, id = call.parameters
     found = await call.book.journal(topic).pointer(id, barrier=call.query.barrier)
     if found is None:
         raise NotFound(f"{Key(topic, id)}: there is no such journal")
-    return PointerAnswer(found)
+    return PointerResponse(found)
 
 
 async def purge(call: Call) -> None:
@@ -61,7 +61,7 @@ async def read(call: Call) -> Lines:
     if query.follow:
         start, after = query.start, None
         if call.headers.last_event_id is not None:
-            start, after = await resumed(call.state, journal, id, call.headers.last_event_id)
+            start, after = await resume_position(call.state, journal, id, call.headers.last_event_id)
         mask = call.mask(topic)
 
         def encode(event: ReadEvent) -> bytes:

@@ -68,12 +68,14 @@ class Masks:
     def __init__(self, rules: Mapping[str, Any]) -> None:
         for text, kind in rules.items():
             if kind not in _KINDS:
-                raise InvalidInput(f'[mask] "{text}" is "hide" or "last4", not {kind!r}')
+                raise InvalidInput(f'[mask] "{text}" must be "hide" or "last4", not {kind!r}')
             if "." not in text or not all(text.split(".")):
-                raise InvalidInput(f'[mask] "{text}" is a topic or queue and a field, as in "orders.*.card"')
+                raise InvalidInput(f'[mask] "{text}" must be a topic or queue and a field, as in "orders.*.card"')
             name, *path = text.split(".")
             if not _NAME.fullmatch(name) or any(ANY in part and part != ANY for part in path):
-                raise InvalidInput(f'[mask] "{text}" would hide nothing: * stands alone, for any name, as in "*.card"')
+                raise InvalidInput(
+                    f'[mask] "{text}" would hide nothing: * must stand alone, as in "*.card", for any name'
+                )
         self._rules = [MaskRule(text, kind) for text, kind in rules.items()]
         self._by_name: dict[str, Mask | None] = {}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from tidebook.api.monitoring import HistoryAnswer
-from tidebook.server.answers import Text
+from tidebook.api.monitoring import HistoryResponse
 from tidebook.server.call import Call, Handler
 from tidebook.server.history import SAMPLE_EVERY_S, SERIES
+from tidebook.server.responses import Text
 
 
 async def metrics(call: Call) -> Text:
@@ -15,9 +15,9 @@ async def metrics(call: Call) -> Text:
     return Text(generate_latest(call.book.metrics.registry), CONTENT_TYPE_LATEST.encode())
 
 
-async def history(call: Call) -> HistoryAnswer:
+async def history(call: Call) -> HistoryResponse:
     """Return the samples of the last hours."""
-    return HistoryAnswer(SAMPLE_EVERY_S, list(SERIES), call.state.history.read(call.query.since_ms))
+    return HistoryResponse(SAMPLE_EVERY_S, list(SERIES), call.state.history.read(call.query.since_ms))
 
 
 HANDLERS: dict[str, Handler] = {"monitoring.metrics": metrics, "monitoring.history": history}

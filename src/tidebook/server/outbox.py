@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from tidebook.api.outbox import CountAnswer, OutboxAnswer, ParkedMessagesAnswer
+from tidebook.api.outbox import CountResponse, OutboxResponse, ParkedMessagesResponse
 from tidebook.server.call import Call, Handler
 
 
-async def status(call: Call) -> OutboxAnswer:
+async def status(call: Call) -> OutboxResponse:
     """Return the status of every topic."""
-    return OutboxAnswer(await call.book.outbox.status())
+    return OutboxResponse(await call.book.outbox.status())
 
 
-async def parked(call: Call) -> ParkedMessagesAnswer:
+async def parked(call: Call) -> ParkedMessagesResponse:
     """List parked messages."""
-    return ParkedMessagesAnswer(await call.book.outbox.parked(call.query.topic, limit=call.query.limit))
+    return ParkedMessagesResponse(await call.book.outbox.parked(call.query.topic, limit=call.query.limit))
 
 
-async def retry(call: Call) -> CountAnswer:
+async def retry(call: Call) -> CountResponse:
     """Retry parked messages."""
-    return CountAnswer(await call.book.outbox.parked_retry(call.body.topic, call.body.id))
+    return CountResponse(await call.book.outbox.parked_retry(call.body.topic, call.body.id))
 
 
-async def drop(call: Call) -> CountAnswer:
+async def drop(call: Call) -> CountResponse:
     """Delete parked messages."""
-    return CountAnswer(await call.book.outbox.parked_drop(call.body.topic, call.body.id))
+    return CountResponse(await call.book.outbox.parked_drop(call.body.topic, call.body.id))
 
 
 HANDLERS: dict[str, Handler] = {

@@ -9,12 +9,12 @@ import msgspec
 
 from tidebook.api.pipeline import (
     JobBody,
-    ParkedRecordAnswer,
-    ParkedRecordsAnswer,
-    PartitionAnswer,
-    PipelineAnswer,
-    PipelineJobAnswer,
-    PipelineJobsAnswer,
+    ParkedRecordResponse,
+    ParkedRecordsResponse,
+    PartitionResponse,
+    PipelineJobResponse,
+    PipelineJobsResponse,
+    PipelineResponse,
 )
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import topic_name
@@ -22,7 +22,7 @@ from tidebook.replication.status import partition_statuses, read_job_status, top
 from tidebook.server.call import Call, Handler, topics_of
 
 
-async def status(call: Call) -> PipelineAnswer:
+async def status(call: Call) -> PipelineResponse:
     """Return how far each partition is replicated."""
     book, topics = call.book, [topic_name(each) for each in topics_of(call.query.topics) or ()]
     configs = await topic_configs(book.store, topics)
@@ -33,23 +33,23 @@ async def status(call: Call) -> PipelineAnswer:
     found = await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
     stopped = {} if job is None else job.stopped
     partitions = [
-        PartitionAnswer(
+        PartitionResponse(
             **msgspec.structs.asdict(each), stopped=stopped.get(f"{each.topic}/{each.partition}") if each.lag else None
         )
         for each in found
     ]
-    return PipelineAnswer(partitions=partitions, job=None if job is None else msgspec.to_builtins(job))
+    return PipelineResponse(partitions=partitions, job=None if job is None else msgspec.to_builtins(job))
 
 
-async def parked(call: Call) -> ParkedRecordsAnswer:
+async def parked(call: Call) -> ParkedRecordsResponse:
     """List records that cannot be read."""
     topic = None if call.query.topic is None else topic_name(call.query.topic)
-    records: list[ParkedRecordAnswer] = []
+    records: list[ParkedRecordResponse] = []
     async for each in call.book.store.parked(topic):
         if len(records) == call.query.limit:
             break
         records.append(
-            ParkedRecordAnswer(
+            ParkedRecordResponse(
                 topic=each.topic,
                 partition=each.partition,
                 epoch=each.position.epoch,
@@ -58,13 +58,13 @@ async def parked(call: Call) -> ParkedRecordsAnswer:
                 size_bytes=len(each.value) if each.whole_bytes is None else each.whole_bytes,
             )
         )
-    return ParkedRecordsAnswer(records)
+    return ParkedRecordsResponse(records)
 
 
-async def start(call: Call) -> PipelineJobAnswer:
+async def start(call: Call) -> PipelineJobResponse:
     """Start a job."""
     arguments = job_arguments(call.body, call.state.settings.export_folder)
-    return call.state.jobs.start(call.body.kind, arguments).answer()
+    return call.state.jobs.start(call.body.kind, arguments).response()
 
 
 def job_arguments(body: JobBody, export_folder: str | None) -> list[str]:
@@ -101,14 +101,14 @@ def _export_target(to: str | None, export_folder: str | None) -> str:
     return str(target)
 
 
-async def jobs(call: Call) -> PipelineJobsAnswer:
+async def jobs(call: Call) -> PipelineJobsResponse:
     """List the jobs."""
-    return PipelineJobsAnswer([each.answer() for each in call.state.jobs.list()])
+    return PipelineJobsResponse([each.response() for each in call.state.jobs.list()])
 
 
-async def job(call: Call) -> PipelineJobAnswer:
+async def job(call: Call) -> PipelineJobResponse:
     """Return a job's progress and result."""
-    return call.state.jobs.find(call.parameters[0]).answer(after_line=call.query.after_line)
+    return call.state.jobs.find(call.parameters[0]).response(after_line=call.query.after_line)
 
 
 async def cancel(call: Call) -> None:

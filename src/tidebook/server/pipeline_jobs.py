@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.api.errors import TooManyRequests
-from tidebook.api.pipeline import JOB_LINES_MAX, JobKind, JobState, PipelineJobAnswer
+from tidebook.api.pipeline import JOB_LINES_MAX, JobKind, JobState, PipelineJobResponse
 from tidebook.core.errors import NotFound
 
 #: How many ended jobs are remembered.
@@ -105,7 +105,7 @@ class PipelineJob:
             child.kill()
             await child.wait()
 
-    def answer(self, *, after_line: int | None = None) -> PipelineJobAnswer:
+    def response(self, *, after_line: int | None = None) -> PipelineJobResponse:
         """Return the state, with the lines after `after_line`; without lines if that is None."""
         lines = [] if after_line is None else [value for number, value in self._lines if number > after_line]
         ended = self.state != "running"
@@ -113,7 +113,7 @@ class PipelineJob:
         if self.state == "failed":
             last = self._errors.decode(errors="replace").strip().splitlines()
             error = last[-1][:ERROR_CHARS_MAX] if last else f"it ended with code {self.exit_code}"
-        return PipelineJobAnswer(
+        return PipelineJobResponse(
             id=self.id,
             kind=self.kind,
             state=self.state,

@@ -3,7 +3,7 @@
 Uvicorn bounds neither: a client that sends a head without end, or trailers after a chunked body, would fill the memory,
 and one that never completes its head would keep its connection forever.
 
-`take_body` and `send_answer` are short paths past ASGI's messages, for a body that has arrived and an answer that is
+`take_body` and `send_response` are short paths past ASGI's messages, for a body that has arrived and a response that is
 complete; they do nothing under another server.
 """
 
@@ -18,11 +18,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidebook.api.problem import CONTENT_TYPE, problem_of
 from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
-from tidebook.server.answers import Receive, Send
+from tidebook.server.responses import Receive, Send
 
 #: The bytes of a request line and its headers, and of what a client may send between two parts of a body or after it.
 HEAD_BYTES_MAX: Final = 65_536
-#: How long a client may take to send a head, or the rest of a request that was answered already.
+#: How long a client may take to send a head, or the rest of a request that has already been answered.
 SENDING_S_MAX = 30.0
 
 _encode = msgspec.json.Encoder().encode
@@ -41,8 +41,8 @@ def take_body(receive: Receive) -> bytes | None:
     return body
 
 
-def send_answer(send: Send, status: int, head: bytes, body: bytes) -> bool:
-    """Send a complete answer with one write, as `send` would; return False if `send` must be awaited.
+def send_response(send: Send, status: int, head: bytes, body: bytes) -> bool:
+    """Send a complete response with one write, as `send` would; return False if `send` must be awaited.
 
     `head` are valid header lines, which are not checked; they contain the length of a body that is not empty.
     """
@@ -152,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         A request that is being answered has a deadline.
         """
         is_sending_late = self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering
-        # While more is written, the number of unsent bytes says nothing; whoever writes has a time limit.
+        # While more is written, the number of unsent bytes says nothing; the sender has a time limit.
         is_writing = self._is_answering and not self.flow.write_paused and not self.transport.is_closing()
         stuck_s = self._unsent.stuck_s(now_s, 0 if is_writing else self.transport.get_write_buffer_size())
         if is_sending_late or stuck_s > send_s:
@@ -166,7 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: TidebookError, status: int) -> None:
         if self.transport.is_closing():  # it was refused before
             return
-        if self._is_answering:  # a second answer would be mistaken for a part of the first
+        if self._is_answering:  # a second response would be mistaken for a part of the first
             self.transport.abort()
             return
         body = _encode(problem_of(error))

@@ -12,22 +12,22 @@ import msgspec
 
 from tidebook.api.payload import payload_from
 from tidebook.api.queues import (
-    ClaimAnswer,
     ClaimBody,
-    DeadLetterAnswer,
-    DeadLettersAnswer,
+    ClaimResponse,
+    DeadLetterResponse,
+    DeadLettersResponse,
     DueLine,
-    EntriesAnswer,
-    EntryAnswer,
-    FailAnswer,
-    HeartbeatAnswer,
+    EntriesResponse,
+    EntryResponse,
+    FailResponse,
+    HeartbeatResponse,
     HeldJob,
-    JobAnswer,
-    PutAnswer,
-    QueueAnswer,
-    QueuesAnswer,
-    WorkerAnswer,
-    WorkersAnswer,
+    JobResponse,
+    PutResponse,
+    QueueResponse,
+    QueuesResponse,
+    WorkerResponse,
+    WorkersResponse,
 )
 from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.queue.job import Job, utc_datetime
@@ -35,8 +35,8 @@ from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
 from tidebook.runtime.futures import cancel_and_wait
-from tidebook.server.answers import Chunk, Lines
 from tidebook.server.call import Call, Handler
+from tidebook.server.responses import Chunk, Lines
 from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
@@ -56,14 +56,14 @@ def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
     return cast(list[Job], jobs)
 
 
-async def put(call: Call) -> PutAnswer:
+async def put(call: Call) -> PutResponse:
     """Put entries."""
     trace = call.trace
     done = await _queue(call).put_many([each.entry(trace) for each in call.body.entries])
-    return PutAnswer(done.inserted, done.merged)
+    return PutResponse(done.inserted, done.merged)
 
 
-async def claim(call: Call) -> ClaimAnswer:
+async def claim(call: Call) -> ClaimResponse:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
     jobs = await _claim(queue, body, _jobs(call, body.done))
@@ -73,9 +73,9 @@ async def claim(call: Call) -> ClaimAnswer:
         except TidebookError:
             if not body.done:
                 raise
-            # The jobs are finished: a repeat of the request would be answered that their leases are lost.
+            # The jobs are finished: a repeat of the request would fail, because their leases are lost.
     call.changed = bool(jobs or body.done)
-    return ClaimAnswer([JobAnswer.of(job) for job in jobs])
+    return ClaimResponse([JobResponse.of(job) for job in jobs])
 
 
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
@@ -120,11 +120,11 @@ async def _claim(queue: Queue, body: ClaimBody, finished: Sequence[Job] = ()) ->
     return await queue.claim(body.limit, body.lease_s, together=body.together, worker=worker, finished=finished)
 
 
-async def heartbeat(call: Call) -> HeartbeatAnswer:
+async def heartbeat(call: Call) -> HeartbeatResponse:
     """Extend leases."""
     jobs = _jobs(call, call.body.leases)
     await _queue(call).heartbeat(jobs, call.body.lease_s)
-    return HeartbeatAnswer([utc_datetime(cast(Any, job).lease_until_ms) for job in jobs])
+    return HeartbeatResponse([utc_datetime(cast(Any, job).lease_until_ms) for job in jobs])
 
 
 async def done(call: Call) -> None:
@@ -132,31 +132,31 @@ async def done(call: Call) -> None:
     await _queue(call).done(_jobs(call, call.body.leases))
 
 
-async def fail(call: Call) -> FailAnswer:
+async def fail(call: Call) -> FailResponse:
     """Return the entries of failed jobs."""
     outcomes = await _queue(call).fail(_jobs(call, call.body.leases), delay=call.body.delay_s, reason=call.body.reason)
-    return FailAnswer(list(outcomes))
+    return FailResponse(list(outcomes))
 
 
-def _answer(status: QueueStatus) -> QueueAnswer:
-    return QueueAnswer(**msgspec.structs.asdict(status))
+def _response(status: QueueStatus) -> QueueResponse:
+    return QueueResponse(**msgspec.structs.asdict(status))
 
 
-async def status(call: Call) -> QueueAnswer:
+async def status(call: Call) -> QueueResponse:
     """Return the numbers of entries of a queue."""
-    return _answer(await _queue(call).status())
+    return _response(await _queue(call).status())
 
 
 def _worker_id(text: str) -> bytes:
     if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
-        raise InvalidInput(f"a worker's id is 32 digits of 0-9 and a-f, not {text[:40]!r}")
+        raise InvalidInput(f"a worker's id must be 32 digits of 0-9 and a-f, not {text[:40]!r}")
     return bytes.fromhex(text)
 
 
-async def workers(call: Call) -> WorkersAnswer:
+async def workers(call: Call) -> WorkersResponse:
     """List the workers of a queue."""
     found = await _queue(call).workers(call.query.limit)
-    return WorkersAnswer([WorkerAnswer(**msgspec.structs.asdict(each)) for each in found])
+    return WorkersResponse([WorkerResponse(**msgspec.structs.asdict(each)) for each in found])
 
 
 async def report_worker(call: Call) -> None:
@@ -182,22 +182,22 @@ async def resume(call: Call) -> None:
     await _queue(call).resume()
 
 
-async def list_queues(call: Call) -> QueuesAnswer:
+async def list_queues(call: Call) -> QueuesResponse:
     """List the queues that the token may see."""
     found = await call.book.queues.status()
-    return QueuesAnswer([_answer(each) for each in found if call.principal.may_see(each.queue)])
+    return QueuesResponse([_response(each) for each in found if call.principal.may_see(each.queue)])
 
 
-async def entries(call: Call) -> EntriesAnswer:
+async def entries(call: Call) -> EntriesResponse:
     """List the first entries."""
     found = await _queue(call).entries(call.query.limit)
     mask = call.mask(call.parameters[0])
     if mask is not None:
         found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
-    return EntriesAnswer([EntryAnswer.of(each) for each in found])
+    return EntriesResponse([EntryResponse.of(each) for each in found])
 
 
-async def dead_letters(call: Call) -> DeadLettersAnswer:
+async def dead_letters(call: Call) -> DeadLettersResponse:
     """List dead letters."""
     found = await _queue(call).dead_letters(call.query.limit)
     mask = call.mask(call.parameters[0])
@@ -206,7 +206,7 @@ async def dead_letters(call: Call) -> DeadLettersAnswer:
             msgspec.structs.replace(each, data=mask(each.data), reason=mask.text(each.reason, each.data))
             for each in found
         ]
-    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in found])
+    return DeadLettersResponse([DeadLetterResponse.of(each) for each in found])
 
 
 async def retry(call: Call) -> None:

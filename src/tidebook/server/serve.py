@@ -190,7 +190,7 @@ async def _first_of(running: asyncio.Task[None], other: asyncio.Task[Any]) -> No
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named, asyncio sets TCP_NODELAY: without that, answers wait 40 ms for an acknowledgement.
+    # With its protocol named, asyncio sets TCP_NODELAY: without that, responses wait 40 ms for an acknowledgement.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,36 +21,38 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
     allowed_hosts: tuple[str, ...] = ()
     body_bytes_max: Positive = 16_000_000
-    #: The time of a request, unless its Request-Timeout header asks for less.
+    #: The timeout of a request that has no Request-Timeout header.
     request_s: Seconds = 30.0
-    #: The longest time that Request-Timeout may ask for.
+    #: The longest timeout that a Request-Timeout header may set.
     request_s_max: Seconds = 120.0
-    #: How long a client may take to accept a part of an answer; then the connection is closed.
+    #: How long a client may take to accept a part of a response; then the connection is closed.
     send_s: Seconds = 30.0
     #: How often an idle stream sends a comment, so that proxies keep it open.
     keepalive_s: Seconds = 15.0
     streams_max: Positive = 5_000
-    #: Streams of one token.
+    #: Concurrent streams per token.
     streams_per_token_max: Positive = 2_000
     connections_max: Positive = 10_000
-    #: Requests per second of one token, and how many of them may come at once. 0: no limit.
+    #: Requests per second that one token may send; 0 means no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
+    #: How many requests of one token may arrive at once, if `rate_per_s` limits them.
     rate_burst: Positive = 1_000
     #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0
-    #: How long requests in flight may take to finish after that.
+    #: How long requests in flight may take to finish once the server accepts no new ones.
     shutdown_s: Seconds = 20.0
-    #: Answers to requests with an Idempotency-Key that are kept, and for how long.
+    #: How many responses to requests with an Idempotency-Key are kept.
     idempotency_keys_max: Positive = 100_000
+    #: How long a response to a request with an Idempotency-Key is kept.
     idempotency_s: Seconds = 86_400.0
-    #: After this time without use a claim of a WAL region is given up.
+    #: How long an unused claim of a WAL region is held before it is released.
     region_idle_s: Seconds = 300.0
     region_sessions_max: Positive = 1_000
     #: How long a browser stays signed in.
     session_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 43_200.0
     #: The folder below which exports are written; without it exports are refused.
     export_folder: str | None = None
-    #: Jobs of the pipeline that run at the same time.
+    #: How many pipeline jobs may run at the same time.
     jobs_max: Positive = 1
 
     def body_limit(self, role: Role) -> int:

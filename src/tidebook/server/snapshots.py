@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tidebook.api.journals import SnapshotAnswer
+from tidebook.api.journals import SnapshotResponse
 from tidebook.api.payload import payload_from, payload_to
 from tidebook.core.errors import NotFound
 from tidebook.core.key import Key
 from tidebook.server.call import Call, Handler
 
 
-async def load_snapshot(call: Call) -> SnapshotAnswer:
+async def load_snapshot(call: Call) -> SnapshotResponse:
     """Return the newest snapshot."""
     topic, id = call.parameters
     found = await call.book.journal(topic).load_snapshot(id, to=call.query.to)
@@ -17,7 +17,7 @@ async def load_snapshot(call: Call) -> SnapshotAnswer:
         raise NotFound(f"{Key(topic, id)}: there is no snapshot")
     mask = call.mask(topic)
     payload = found.payload if mask is None else mask(found.payload)
-    return SnapshotAnswer(found.seq_nr, found.timestamp_ms, *payload_to(payload))
+    return SnapshotResponse(found.seq_nr, found.timestamp_ms, *payload_to(payload))
 
 
 async def save_snapshot(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Send streamed answers as NDJSON or as server-sent events, at the pace of the client.
+"""Send streamed responses as NDJSON or as server-sent events, at the pace of the client.
 
 Nothing is buffered here: a chunk is read when the one before it was accepted, and a client that does not accept one in
 time is disconnected. A live stream ends with a retry hint when the server drains.
@@ -17,8 +17,8 @@ from tidebook.api.errors import DeadlineExceeded, SignInRequired, TooManyRequest
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
-from tidebook.server.answers import Chunk, Lines, Receive, Send
 from tidebook.server.browser_sessions import BrowserSession
+from tidebook.server.responses import Chunk, Lines, Receive, Send
 
 NDJSON: Final = b"application/x-ndjson"
 EVENT_STREAM: Final = b"text/event-stream"
@@ -115,7 +115,7 @@ class LiveStream:
         self._comments: set[asyncio.Task[None]] = set()
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
-        """Send a part of the answer; raise `TimeoutError` if the client does not accept it in time."""
+        """Send a part of the response; raise `TimeoutError` if the client does not accept it in time."""
         async with asyncio.timeout(self._send_s):
             await self._send_raw({"type": "http.response.body", "body": body, "more_body": more})
         self.sent_s = time.monotonic()
@@ -160,7 +160,7 @@ class LiveStream:
 
 
 class StreamSender:
-    """Sends one streamed answer."""
+    """Sends one streamed response."""
 
     def __init__(
         self,

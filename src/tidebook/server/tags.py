@@ -8,11 +8,11 @@ from datetime import datetime
 
 import msgspec
 
-from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
+from tidebook.api.tags import HorizonResponse, TaggedEventLine, TagLine, TagRebuildResponse
 from tidebook.core.errors import InvalidInput
-from tidebook.server.answers import Chunk, ChunkBuffer, Lines, name_chunks
-from tidebook.server.broadcast import Line, Place
+from tidebook.server.broadcast import Line, StreamPosition
 from tidebook.server.call import Call, Handler, topics_of
+from tidebook.server.responses import Chunk, ChunkBuffer, Lines, name_chunks
 from tidebook.tags.event import TaggedEvent, encode_offset, position_before
 
 CHUNK_EVENTS = 256
@@ -49,11 +49,11 @@ def _follow(
     def line(event: TaggedEvent) -> Line:
         encoded = _encode(_event_line(call, event))
         at = event.row
-        place = (at.time_ms, at.topic, at.partition, at.offset, at.index)
-        return Line(place, event.topic, event.tag_offset, encoded)
+        position = (at.time_ms, at.topic, at.partition, at.offset, at.index)
+        return Line(position, event.topic, event.tag_offset, encoded)
 
-    def catch_up(last: Place | None) -> AsyncIterator[TaggedEvent]:
-        # All events of the last event's time are read again; those already delivered are skipped by their place.
+    def catch_up(last: StreamPosition | None) -> AsyncIterator[TaggedEvent]:
+        # All events of the last event's time are read again; those already delivered are skipped by their position.
         resume = after if last is None else encode_offset(position_before(tag, last[0]))
         return tags.read(tag, after=resume, topics=topics)
 
@@ -94,11 +94,11 @@ async def list_tags(call: Call) -> Lines:
     return Lines(lambda _: name_chunks(tags, lambda tag: _encode(TagLine(tag)), prefix=prefix, limit=limit))
 
 
-async def horizon(call: Call) -> HorizonAnswer:
+async def horizon(call: Call) -> HorizonResponse:
     """Return the horizon and what holds it back."""
     topics = topics_of(call.query.topics)
     found, status = await call.book.tags.horizon(topics), await call.book.tags.status(topics)
-    return HorizonAnswer(
+    return HorizonResponse(
         time_ms=found.time_ms,
         most_ms=found.most_ms,
         age_s=status.age_s,
@@ -109,11 +109,11 @@ async def horizon(call: Call) -> HorizonAnswer:
     )
 
 
-async def rebuild(call: Call) -> TagRebuildAnswer:
+async def rebuild(call: Call) -> TagRebuildResponse:
     """Rewrite a tag's rows."""
     topics = None if call.body is None else call.body.topics
     done = await call.book.tags.rebuild(call.parameters[0], topics=topics)
-    return TagRebuildAnswer(done.written, done.removed)
+    return TagRebuildResponse(done.written, done.removed)
 
 
 HANDLERS: dict[str, Handler] = {

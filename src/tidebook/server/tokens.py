@@ -13,7 +13,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from tidebook.api.access import TEXT_CHARS_MAX, NewTokenAnswer, Role, RoleName, TokenAnswer
+from tidebook.api.access import TEXT_CHARS_MAX, NewTokenResponse, Role, RoleName, TokenResponse
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
@@ -44,9 +44,9 @@ class StoredToken(msgspec.Struct, frozen=True):
     used_at: int | None
     revoked_at: int | None
 
-    def answer(self) -> TokenAnswer:
+    def response(self) -> TokenResponse:
         """Return the token without its secret."""
-        return TokenAnswer(
+        return TokenResponse(
             id=self.id,
             name=self.name,
             role=role_name(Role(self.role)),
@@ -88,11 +88,11 @@ class Tokens:
 
     async def create(
         self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
-    ) -> NewTokenAnswer:
+    ) -> NewTokenResponse:
         """Create a token and return it with its secret."""
         if not name.isprintable() or not 1 <= len(name) <= TEXT_CHARS_MAX or len(prefix) > TEXT_CHARS_MAX:
             raise InvalidInput(
-                f"a token's name is printable text of 1 to {TEXT_CHARS_MAX} characters, and a prefix is not longer"
+                f"a token's name must be printable text of 1 to {TEXT_CHARS_MAX} characters, and a prefix not longer"
             )
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
@@ -115,7 +115,7 @@ class Tokens:
         if not await self._database.change(insert):
             raise InvalidInput(f"there are {TOKENS_MAX:,} valid tokens: revoke some first")
         self._refreshed_s = -REFRESH_S
-        return NewTokenAnswer(
+        return NewTokenResponse(
             id=id,
             name=name,
             role=role,
@@ -133,10 +133,10 @@ class Tokens:
         self._refresh()
         return self._any
 
-    def list(self) -> list[TokenAnswer]:
+    def list(self) -> list[TokenResponse]:
         """Return all tokens, newest first."""
         rows = self._database.select(f"SELECT {_COLUMNS} FROM token ORDER BY created_at DESC, id")
-        return [StoredToken(*row).answer() for row in rows]
+        return [StoredToken(*row).response() for row in rows]
 
     async def revoke(self, id: str) -> None:
         """Revoke a token; raise `NotFound` if there is none of this id."""

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import msgspec
 
-from tidebook.api.journals import TopicAnswer, TopicConfigAnswer, TopicsAnswer
+from tidebook.api.journals import TopicConfigResponse, TopicResponse, TopicsResponse
 from tidebook.server.call import Call, Handler
 
 
-async def list_topics(call: Call) -> TopicsAnswer:
+async def list_topics(call: Call) -> TopicsResponse:
     """List the topics that the token may see."""
-    return TopicsAnswer([topic for topic in await call.book.topics() if call.principal.may_see(topic)])
+    return TopicsResponse([topic for topic in await call.book.topics() if call.principal.may_see(topic)])
 
 
-async def describe(call: Call) -> TopicAnswer:
+async def describe(call: Call) -> TopicResponse:
     """Describe a topic."""
     found = msgspec.structs.asdict(await call.book.describe_topic(call.parameters[0]))
-    return msgspec.convert(found, TopicAnswer)
+    return msgspec.convert(found, TopicResponse)
 
 
-async def config(call: Call) -> TopicConfigAnswer:
+async def config(call: Call) -> TopicConfigResponse:
     """Return the configuration of a topic."""
-    return TopicConfigAnswer.of(await call.book.journal(call.parameters[0]).topic_config())
+    return TopicConfigResponse.of(await call.book.journal(call.parameters[0]).topic_config())
 
 
-async def create(call: Call) -> TopicConfigAnswer:
+async def create(call: Call) -> TopicConfigResponse:
     """Create a topic of journals; one that exists is left unchanged."""
-    return TopicConfigAnswer.of(await call.book.journal(call.parameters[0]).create())
+    return TopicConfigResponse.of(await call.book.journal(call.parameters[0]).create())
 
 
 async def delete(call: Call) -> None:

@@ -9,23 +9,23 @@ import msgspec
 
 from tidebook.api.access import Role
 from tidebook.api.wal import (
-    CleanAnswer,
-    FlushAnswer,
-    RegionAnswer,
+    CleanResponse,
+    FlushResponse,
     RegionOpenBody,
     RegionReadQuery,
-    RegionsAnswer,
-    RegionSessionAnswer,
-    RegionSnapshotAnswer,
-    RegionWriteAnswer,
-    TableAnswer,
+    RegionResponse,
+    RegionSessionResponse,
+    RegionSnapshotResponse,
+    RegionsResponse,
+    RegionWriteResponse,
+    TableResponse,
     WalEntryLine,
-    WriteAnswer,
+    WriteResponse,
 )
 from tidebook.core.errors import InvalidInput
-from tidebook.server.answers import Chunk, ChunkBuffer, Lines
 from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
+from tidebook.server.responses import Chunk, ChunkBuffer, Lines
 from tidebook.wal.region import Region
 
 CHUNK_ENTRIES = 256
@@ -39,9 +39,9 @@ async def _reader(call: Call) -> Region:
     return await call.book.wal(call.parameters[0]).open_region(call.number(1, "region"), writable=False)
 
 
-def _tables(region: Region) -> list[TableAnswer]:
+def _tables(region: Region) -> list[TableResponse]:
     return [
-        TableAnswer(
+        TableResponse(
             table=id,
             incarnation=meta.incarnation,
             next_seq_num=meta.next_seq_num,
@@ -53,16 +53,16 @@ def _tables(region: Region) -> list[TableAnswer]:
     ]
 
 
-async def regions(call: Call) -> RegionsAnswer:
+async def regions(call: Call) -> RegionsResponse:
     """List the regions of a namespace."""
-    return RegionsAnswer(await call.book.wal(call.parameters[0]).regions())
+    return RegionsResponse(await call.book.wal(call.parameters[0]).regions())
 
 
-async def status(call: Call) -> RegionAnswer:
+async def status(call: Call) -> RegionResponse:
     """Return the status of a region and its tables."""
     region = await _reader(call)
     fields = msgspec.structs.asdict(await region.status())
-    return RegionAnswer(**{**fields, "tables": _tables(region)})
+    return RegionResponse(**{**fields, "tables": _tables(region)})
 
 
 async def delete_region(call: Call) -> None:
@@ -72,13 +72,13 @@ async def delete_region(call: Call) -> None:
     await call.book.wal(namespace).delete_region(id)
 
 
-async def open_session(call: Call) -> RegionSessionAnswer:
+async def open_session(call: Call) -> RegionSessionResponse:
     """Claim a region for writing."""
     body = call.body or _OPEN
     opened = await call.state.regions.open(call.parameters[0], call.number(1, "region"), create=body.create)
     region = opened.region
     idle_s = call.state.settings.region_idle_s
-    return RegionSessionAnswer(session=opened.id, term=region.meta.term, idle_s=idle_s, tables=_tables(region))
+    return RegionSessionResponse(session=opened.id, term=region.meta.term, idle_s=idle_s, tables=_tables(region))
 
 
 async def close_session(call: Call) -> None:
@@ -87,14 +87,14 @@ async def close_session(call: Call) -> None:
     await call.state.regions.close_session(namespace, call.number(1, "region"), session)
 
 
-async def write(call: Call) -> RegionWriteAnswer:
+async def write(call: Call) -> RegionWriteResponse:
     """Write payloads to tables."""
     writes = [(each.table, [one.value() for one in each.payloads]) for each in call.body.writes]
     async with call.state.regions.use(call.parameters[0], call.number(1, "region"), call.body.session) as region:
         written = await region.write_many(writes)
-    return RegionWriteAnswer(
+    return RegionWriteResponse(
         [
-            WriteAnswer(table, done.first, done.last, done.offset)
+            WriteResponse(table, done.first, done.last, done.offset)
             for (table, _), done in zip(writes, written, strict=True)
         ]
     )
@@ -137,9 +137,9 @@ async def mark_deleted(call: Call) -> None:
     await region.mark_deleted(body.table, body.seq, incarnation=body.incarnation)
 
 
-async def request_flush(call: Call) -> FlushAnswer:
+async def request_flush(call: Call) -> FlushResponse:
     """Ask the owner to flush."""
-    return FlushAnswer(await (await _reader(call)).request_flush(None if call.body is None else call.body.table))
+    return FlushResponse(await (await _reader(call)).request_flush(None if call.body is None else call.body.table))
 
 
 async def drop_table(call: Call) -> None:
@@ -148,17 +148,17 @@ async def drop_table(call: Call) -> None:
     await region.drop_table(call.number(2, "table"))
 
 
-async def clean(call: Call) -> CleanAnswer:
+async def clean(call: Call) -> CleanResponse:
     """Remove the entries that no table needs."""
     region = await _reader(call)
-    return CleanAnswer(**msgspec.structs.asdict(await region.clean()))
+    return CleanResponse(**msgspec.structs.asdict(await region.clean()))
 
 
-async def snapshot(call: Call) -> RegionSnapshotAnswer:
+async def snapshot(call: Call) -> RegionSnapshotResponse:
     """Write a snapshot."""
     region = await _reader(call)
     taken = await region.snapshot()
-    return RegionSnapshotAnswer(taken.data_offset, taken.truncated_to, len(taken.tables))
+    return RegionSnapshotResponse(taken.data_offset, taken.truncated_to, len(taken.tables))
 
 
 HANDLERS: dict[str, Handler] = {

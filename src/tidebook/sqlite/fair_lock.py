@@ -37,7 +37,7 @@ class FairLock:
         try:
             if not take_lock(self._main, timeout_s=deadline - time.monotonic()):
                 raise Unavailable(
-                    f"{self._path}: another writer held its lock for {timeout_s:g} s: is that process stopped?"
+                    f"{self._path}: another writer held its lock for {timeout_s:g} s: is that process suspended?"
                 )
             self.held = True
         finally:
@@ -64,7 +64,7 @@ def open_lock_file(path: Path) -> int:
 
 def take_lock(file: int, *, timeout_s: float) -> bool:
     """Lock an open file; return False if another process held the lock for `timeout_s`."""
-    # Poll instead of blocking: flock has no time-out, and the process that holds the lock may be stopped.
+    # Poll instead of blocking: flock has no timeout, and the process that holds the lock may be suspended.
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(first_s=_PAUSE_S_MIN, max_s=_PAUSE_S_MAX)
     while True:

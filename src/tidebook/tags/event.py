@@ -214,11 +214,11 @@ def check_tag(tag: object) -> None:
 
 
 def check_topics(topics: Iterable[str] | None) -> frozenset[str] | None:
-    """Return the topics as a set, None for all; reject text, which would be read as a list of letters."""
+    """Return the topics as a set, None for all; reject a string, which would be read as a list of characters."""
     if topics is None:
         return None
     if isinstance(topics, str | bytes):
-        raise InvalidInput(f"topics must be a list of names, not text: write topics=[{topics!r}]")
+        raise InvalidInput(f"topics must be a list of names, not a string: write topics=[{topics!r}]")
     names = frozenset(topics)
     for name in names:
         topic_name(name)

@@ -203,4 +203,6 @@ class _Rebuild(msgspec.Struct, frozen=True):
 
 
 def _too_busy(key: Key) -> Fenced:
-    return Fenced(f"{key}: replication changes it faster than its tag can be rebuilt: stop the replication meanwhile")
+    return Fenced(
+        f"{key}: replication changes it faster than its tag can be rebuilt: stop replication during the rebuild"
+    )

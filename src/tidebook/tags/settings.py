@@ -16,22 +16,22 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     consistency: Consistency = "horizon"
     page_events: int = 1000
-    #: A query without an offset starts here: an ISO date, such as the day of the first deployment.
+    #: Where a stream without an offset starts: an ISO date, such as the day of the first deployment.
     first_time_bucket: str = "2020-01-01"
-    #: The longest wait of a live query before it reads again, if it is not notified.
+    #: The longest time that a live stream waits for a wake-up before it reads again.
     poll_s: float = 1.0
-    #: Whether deleted and purged events leave their streams, or stay in them forever.
+    #: Whether deleted and purged events are removed from their streams (`follow`) or kept in them (`keep`).
     deletes: Literal["follow", "keep"] = "follow"
 
-    # With consistency = "delay":
-    #: How far a query stays behind the clock, so that events of other partitions can arrive.
+    #: How far a delayed stream stays behind the clock, so that events of all partitions can arrive.
     delay_s: float = 5.0
-    #: How often it searches for events that arrived later than that, and how far back; "max" means two buckets.
+    #: How often a delayed stream reads a recent time range again, for events that arrived late.
     back_track_interval_s: float = 1.0
+    #: How far back a delayed stream reads again; `max` is to the start of the previous bucket.
     back_track_period_s: float | Literal["max"] = 5.0
-    #: How long it searches for a missing event before the stream fails.
+    #: How long a delayed stream searches for a missing event before it fails.
     missing_timeout_s: float = 10.0
-    #: How long it searches for events before the first one seen of a journal.
+    #: How long a delayed stream that finds a journal's first event searches for earlier events of that journal.
     new_persistence_id_scan_timeout_s: float = 0.5
 
     def __post_init__(self) -> None:
@@ -43,4 +43,4 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):  # fmt: skip
             value = getattr(self, name)
             if value != "max" and value < 0:
-                raise InvalidInput(f"[tags] {name} must be a time in seconds, not {value}")
+                raise InvalidInput(f"[tags] {name} must be at least 0 seconds, not {value}")

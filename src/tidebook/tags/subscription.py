@@ -167,7 +167,7 @@ class Subscription(Generic[E]):
         self._member = ids.new().hex()
         self._offsets = offsets
         if not lease_s > 0:
-            raise InvalidInput(f"lease_s must be a time in seconds, not {lease_s}")
+            raise InvalidInput(f"lease_s must be more than 0 seconds, not {lease_s}")
         self._lease_ms = int(lease_s * 1000)
         self._round_ms = min(ROUND_S * 1000, self._lease_ms / ROUNDS_PER_LEASE)
         self._follow = follow

@@ -198,7 +198,7 @@ class FolderManifest(Generic[M]):
         folders = set()
         for move in self.last().moves:
             staged, final = self._output / move.staged, self._output / move.final
-            if staged.exists():  # else it is published already, and a reader may have moved or removed it
+            if staged.exists():  # else it has already been published, and a reader may have moved or removed it
                 final.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):  # another process published it just now
                     os.replace(staged, final)

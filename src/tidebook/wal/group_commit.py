@@ -84,7 +84,7 @@ class OutcomeScan:
         self._in_flight = in_flight
         self._writes: dict[tuple[int, int, int], int] = {}
         self._seen: set[int] = set()
-        self._restored_at = meta.restored_at
+        self._restored_offset = meta.restored_offset
         #: The offset at which the scan restarted after a cleaner truncated the log: it may have missed earlier records.
         self._scanned_from = 0
         tables = {flight.record.parts[0].table for flight in in_flight if isinstance(flight.record, Write)}
@@ -114,8 +114,8 @@ class OutcomeScan:
         Return those whose outcome cannot be determined. Numbers of another incarnation of a table prove nothing.
         """
         unknown: dict[InFlightRecord, OutcomeUnknown] = {}
-        if self._meta.restored_at != self._restored_at:
-            self._scanned_from = self._meta.restored_at
+        if self._meta.restored_offset != self._restored_offset:
+            self._scanned_from = self._meta.restored_offset
         for flight in self._in_flight if self._scanned_from else ():
             if not isinstance(flight.record, Write):
                 continue
@@ -142,7 +142,10 @@ class OutcomeScan:
     def _may_have_missed(self, flight: InFlightRecord) -> bool:
         if self.offset_of(flight) is not None or isinstance(flight.outcome, Unavailable):
             return False
-        return not isinstance(flight.outcome, Acknowledged) or flight.outcome.offset < self._scanned_from
+        if not isinstance(flight.outcome, Acknowledged):
+            return True
+        is_fenced = self._meta.writer != self._writer and flight.outcome.offset > self._meta.claimed_at
+        return flight.outcome.offset < self._scanned_from and not is_fenced
 
     async def _look_up_in_table(self, table_meta: TableMeta, flight: InFlightRecord, write: Write) -> bool:
         """Look the record up in the table it was written to; return whether its outcome is known now."""

@@ -1,4 +1,4 @@
-"""Map the sequence numbers of a table to log offsets, with a few bytes per batch."""
+"""Map the sequence numbers of a table to log offsets, in 8 or 16 bytes per batch of entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.core.bounds import PositiveCounter
 from tidebook.core.errors import Corrupt
 from tidebook.wal.record import array_from_bytes, array_to_bytes
 
-#: Numbers and offsets are stored in 4 bytes each until one needs 8.
+#: Sequence numbers and offsets take 4 bytes each, until one of them needs 8.
 _NARROW: Final = "I"
 _WIDE: Final = "q"
 _NARROW_MAX: Final = 2**32 - 1
@@ -53,12 +53,12 @@ class SeqOffsets(Mapping[int, int]):
 
     @property
     def start(self) -> int:
-        """The first mapped number; equal to `stop` if the mapping is empty."""
+        """The first mapped sequence number; equal to `stop` if the mapping is empty."""
         return self._firsts[0] if self._batches else self._stop
 
     @property
     def stop(self) -> int:
-        """The number after the last one."""
+        """The sequence number after the last mapped one."""
         return self._stop
 
     @property
@@ -72,7 +72,7 @@ class SeqOffsets(Mapping[int, int]):
         return self._offsets[self._batches - 1] if self._batches else None
 
     def append(self, count: int, *, offset: int) -> None:
-        """Map the next `count` numbers to the record at `offset`."""
+        """Map the next `count` sequence numbers to the record at `offset`."""
         if not self._batches or self._offsets[-1] != offset:
             self._widen_for(max(self._stop, offset))
             self._firsts.append(self._stop)
@@ -85,7 +85,7 @@ class SeqOffsets(Mapping[int, int]):
             self._firsts, self._offsets = array(_WIDE, self._firsts), array(_WIDE, self._offsets)
 
     def remove_below(self, seq: int) -> None:
-        """Remove the numbers below `seq`."""
+        """Remove the sequence numbers below `seq`."""
         if seq <= self.start:
             return
         first = self._batches if seq >= self._stop else self._index(seq)
@@ -100,7 +100,7 @@ class SeqOffsets(Mapping[int, int]):
         return _mapping(self._firsts, self._offsets, self._batches, self._stop)
 
     def within(self, *, seqs: range | None = None, offsets: range | None = None) -> SeqOffsets:
-        """Return a copy restricted to these ranges of numbers and of offsets."""
+        """Return a copy restricted to these ranges of sequence numbers and of offsets."""
         first, stop = 0, self._batches
         if offsets is not None:
             first = bisect_left(self._offsets, offsets.start, 0, stop)

@@ -73,7 +73,7 @@ class TableMeta(msgspec.Struct):
 
     @property
     def awaits_flush(self) -> bool:
-        """Whether a requested flush is still to be done."""
+        """Whether a flush was requested and has not been done yet."""
         return self.flush_requested > self.latest_marked_deleted
 
     @property
@@ -89,13 +89,15 @@ class RegionMeta(msgspec.Struct):
     #: The term and the writer of the claim in force; term 0 before the first claim.
     term: int = 0
     writer: bytes = NO_WRITER
+    #: The offset of that claim: records of other writers after it are not valid.
+    claimed_at: int = 0
     next_offset: int = 0
-    #: Records below this offset are not needed and may be truncated already.
+    #: Records below this offset are not needed, and may already be truncated.
     truncated_to: int = 0
     #: When the newest snapshot that this process wrote or restored was taken; None if there was none.
     snapshot_ms: int | None = None
-    #: The `data_offset` of that snapshot: records below it were not folded by this process.
-    restored_at: int = 0
+    #: The `data_offset` of the restored snapshot: this process has not folded the records below it.
+    restored_offset: int = 0
     byte_index: ByteIndex = msgspec.field(default_factory=ByteIndex)
 
     @property
@@ -145,7 +147,7 @@ class Verdict(Enum):
     VALID = "valid"
     #: A claim or a write under a term that is not in force.
     FENCED = "fenced"
-    #: A write whose numbers do not continue the table's: an earlier write is missing, or this is a duplicate.
+    #: A write that does not begin at the table's next sequence number: an earlier one is missing, or it is a duplicate.
     OUT_OF_SEQUENCE = "out of sequence"
     #: A mark, drop or request that changes nothing: it names another incarnation of the table, or is a duplicate.
     NO_EFFECT = "no effect"
@@ -155,16 +157,16 @@ class Verdict(Enum):
 def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | DamagedWalRecord) -> Verdict:
     """Apply the record at `offset` to `meta` in place, and return its effect. Offsets must ascend."""
     if offset < meta.next_offset:
-        raise AssertionError(f"offset {offset} is folded already: the next offset is {meta.next_offset}")
+        raise AssertionError(f"offset {offset} has already been folded: the next offset is {meta.next_offset}")
     meta.next_offset = offset + 1
     meta.byte_index.add(offset, size_bytes)
     match record:
         case Write():
-            return _write(meta, offset, record)
+            return _fold_write(meta, offset, record)
         case OwnerClaim():
             if record.term <= meta.term:
                 return Verdict.FENCED
-            meta.term, meta.writer = record.term, record.writer
+            meta.term, meta.writer, meta.claimed_at = record.term, record.writer, offset
             return Verdict.VALID
         case MarkDeleted() | DropTable() | FlushRequest():
             table = meta.tables.get(record.table)
@@ -190,7 +192,7 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
             assert_never(record)
 
 
-def _write(meta: RegionMeta, offset: int, write: Write) -> Verdict:
+def _fold_write(meta: RegionMeta, offset: int, write: Write) -> Verdict:
     if write.term != meta.term or write.writer != meta.writer:
         return Verdict.FENCED
     tables = meta.tables

@@ -39,9 +39,9 @@ OnPinned = Callable[[Pinned], Awaitable[None] | None]
 
 
 class Cleaned(msgspec.Struct, frozen=True):
-    """The result of a cleaning."""
+    """The result of `Region.clean`."""
 
-    #: The first offset of the data topic after the cleaning.
+    #: The first offset that the data topic has now.
     truncated_to: int
     #: How many offsets were removed.
     removed: int

@@ -48,6 +48,7 @@ class RegionSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     #: The claim in force. Older claims are not needed: the mappings show which earlier records are valid.
     term: Counter
     writer: Identity
+    claimed_at: Counter
     byte_index: ByteIndex
     tables: tuple[TableSnapshot, ...]
 
@@ -88,7 +89,15 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
     truncated_to = max(truncated_to, meta.truncated_to)
     byte_index = meta.byte_index.from_offset(truncated_to)
     return RegionSnapshot(
-        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, byte_index, tables
+        topic_id,
+        meta.next_offset,
+        truncated_to,
+        taken_ms,
+        meta.term,
+        meta.writer,
+        meta.claimed_at,
+        byte_index,
+        tables,
     )
 
 
@@ -97,12 +106,15 @@ def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
     meta = RegionMeta(
         term=snapshot.term,
         writer=snapshot.writer,
+        claimed_at=snapshot.claimed_at,
         next_offset=snapshot.data_offset,
         truncated_to=snapshot.truncated_to,
         snapshot_ms=snapshot.taken_ms,
-        restored_at=snapshot.data_offset,
+        restored_offset=snapshot.data_offset,
         byte_index=snapshot.byte_index.from_offset(0),
     )
+    if snapshot.term and snapshot.claimed_at >= snapshot.data_offset:
+        raise Corrupt("the claim of a region's snapshot reaches past the snapshot")
     for stored in snapshot.tables:
         if max(stored.incarnation, stored.current_high_watermark - 1) >= snapshot.data_offset:
             raise Corrupt("a table of a region's snapshot reaches past the snapshot")

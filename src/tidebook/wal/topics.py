@@ -50,7 +50,7 @@ T = TypeVar("T")
 def namespace_name(value: object) -> str:
     """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name."""
     if type(value) is not str:
-        raise InvalidInput(f"a namespace must be text, not {type(value).__name__}")
+        raise InvalidInput(f"a namespace must be a string, not {type(value).__name__}")
     if not _NAMESPACE.fullmatch(value):
         raise InvalidInput(
             f"namespace {value[:80]!r} must have 1 to {NAMESPACE_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -"
@@ -191,7 +191,7 @@ class RegionTopics:
     async def follow(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
         """Fold the records from `meta.next_offset` up to `stop`; if a cleaner has truncated them, recover.
 
-        A recovery changes `meta.restored_at`: `on_record` then saw every record from that offset on, but may have
+        A recovery changes `meta.restored_offset`: `on_record` then saw every record from that offset on, but may have
         missed earlier ones.
         """
         for _ in range(RECOVERY_ATTEMPTS_MAX):

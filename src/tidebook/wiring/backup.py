@@ -24,7 +24,7 @@ from tidebook.wiring.outbox import FILE as OUTBOX_FILE
 MANIFEST_FILE = "backup.json"
 _PAGES_PER_STEP = 1_000
 
-#: Called with the name of a file, the pages copied so far and all its pages.
+#: Called with the name of a file, how many of its pages were copied so far, and how many it has.
 Progress = Callable[[str, int, int], None]
 
 
@@ -45,7 +45,7 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
     """
     sources = [folder / file for file in files if (folder / file).exists()]
     if not sources:
-        raise NotFound(f"{folder} has no file of a book: nothing was backed up")
+        raise NotFound(f"{folder} contains no files of a book: nothing was backed up")
     _refuse_unless_empty(target)
     existed = target.exists()
     make_folder(target)
@@ -134,7 +134,7 @@ def _copy_outbox(source: Path, path: Path, progress: Progress) -> None:
         except sqlite3.Error as error:
             raise Unavailable(f"{source} cannot be copied: {error}") from error
     if damage:
-        raise Corrupt(f"{source} is damaged ({damage[0]}): restore a copy of it")
+        raise Corrupt(f"{source} is damaged ({damage[0]}): restore it from a backup")
     sync(path)
 
 
@@ -149,12 +149,12 @@ def restore(backup: Path, folder: Path, progress: Progress) -> BackupManifest:
     make_folder(folder.parent)
     new = folder.with_name(f"{folder.name}.restoring")
     try:
-        shutil.rmtree(new, ignore_errors=True)  # of a restore that was killed
+        shutil.rmtree(new, ignore_errors=True)  # left by a restore that was killed
         new.mkdir()
         for name, size_bytes in manifest.files.items():
             source = backup / name
             if not source.is_file() or source.stat().st_size != size_bytes:
-                raise Corrupt(f"{source} is missing or not of {size_bytes:,} bytes: this backup cannot be restored")
+                raise Corrupt(f"{source} is missing, or not {size_bytes:,} bytes long: this backup cannot be restored")
             shutil.copyfile(source, new / name)
             _check(new / name, source)
             progress(name, size_bytes, size_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
-from tidebook.api.journals import TopicAnswer
+from tidebook.api.journals import TopicResponse
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
@@ -34,7 +34,7 @@ class RemoteBook(Book):
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
-        super().__init__(Settings(Path()))
+        super().__init__(Settings(Path(), server=url))
         self._connection = Connection(url, token=token, tls_ca=tls_ca)
 
     @property
@@ -109,7 +109,7 @@ class RemoteBook(Book):
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
-        found: TopicAnswer = await self._connection.call("topics.describe", topic_name(topic))
+        found: TopicResponse = await self._connection.call("topics.describe", topic_name(topic))
         return TopicDescription(
             topic=found.topic,
             kind=found.kind,

@@ -20,7 +20,7 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.supervisor import RunStatus, Supervisor, on_stop_signal
 from tidebook.store.port import StoreWriter
 
-#: The interval at which a part without wake-ups is checked for having settled.
+#: How often `settle` checks a part that cannot signal that it has settled.
 SETTLE_POLL_S: Final = 0.01
 
 
@@ -89,7 +89,7 @@ class BookState:
         return Health(problems=tuple(problems), replication=replication, running=running)
 
     async def settle(self, *, clear_tags: bool, timeout_s: float) -> None:
-        """Replicate everything, bring it below the horizon, and settle all parts, until nothing new is appended."""
+        """Replicate everything, move the horizon past it and settle all parts, until nothing new is appended."""
         try:
             async with asyncio.timeout(timeout_s):
                 while await self._settle_once(clear_tags=clear_tags):

@@ -1,4 +1,4 @@
-"""Read the settings of a book from `tidebook.toml`, the environment or a bare folder.
+"""Read the settings of a book from `tidebook.toml` or a folder without one, and from the environment.
 
     [log]                                      [store]                                    [sql]
     url = "kafka://host:9092"                  url = "cassandra://host:9042/keyspace"     url = "postgresql://…"
@@ -21,7 +21,7 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 
 SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server", "mask")
-#: The sections that a URL moves to a server, each with an example.
+#: The sections whose data is on a server if they have a URL, each with an example of one.
 SERVERS = {
     "log": "kafka://host:9092",
     "store": "cassandra://host:9042/keyspace",
@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     folder: Path
     sections: dict[str, Section] = {}
+    #: The address of the server that has the book open, if this process has not: the settings are only there.
+    server: str | None = None
 
     def section(self, name: str) -> Section:
         """Return the section of this name; an empty one if the settings do not have it."""
@@ -98,14 +100,14 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
 
 
 def _check_url(section: Section, name: str) -> None:
-    """Raise `InvalidInput` for options of a server that is not named: the part would silently be embedded."""
+    """Raise `InvalidInput` for options of a section without a URL: without the error, it would silently be embedded."""
     for option in section.options:
         place = f"{section.place(name, option)} {option}"
         if section.url is None:
             close = _suggestion(option, ["url"]) or f": add a line 'url = \"{SERVERS[name]}\"', or remove this one"
             raise InvalidInput(f"{place} has no effect without a url, and [{name}] would be embedded{close}")
         if name == "sql":
-            raise InvalidInput(f"{place} is unknown: there is only url")
+            raise InvalidInput(f"{place} is unknown: the only option is url")
 
 
 def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
@@ -119,11 +121,11 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
     lines = _lines(text)
     folder = tree.pop("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str):
-        raise InvalidInput(f"{_place(path, lines, 'folder')}: folder must be text")
+        raise InvalidInput(f"{_place(path, lines, 'folder')}: folder must be a string")
     sections = {}
     for name, value in tree.items():
         if name not in SECTIONS:
-            hint = f"there are {', '.join(SECTIONS)}"
+            hint = f"the sections are {', '.join(SECTIONS)}"
             close = _suggestion(name, (*SECTIONS, "folder"))
             raise InvalidInput(f"{_place(path, lines, name)}: [{name}] is not a section{close}; {hint}")
         if not isinstance(value, dict):
@@ -131,13 +133,13 @@ def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
         options = dict(value)
         url = options.pop("url", None)
         if url is not None and not isinstance(url, str):
-            raise InvalidInput(f"{_place(path, lines, name, 'url')}: url in [{name}] must be text")
+            raise InvalidInput(f"{_place(path, lines, name, 'url')}: url in [{name}] must be a string")
         sections[name] = Section(url, options, str(path), lines.get(name, {}))
     return path.parent / folder, sections
 
 
 def _place(path: Path, lines: dict[str, dict[str, int]], name: str, option: str = "") -> str:
-    """Return the file and, where it is known, the line of a section, its option, or a name before all sections."""
+    """Return the file and, if it is known, the line of a section, of its option, or of a key before all sections."""
     line = lines.get(name, {}).get(option) or lines.get("", {}).get(name)
     return f"{path}, line {line}" if line else str(path)
 
@@ -176,7 +178,7 @@ def check_names(section: Section, name: str, type_: type[Any]) -> None:
     known = [field.encode_name for field in msgspec.structs.fields(type_)]
     for option in section.options:
         if option not in known:
-            close = _suggestion(option, known) or f": there are {', '.join(sorted(known))}"
+            close = _suggestion(option, known) or f": the options are {', '.join(sorted(known))}"
             raise InvalidInput(f"{section.place(name, option)} {option} is unknown{close}")
 
 

@@ -27,6 +27,7 @@ async def append(journal: Journal, id: str, payload: str, expected: int) -> tupl
             unknown = error
         except (Unavailable, NotFound):  # a broker that has just started may not know its topics
             pass
+        report(retries=id)
         await asyncio.sleep(REST_S)
     raise unknown or Unavailable("the broker did not recover")
 

@@ -59,10 +59,10 @@ class Race:
     def outcomes(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
         return [each for each in self.reported if what in each and id in (None, each[what])]
 
-    async def until_won(self, count: int) -> None:
-        """Wait for this many more wins."""
-        wanted = len(self.outcomes("won")) + count
-        while len(self.outcomes("won")) < wanted:
+    async def until(self, what: str, count: int) -> None:
+        """Wait for this many more reports of a kind."""
+        wanted = len(self.outcomes(what)) + count
+        while len(self.outcomes(what)) < wanted:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), CASE_TIMEOUT_S)
 
@@ -123,8 +123,9 @@ async def test_a_broker_killed_during_the_race_assigns_no_number_twice_and_appli
         race = Race(write_book(tmp_path, own_kafka.address, cassandra_address), topic, 100 if long_form else 30)
         running = asyncio.create_task(race.run())
         for _ in range(2):
-            await race.until_won(20)
+            await race.until("won", 20)
             await asyncio.to_thread(own_kafka.kill9)
+            await race.until("retries", 1)
             await asyncio.to_thread(own_kafka.start)
         await running
         assert any(each["attempts"] > 1 for each in race.outcomes("won"))  # the kills had an effect

@@ -80,7 +80,7 @@ async def test_a_topic_with_retention_is_refused_if_records_must_be_kept_for_eve
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
-        with pytest.raises(InvalidInput, match="for ever"):
+        with pytest.raises(InvalidInput, match="forever"):
             await log.create_topic(topic, 1, keep_forever=True)
         await log.delete_topic(topic)
 

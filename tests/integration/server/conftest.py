@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tidebook.api.access import NewTokenAnswer, RoleName
+from tidebook.api.access import NewTokenResponse, RoleName
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.tokens import Tokens
 
-CreateToken = Callable[..., Awaitable[NewTokenAnswer]]
+CreateToken = Callable[..., Awaitable[NewTokenResponse]]
 
 
 @pytest.fixture
 def create_token(tmp_path: Path) -> CreateToken:
     """Create a token of the book in `tmp_path / "book"`."""
 
-    async def create(role: RoleName, **options: Any) -> NewTokenAnswer:
+    async def create(role: RoleName, **options: Any) -> NewTokenResponse:
         database = ServerDatabase(tmp_path / "book")
         try:
             return await Tokens(database, SystemClock()).create(role, role, **options)

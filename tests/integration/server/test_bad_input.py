@@ -192,7 +192,7 @@ def test_deep_nesting_is_refused(http: httpx.Client, depth: int) -> None:
         (b"[]", "Expected `object`"),
         (b"{}", "missing required field `events`"),
         (b'{"events":[]}', "length >= 1"),
-        (b'{"events":[{}]}', "give payload"),
+        (b'{"events":[{}]}', "set payload"),
         (b'{"events":[{"payload":1,"payload_base64":"aGk="}]}', "not both"),
         (b'{"events":[{"payload_base64":"!"}]}', "base64"),
         (b'{"events":[{"payload":123456789012345678901234567890}]}', "64 bits"),

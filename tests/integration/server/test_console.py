@@ -18,7 +18,10 @@ from tests.integration.server.running import client, live_rows, served
 from tidebook import Book, Event
 from tidebook.api.access import Role
 from tidebook.api.errors import DeadlineExceeded
+from tidebook.core.action import Mark
 from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
 from tidebook.queue.entry import Entry
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
@@ -302,6 +305,22 @@ async def test_a_confirmation_does_not_cover_other_items_of_the_same_number(tmp_
         assert [event.payload async for event in orders.read(ID)] == list(range(5))
         assert len(await queue.dead_letters()) == 2
         assert [row["key"] for row in later] == ["later", "later-2"]
+
+
+async def test_marks_that_arrive_after_the_dry_run_do_not_keep_a_topic_from_being_deleted(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        mark = encode_record(Mark(1), limit_bytes=1_000)
+        stale = await confirmed(http, "topics.delete", topic=TOPIC)
+        await book.journal(TOPIC).append("another", [Event(1)])
+        refused = await http.post("/acts/topics.delete", data=stale)
+        assert (refused.status_code, "changed since it was counted" in refused.text) == (409, True)
+        form = await confirmed(http, "topics.delete", topic=TOPIC)
+        for partition in range((await book.describe_topic(TOPIC)).partitions):
+            await book.log.append(Outgoing(TOPIC, partition, None, mark))
+        assert (await http.post("/acts/topics.delete", data={**form, "ends": "0,0"})).status_code == 409
+        assert (await http.post("/acts/topics.delete", data=form)).status_code == 303
+        assert TOPIC not in await book.topics()
 
 
 async def test_more_rows_than_a_page_can_select_are_refused_and_not_cut(tmp_path: Path) -> None:

@@ -296,6 +296,9 @@ async def test_a_long_journal_shows_its_timeline_its_pages_and_how_far_a_filter_
         orders = book.journal(TOPIC)
         for start in range(0, 120, 40):
             await orders.append("long", [Event({"n": n}) for n in range(start, start + 40)], expire_after=timedelta(1))
+            appended_ms = book.clock.now_ms()
+            while book.clock.now_ms() == appended_ms:  # noqa: ASYNC110 - a timeline needs events of different times
+                await asyncio.sleep(0)
         await orders.delete("long", to=5)
         await orders.save_snapshot("long", seq_nr=50, payload={})
         await book.settle()

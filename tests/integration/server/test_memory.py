@@ -12,7 +12,7 @@ import httpx
 from tests.integration.server.running import client, served
 from tidebook import Event
 from tidebook.api.routes import ROUTES
-from tidebook.server.answers import CHUNK_BYTES
+from tidebook.server.responses import CHUNK_BYTES
 
 #: Names and the number of a region that are nowhere else.
 NAME, REGION = "never-created", 987_654_321

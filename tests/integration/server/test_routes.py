@@ -47,9 +47,9 @@ async def test_every_route_answers(tmp_path: Path) -> None:
             elif route.form in ("lines", "events"):
                 *found, last = lines(response)
                 assert last == {"end": True}
-                msgspec.convert(found, list[route.answer])  # type: ignore[name-defined]
-            elif route.answer is not None:
-                answer = msgspec.json.decode(response.content, type=route.answer)
+                msgspec.convert(found, list[route.response])  # type: ignore[name-defined]
+            elif route.response is not None:
+                answer = msgspec.json.decode(response.content, type=route.response)
                 for field, value in (
                     ("session", getattr(answer, "session", None)),
                     ("job", getattr(answer, "id", None) if name == "pipeline.start" else None),

@@ -56,5 +56,5 @@ class TestKafkaRegion(RegionCases):
         admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
         for done in admin.incremental_alter_configs([topic]).values():
             await asyncio.to_thread(done.result, 30)
-        with pytest.raises(InvalidInput, match="for ever"):
+        with pytest.raises(InvalidInput, match="forever"):
             await other.open_region(7)

@@ -114,6 +114,21 @@ async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
 
 
+async def test_a_former_owner_is_fenced_although_its_late_write_is_truncated(log: FaultyLog, other: Wal) -> None:
+    region = await make_wal(log, "o").open_region(7, create=True)
+    await region.write(1, [b"a"])
+    second = await other.open_region(7)
+    log.fault = lambda _: "held"
+    late = asyncio.ensure_future(region.write(1, [b"late"]))
+    await log.holds(1)
+    await overtake(second)
+    log.fault = lambda _: None
+    log.release([True])
+    with pytest.raises(Fenced):
+        await late
+    assert (await second.write(1, [b"b"])).first == 5
+
+
 async def test_a_truncated_write_whose_table_was_dropped_is_unknown(log: FaultyLog, other: Wal) -> None:
     region = await make_wal(log, "o").open_region(7, create=True)
     log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None

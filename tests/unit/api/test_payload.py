@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebook.api.payload import checked_payload, needs_no_check
+from tidebook.api.payload import checked_payload, payloads_need_no_check
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import DEPTH_MAX, encode_payload
 
@@ -23,13 +23,13 @@ _VALUES = st.recursive(
 def test_a_payload_that_needs_no_check_would_pass_it(value: object) -> None:
     raw = msgspec.json.encode({"events": [{"payload": value}]})
     payload = msgspec.json.decode(raw)["events"][0]["payload"]
-    if needs_no_check(raw):
+    if payloads_need_no_check(raw):
         assert encode_payload(checked_payload(payload)) == encode_payload(payload)
 
 
 @pytest.mark.parametrize("raw", [b"18446744073709551616", b"-9223372036854775809", b'{"a":[1,99999999999999999999]}'])
 def test_a_number_beyond_64_bits_needs_a_check(raw: bytes) -> None:
-    assert not needs_no_check(raw)
+    assert not payloads_need_no_check(raw)
     with pytest.raises(InvalidInput, match="64 bits"):
         encode_payload(msgspec.json.decode(raw))
 
@@ -37,12 +37,12 @@ def test_a_number_beyond_64_bits_needs_a_check(raw: bytes) -> None:
 @pytest.mark.parametrize("brackets", [(b"[", b"]"), (b'{"a":', b"}")])
 def test_a_value_that_is_nested_too_deep_needs_a_check(brackets: tuple[bytes, bytes]) -> None:
     raw = brackets[0] * (DEPTH_MAX + 1) + b"1" + brackets[1] * (DEPTH_MAX + 1)
-    assert not needs_no_check(raw)
+    assert not payloads_need_no_check(raw)
     with pytest.raises(InvalidInput, match="nested"):
         encode_payload(msgspec.json.decode(raw))
 
 
 def test_an_ordinary_request_needs_no_check() -> None:
-    assert needs_no_check(b'{"events":[{"payload":{"total":3,"lines":[{"sku":"a-1","n":2.5}]}}]}')
+    assert payloads_need_no_check(b'{"events":[{"payload":{"total":3,"lines":[{"sku":"a-1","n":2.5}]}}]}')
     assert checked_payload("text") == "text"
     assert checked_payload(b"\0") == b"\0"

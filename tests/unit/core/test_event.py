@@ -293,7 +293,7 @@ def test_a_packed_body_is_a_msgpack_array(count: int) -> None:
     assert body == msgspec.msgpack.encode([[BYTES, b""]] * count)
     assert unpack_events(body) == [event] * count
     check_events(body, count, ())
-    with pytest.raises(Corrupt, match="announces"):
+    with pytest.raises(Corrupt, match="declares"):
         check_events(body, count + 1, ())
 
 

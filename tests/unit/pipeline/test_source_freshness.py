@@ -227,6 +227,16 @@ def test_the_shares_of_a_tail_are_bounded_and_cover_each_journal_once() -> None:
     assert assign_shares([]) == []
 
 
+@pytest.mark.parametrize("partitions", [1, 4, 8, 12])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_the_journals_of_a_partition_are_spread_over_the_shares_of_its_tail(partitions: int, count: int) -> None:
+    ids = [id for id in (f"o-{n}" for n in range(1000 * partitions)) if partition_of(id, partitions) == 0]
+    tasks = assign_shares([TailRange(0, 0, count * RECORDS_PER_SHARE, 0)])
+    sizes = [sum(map(share.takes, ids)) for (share,) in tasks]
+    assert len(sizes) == count
+    assert min(sizes) > len(ids) / count / 2
+
+
 def test_a_tag_selects_from_the_tail_too(book: Book, portal: BlockingPortal, topic: str) -> None:
     append(book, portal, topic, "a", 1, tags=["paid"])
     append(book, portal, topic, "a", 2)
@@ -282,6 +292,30 @@ def test_a_topic_that_is_replicated_and_adopted_while_a_table_is_planned_is_whol
     assert [row[1] for row in rows_of(planned)] == [1, 2]
 
 
+@pytest.mark.parametrize("freshness", ["log", "store"])
+def test_a_topic_that_is_deleted_and_created_again_while_a_table_is_planned_is_an_error(
+    book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch, freshness: str
+) -> None:
+    """The pointers of the deleted topic would hide unreplicated events of the new one."""
+    append(book, portal, topic, "a", 1, 2, 3)
+    portal.run(replicate_here(book, book.store, topic))
+    planned = reader(book, topic, freshness=freshness)
+    worker = SparkWorker.of(settings_to_json(read_settings(str(book.settings.folder))))
+    store: Any = worker.run(worker.store())
+    read_pointers = store.pointers
+
+    async def recreated_after(topic: str) -> Any:
+        monkeypatch.undo()
+        pointers = await read_pointers(topic)
+        portal.run(book.delete_topic(topic))
+        append(book, portal, topic, "a", 4)
+        return pointers
+
+    monkeypatch.setattr(store, "pointers", recreated_after)
+    with pytest.raises(NotFound, match="it was deleted while it was read: load the table again"):
+        planned.partitions()
+
+
 # A table is as of its positions, or it raises
 
 
@@ -289,7 +323,7 @@ def test_a_log_that_lost_unreplicated_records_is_an_error(book: Book, portal: Bl
     for n in range(4):
         append(book, portal, topic, "a", n)
     portal.run(book.log.truncate(topic, partition_of("a", 2), before=2))
-    with pytest.raises(LogLost, match="before they were replicated: restore the log from a copy, or read what is"):
+    with pytest.raises(LogLost, match="before they were replicated: restore the log from a backup, or read what is"):
         table(book, topic)
 
 
@@ -392,7 +426,22 @@ def test_as_of_a_time_is_as_of_the_logs_time(book: Book, portal: BlockingPortal,
         table(book, topic, asOfTimestamp="2999-01-01T00:00:00Z")
 
 
-# Payloads
+# Columns
+
+
+def test_the_column_type_has_the_types_of_events_replicated_or_not(
+    book: Book, portal: BlockingPortal, topic: str
+) -> None:
+    def types(**options: str) -> list[str | None]:
+        read = reader(book, topic, splits="1", **options)
+        batches = [batch for part in read.partitions() for batch in read.read(part)]
+        return [name for batch in batches for name in batch.column("type").to_pylist()]
+
+    portal.run(book.journal(topic).append("a", [Event(1, type="opened"), Event(2)]))
+    portal.run(replicate_here(book, book.store, topic))
+    portal.run(book.journal(topic).append("a", [Event(3, type="closed", version=2, tags={"paid"})]))
+    assert types() == ["opened", None, "closed"]
+    assert types(freshness="store") == ["opened", None]
 
 
 @pytest.mark.parametrize("replicated", [True, False])

@@ -251,7 +251,7 @@ def test_a_damaged_head_is_certain_only_if_the_log_is_complete() -> None:
     [reported] = differences(partial, found)
     assert (reported.what, reported.expected) == ("head damaged", None)
     assert reported.found is not None
-    assert "restore the store from a copy" in reported.found
+    assert "restore the store from a backup" in reported.found
 
 
 @pytest.mark.parametrize(

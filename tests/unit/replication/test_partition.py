@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tidebook.core.action import Mark
 from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.key import Key
-from tidebook.core.record import read_record
+from tidebook.core.record import encode_record, read_record
 from tidebook.core.replication_plan import SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Outgoing, Record
@@ -25,7 +26,7 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.clock import SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.sqlite.store import SqliteStore
-from tidebook.testing.conformance.journal_records import append, records_of, topic_config
+from tidebook.testing.conformance.journal_records import FIRST_MS, append, records_of, topic_config
 from tidebook.wiring.settings import Settings
 
 TOPIC = "orders"
@@ -154,6 +155,20 @@ async def test_a_replicator_of_a_topic_that_was_created_again_is_fenced_and_neit
     assert [each async for each in store.parked()] == []
     await replicator(bench, new).catch_up(len(records))
     assert (await store.heads(TOPIC, ids)).keys() == set(ids)
+
+
+async def test_only_events_that_another_replicator_was_faster_with_show_that_it_serves_the_partition(
+    bench: Bench, config: TopicConfig
+) -> None:
+    """A driver replicates its own ticks, and the tail of a lease must not end because of them."""
+    tick = Record(0, FIRST_MS, None, encode_record(Mark(1), limit_bytes=1_000))
+    events = appends(1, start=1)
+    await replicator(bench, config).replicate([tick, *events])
+    late = replicator(bench, config)
+    await late.replicate([tick])
+    assert not late.overtaken
+    await late.replicate(events)
+    assert late.overtaken
 
 
 @pytest.mark.parametrize("there", [0, 2])

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 import tidebook
+from tests.unit.replication.ticking import replicate_ticks
 from tidebook.core.action import Mark
 from tidebook.core.event import Event
 from tidebook.core.record import encode_record
@@ -23,7 +24,6 @@ from tidebook.replication.ticks import (
     FOLLOWED_EVERY_S,
     Ticker,
     replicate_adjacent_ticks,
-    replicate_ticks,
 )
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics

@@ -151,7 +151,7 @@ def test_a_tail_whose_partition_is_stopped_waits_for_its_end(run: Run) -> None:
         assert (endless.replicators[TOPIC, 0].stopped is None, running.done()) == (False, False)
         endless.stop()
         assert await ended_at(running) == 100.0
-        assert await ended_at(tail_of(memory).run({(TOPIC, 0): 2})) == 100.0, "a tail with stops ends"
+        assert await ended_at(tail_of(memory).run({(TOPIC, 0): 2})) == 100.0, "a tail with end offsets ends"
 
     run(program())
 

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from tidebook import Unavailable
-from tidebook.server.broadcast import Broadcasts, Line, Place
+from tidebook.server.broadcast import Broadcasts, Line, StreamPosition
 
 
 def line(number: int) -> Line:
     return Line((number,), "orders", str(number), str(number).encode())
 
 
-async def first_event(last: Place | None) -> AsyncGenerator[int, None]:
+async def first_event(last: StreamPosition | None) -> AsyncGenerator[int, None]:
     if last is None:
         yield 1
 

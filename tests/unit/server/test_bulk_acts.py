@@ -102,7 +102,7 @@ async def test_an_act_counts_what_it_changed_and_reports_its_error() -> None:
     while len(recorder.ended) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert recorder.ended == [("done", 9), ("failed", 3)] or recorder.ended == [("failed", 3), ("done", 9)]
-    assert acts.answer(failed).error == "the queue does not answer"
+    assert acts.response(failed).error == "the queue does not answer"
     assert acts.find(done.id, "mail") is done
     with pytest.raises(NotFound):
         acts.find(done.id, "other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidebook.api.pipeline import PipelineJobAnswer
+from tidebook.api.pipeline import PipelineJobResponse
 from tidebook.core.replication_plan import TagRow
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
@@ -119,7 +119,7 @@ def test_numbers_of_the_overview_that_were_counted_to_a_bound_are_estimates() ->
 def test_a_job_shows_its_differences_and_the_last_of_its_other_lines() -> None:
     differences = [{"what": "event missing", "topic": f"t-{n % 2}", "id": "a", "seq_nr": n} for n in range(600)]
     lines = [*({"step": n} for n in range(30)), *differences, "done"]
-    answer = PipelineJobAnswer(
+    answer = PipelineJobResponse(
         id="0", kind="verify", state="differences", started_at_ms=0, ended_at_ms=5, exit_code=1,
         line_count=700, lines=lines, result=None, error=None,
     )  # fmt: skip

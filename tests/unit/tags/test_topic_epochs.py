@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.replication.ticking import replicate_ticks
 from tidebook.core.event import Event
-from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tidebook
+from tests.unit.replication.ticking import replicate_ticks
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
-from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.replicating import replicate
 
 

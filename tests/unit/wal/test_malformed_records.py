@@ -157,13 +157,14 @@ SNAPSHOTS = {
     "an offset past 2**63": lambda s: s.__setitem__(1, HUGE),
     "a time past the last year": lambda s: s.__setitem__(3, HUGE),
     "a short writer": lambda s: s.__setitem__(5, b""),
-    "a byte index past 2**63": lambda s: s[6].__setitem__(2, [HUGE, HUGE]),
-    "different numbers of offsets and totals in the byte index": lambda s: s[6][2].append(9),
-    "a byte index without steps": lambda s: s[6].__setitem__(1, 0),
-    "a table that was made after the snapshot": lambda s: s[7][0].__setitem__(1, 3),
-    "a mapping out of order": lambda s: s[7][0][4].__setitem__(2, packed_numbers(1, 5, 3)),
-    "offsets out of order": lambda s: s[7][0][4].__setitem__(3, packed_numbers(2, 1, 0)),
-    "a mapping that begins at 0": lambda s: s[7][0][4].__setitem__(2, packed_numbers(0, 3, 5)),
+    "a claim that was made after the snapshot": lambda s: s.__setitem__(6, 3),
+    "a byte index past 2**63": lambda s: s[7].__setitem__(2, [HUGE, HUGE]),
+    "different numbers of offsets and totals in the byte index": lambda s: s[7][2].append(9),
+    "a byte index without steps": lambda s: s[7].__setitem__(1, 0),
+    "a table that was made after the snapshot": lambda s: s[8][0].__setitem__(1, 3),
+    "a mapping out of order": lambda s: s[8][0][4].__setitem__(2, packed_numbers(1, 5, 3)),
+    "offsets out of order": lambda s: s[8][0][4].__setitem__(3, packed_numbers(2, 1, 0)),
+    "a mapping that begins at 0": lambda s: s[8][0][4].__setitem__(2, packed_numbers(0, 3, 5)),
 }
 
 

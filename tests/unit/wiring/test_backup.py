@@ -106,7 +106,7 @@ def test_the_outbox_is_part_of_a_backup(tmp_path: Path) -> None:
 
 
 def test_a_missing_book_is_not_backed_up_and_nothing_is_created(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no file of a book"):
+    with pytest.raises(NotFound, match="no files of a book"):
         back_up(tmp_path / "nope", FILES, tmp_path / "backup", nothing)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,9 +1,9 @@
 """The producer: the event loop produces and handles delivery reports; a thread waits for them and wakes the loop.
 
 `produce()` only queues a record, so the loop calls it, for all records of an iteration together. The client
-takes the GIL for every single report, for which two threads would compete under load. So after a poll with reports the
-thread hands them to the loop and waits. The loop handles them, lets the senders send again, and polls by itself until
-it finds no report; then it is the thread's turn again. Only one of them polls at a time, so reports stay in order.
+acquires the GIL for each report, so two threads would compete for it under load. Therefore, after a poll with reports,
+the thread hands them to the loop and waits. The loop handles them, lets the senders send again, and polls until there
+are no more reports; then it is the thread's turn again. Only one of them polls at a time, so reports stay in order.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _LOOP_CHECK_S = 1.0
 _ITERATION_RECORDS_MAX = 1000
 #: The timeout of the request that checks whether a broker is reachable again.
 _PROBE_S = 1.0
-#: The pause after the client's queue was full.
+#: The pause before records are produced again after the client's queue was full.
 _FULL_WAIT_S = 0.005
 #: How long `close` waits for the results of records that it has purged from the client.
 _PURGE_S = 1.0
 _DRAIN_POLL_S = 0.002
-#: The most bytes of a batch, as estimated from its largest record.
+#: The maximum size of a batch, estimated as if all of its records had the size of the largest one.
 BATCH_BYTES = 1_000_000
 
 
@@ -100,14 +100,14 @@ class LoopBridge:
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """A record that was sent alone; the client calls it when the record was delivered or has failed."""
+    """A record that was sent by `send`; the client calls it with the delivery report."""
 
     producer: KafkaProducer
     record: Outgoing
     on_sent: Any
-    #: If the record still waits in this process at this time, it fails.
+    #: The loop time at which the record fails if it was not passed to the client by then.
     deadline: float
-    #: The report of the client, or the error of a record that was not passed to it.
+    #: The delivery report, or the error of a record that was not passed to the client.
     report: tuple[KafkaError | None, Any] | TidebookError | None = None
 
     def reject(self, error: TidebookError) -> None:
@@ -118,7 +118,7 @@ class Delivery(msgspec.Struct, gc=False):
     def __call__(self, error: KafkaError | None, message: Any) -> None:
         """Resolve the record, or queue it for the loop; the client calls this in the thread that polls."""
         producer = self.producer
-        # Earlier records that are done must be resolved first. If there is a report, `resolve` has called this.
+        # Earlier records that are done must be resolved first. If `report` is set, the caller is `resolve`.
         if self.report is None and (producer.thread_polls or producer.done):
             self.report = error, message
             producer.done.append(self)
@@ -170,7 +170,7 @@ class ProduceBatch:
         self.indexes = indexes
         #: How many records were passed to the client, including those that it rejected.
         self.produced = 0
-        #: If the batch still waits in this process at this time, the rest of it fails.
+        #: The loop time at which the records fail that were not passed to the client by then.
         self.deadline = deadline
         self._producer = producer
         self._columns = columns
@@ -178,11 +178,11 @@ class ProduceBatch:
         self._values: Sequence[bytes] = take(columns.values)[1:]
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
-        #: The offsets of the first reports, as long as these are successes of the records in order. They are read at
-        #: once, because keeping thousands of reports makes the garbage collector run.
+        #: The offsets of the leading reports: those before the first failure and the first one out of record order.
+        #: They are read immediately, because keeping thousands of reports makes the garbage collector run.
         self._offsets: list[int] = []
         self._timestamps_ms: list[int] = []
-        #: The first report that is not such a success, and all later ones.
+        #: All later reports, from the first failure or the first one out of order on.
         self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
@@ -337,7 +337,7 @@ class KafkaProducer:
         self._waiting.append(Delivery(self, record, on_sent, self._deadline))
 
     def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
-        """Send records at once, unless others wait; `on_sent` is called in later iterations of the loop."""
+        """Send records immediately, unless earlier ones wait; `on_sent` is called in later iterations of the loop."""
         first = not self._waiting
         deadline = self._loop.time() + self._timeout_s
         for partition, indexes in split_columns(columns):
@@ -420,7 +420,7 @@ class KafkaProducer:
 
     def _expire_waiting(self) -> None:
         """Fail the records that have waited past their deadline."""
-        self._fail_waiting(self._loop.time(), f"no Kafka server accepted it for {self._timeout_s:g} s")
+        self._fail_waiting(self._loop.time(), f"no broker accepted the record within {self._timeout_s:g} s")
 
     def _fail_waiting(self, deadline: float, why: str) -> None:
         """Fail the waiting records with this deadline or an earlier one; none of them was written."""
@@ -538,7 +538,7 @@ class KafkaProducer:
 
     async def _stop(self) -> None:
         if self.in_flight or self._waiting:
-            LOGGER.warning("records were not acknowledged before closing")
+            LOGGER.warning("the producer was closed before all records were acknowledged")
         self._fail_waiting(math.inf, "the log was closed")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)

@@ -108,7 +108,7 @@ class LogTail:
     # ---- in the event loop
 
     def follow(self, partition_key: PartitionKey, end: int) -> FollowedPartition:
-        """Follow a partition from its end, unless it is followed already."""
+        """Follow a partition from its end, unless it is already followed."""
         followed = self._followed.get(partition_key)
         if followed is None:
             followed = self._followed[partition_key] = FollowedPartition(end)

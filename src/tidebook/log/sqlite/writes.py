@@ -20,12 +20,12 @@ _SAVE = """UPDATE partition SET next_offset = v.column2, time_ms = v.column3
     FROM (VALUES {}) AS v WHERE partition.id = v.column1"""
 #: The maximum number of records that one transaction deletes.
 SWEEP_MAX = 2_000
-#: The key of the log's latest timestamp in the memory of the writer.
+#: The key under which the writer caches the log's latest timestamp.
 _LATEST_MS = "latest time"
 
 _encode_headers = msgspec.msgpack.Encoder().encode
 
-#: The outcome of a record of an ordered batch. None: it was not appended, because an earlier one of its chain was
+#: The outcome of a record of an ordered batch; None if it was not appended because an earlier record of its chain was
 #: rejected.
 Outcome = Acknowledged | TooLarge | None
 
@@ -93,7 +93,7 @@ class Appender:
     def append_ordered(self, transaction: WriteTransaction, batches: Sequence[OrderedBatch]) -> list[list[Outcome]]:
         """Append batches of one topic each, and return the outcomes of their records; if this raises, append nothing.
 
-        A record over the topic's limit is rejected with TooLarge, and those after it in its chain with None.
+        A record over the topic's limit is rejected with TooLarge; later records of its chain have the outcome None.
         """
         return [self._append_batch(transaction, batch) for batch in batches]
 

@@ -29,7 +29,7 @@ from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, commit, output_folder, sweep_staging
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.format import NAME, register
-from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
+from tidebook.pipeline.source.records import EPOCH, TOPIC_ID, Offsets, epoch_of, topic_identity
 from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.flush import VERSION, FolderManifest, Manifest, Move
@@ -46,7 +46,7 @@ class ExportProgress(msgspec.Struct, frozen=True):
     batches: int
     events: int
     seconds: float
-    #: The next offsets, by topic and partition, and each topic's epoch.
+    #: The next offsets, by topic and partition, and each topic's identity.
     offsets: Offsets
 
 
@@ -78,9 +78,9 @@ def export(
     for topic, span in spans.items():
         if span.in_log:
             continue
-        stops = {topic: span.stops}
+        stops = {topic: {name: number for name, number in span.stops.items() if name != TOPIC_ID}}
         scan = spark.read.format(NAME).options(**_options(book, {topic: span.starts}), freshness="store")
-        add(scan.option("endingOffsets", msgspec.json.encode(stops).decode()).load(), stops)
+        add(scan.option("endingOffsets", msgspec.json.encode(stops).decode()).load(), {topic: span.stops})
     followed = {topic: span.starts for topic, span in spans.items() if span.in_log}
     if followed:
         stream = spark.readStream.format(NAME).options(**_options(book, followed))
@@ -89,9 +89,9 @@ def export(
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The range of a topic to export: starts ≤ position < stops, by partition, each with its epoch.
+    """The range of a topic to export: starts ≤ position < stops, by partition; stops have the topic's identity.
 
-    Starts have no epoch if the topic was never exported; the range then includes all epochs in the store.
+    Starts have their epoch, or none if the topic was never exported: the range then includes all epochs in the store.
     """
 
     starts: dict[str, int]
@@ -104,12 +104,18 @@ class Span(msgspec.Struct, frozen=True):
 async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offsets) -> dict[str, Span]:
     spans: dict[str, Span] = {}
     for topic, each in configs.items():
-        before = reached.get(topic)
+        before, identity = reached.get(topic), topic_identity(each)
+        if (
+            before is not None
+            and epoch_of(before) == each.epoch
+            and before.get(TOPIC_ID) not in (None, identity[TOPIC_ID])
+        ):
+            before = None  # the topic was deleted and created again, and all of its events are new
         epoch = each.epoch if before is None else epoch_of(before)
         if epoch > each.epoch:
             raise Corrupt(
                 f"topic {topic}: the target was filled from epoch {epoch}, and the store is in epoch {each.epoch}: "
-                "restore a newer copy of the store, or export to another path"
+                "restore a newer backup of the store, or export to another path"
             )
         starts = {str(number): (before or {}).get(str(number), 0) for number in range(each.partitions)}
         stops = await _replicated(book, topic, each)
@@ -120,7 +126,7 @@ async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offset
         in_log = before is not None and epoch == each.epoch and await _in_log(book, topic, each, starts, stops)
         if before is not None:
             starts = {EPOCH: epoch} | starts
-        spans[topic] = Span(starts, {EPOCH: each.epoch} | stops, in_log)
+        spans[topic] = Span(starts, identity | stops, in_log)
     return spans
 
 

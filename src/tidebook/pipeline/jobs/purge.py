@@ -59,7 +59,7 @@ async def _batches(found: AsyncIterator[tuple[str, Head]]) -> AsyncIterator[list
 
 
 async def sweep_graves(book: Book, topic: str) -> int:
-    """Remove the graves of a topic whose earlier records can no longer be replicated; return their number."""
+    """Remove the graves of a topic that no replay or late slice can need any more; return how many were removed."""
     config = await book.store.topic_config(topic)
     if config is None:
         return 0

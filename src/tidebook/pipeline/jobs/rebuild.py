@@ -79,7 +79,7 @@ def _refuse_adopted(topic: str, epoch: int) -> None:
     if epoch > FIRST_EPOCH:
         raise Corrupt(
             f"topic {topic}: its log was adopted (epoch {epoch}), so it lacks the events of older epochs: "
-            "restore the store from a copy, and replicate from there"
+            "restore the store from a backup, and replicate from there"
         )
 
 

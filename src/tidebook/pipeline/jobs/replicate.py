@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +31,7 @@ from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, ignore_spark_exit, local_uri, pipeline_settings
+from tidebook.pipeline.stoppable_portal import StoppablePortal
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
@@ -69,7 +70,8 @@ RESTART_MAX_S = 15.0
 STOP_S = 60.0
 #: How long a stop waits for leases, which end within half a second after finishing their current slices.
 LEASES_END_S = 1.5
-#: How long a stop waits for each request to the log or store, which may hang: to end the leases and write the status.
+#: How long a stop waits for a request to the log or store, which may hang: one in progress, to end the leases, and to
+#: write the status.
 STOP_REQUEST_S = 1.0
 POLL_S = 0.1
 #: How often a run with leases checks whether it must stop.
@@ -187,7 +189,6 @@ class Replication:
         self.metrics = book.metrics
         self._spark = spark
         self._book = book
-        self._portal = portal
         self._topics = tuple(topics)
         self._report = report
         self._on_batch = on_batch
@@ -195,6 +196,7 @@ class Replication:
         self._checkpoint = checkpoint
         self._settings = settings or pipeline_settings(book.settings)
         self._stop = threading.Event() if stop is None else stop
+        self._portal = StoppablePortal(portal, self._stop, within_s=STOP_REQUEST_S)
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
         self._recorded_at = ""
@@ -218,9 +220,9 @@ class Replication:
         return msgspec.structs.replace(self._progress, seconds=time.monotonic() - self._began, waiting=waiting)
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until `stop`; with `once`, up to the log's present end, and make it visible to tag streams."""
+        """Replicate until `stop`; with `once`, up to the log's current end, and make it visible to tag streams."""
         if not once:
-            with _ticking(self._book, self._portal, self._topics):
+            with _ticking(self._book, self._portal.unbounded, self._topics):
                 return self._run(once=False)
         self._run(once=True)
         if not self._stop.is_set():
@@ -294,7 +296,7 @@ class Replication:
                 self._report(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
         with self._ignore_transient_after_stop():
-            self._publish_status(self._retry(self._last_statuses), last=True)
+            self._publish_status(self._retry(self._statuses), last=True)
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
@@ -334,11 +336,16 @@ class Replication:
         self._publish_status(statuses)
         if settings.lease_s == 0:
             return self._run_query(configs, starts_of(statuses), until_end=once) and once
-        if sum(each.lag for each in statuses) > settings.catch_up_records:
+        if self._backlog(statuses) > settings.catch_up_records:
             return self._run_query(configs, starts_of(statuses), until_end=True) and once
         if once:
             return self._run_leases(configs, {(each.topic, each.partition): each.end for each in statuses if each.lag})
         return self._run_leases(configs)
+
+    def _backlog(self, statuses: Sequence[PartitionStatus]) -> int:
+        """Return the number of unreplicated records, without those of stopped partitions: no catch-up reaches them."""
+        stopped = self._progress.stopped
+        return sum(each.lag for each in statuses if f"{each.topic}/{each.partition}" not in stopped)
 
     def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
         """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
@@ -362,7 +369,7 @@ class Replication:
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
                 scheduler.step(LEASES_POLL_S)
                 if watch.read_if_due() and stops is None:
-                    if self._progress.lag > settings.catch_up_records or not watch.configs:
+                    if self._backlog(self._progress.partitions) > settings.catch_up_records or not watch.configs:
                         return False
                     scheduler.assign(watch.configs)
             return True
@@ -370,12 +377,8 @@ class Replication:
             scheduler.close(LEASES_END_S)
 
     def _revoke(self, run: str, generation: int) -> None:
-        async def revoke() -> None:
-            async with self._bounded_after_stop():
-                await revoke_leases(self._book.store, run, generation)
-
         try:
-            self._portal.run(revoke())
+            self._portal.run(revoke_leases(self._book.store, run, generation))
         except TidebookError as error:  # the leases then end when their time has passed
             LOGGER.warning("the leases of this run could not be ended early: %s", error)
 
@@ -388,7 +391,7 @@ class Replication:
             self._count_batch(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
-        """Run one query; with `until_end`, up to the log's present end. Return False if it must be restarted."""
+        """Run one query; with `until_end`, up to the log's current end. Return False if it must be restarted."""
         self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
@@ -499,20 +502,6 @@ class Replication:
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
         return (await self._read_status())[1]
-
-    async def _last_statuses(self) -> Sequence[PartitionStatus]:
-        async with self._bounded_after_stop():
-            return await self._statuses()
-
-    @asynccontextmanager
-    async def _bounded_after_stop(self) -> AsyncIterator[None]:
-        """After a stop, bound the time of the block: cancel it after `STOP_REQUEST_S` and raise `Unavailable`."""
-        within_s = STOP_REQUEST_S if self._stop.is_set() else None
-        try:
-            async with asyncio.timeout(within_s):
-                yield
-        except TimeoutError as error:
-            raise Unavailable(f"the log or the store did not respond within {within_s} s") from error
 
     async def _read_status(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book

@@ -35,7 +35,7 @@ from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 from tidebook.wiring.spark import clears_tags
 
-#: The most passes of a repair that leaves differences.
+#: The maximum number of passes of a repair, each of which may leave differences.
 REPAIR_PASSES_MAX = 3
 SPLITS_PER_CORE = 2
 #: The rows that are grouped by journal: records of the log, and heads, events and tag rows of the store.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import VariantVal
 
 from tidebook.core.errors import Corrupt
-from tidebook.core.event import EncodedEvent, decode_events
+from tidebook.core.event import decode_events
 from tidebook.core.payload import JSON, TEXT, TYPE_NAMES
 from tidebook.core.replication_plan import EventRow
 from tidebook.pipeline.arrow import arrow_schema
@@ -50,12 +50,6 @@ def _arrow_schema(form: PayloadForm) -> pa.Schema:
     return schema.set(schema.get_field_index("payload"), pa.field("payload", _ARROW_TYPES[form]))
 
 
-def event_type(event: EncodedEvent) -> str | None:
-    """Return the name of an event's type, or None if it was appended without one."""
-    found: str | None = getattr(event, "type", None)
-    return found
-
-
 class EventPage:
     """Collects events of one topic until there are enough for an Arrow batch."""
 
@@ -77,7 +71,7 @@ class EventPage:
             ids,
             [row.seq_nr for row in rows],
             [row.timestamp_ms for row in rows],
-            list(map(event_type, events)),
+            [event.type for event in events],
             [event.payload for event in events],
             [event.payload_type for event in events],
             [event.tags for event in events],

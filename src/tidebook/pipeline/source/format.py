@@ -22,7 +22,7 @@ from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_li
 from tidebook.wiring.settings import Settings, settings_to_json
 
 NAME = "tidebook"
-#: Types whose name in a DDL text is not the one that Spark prints.
+#: Types that Spark prints with another name than the DDL strings of this package use.
 _SQL_NAMES = {"long": "bigint"}
 
 

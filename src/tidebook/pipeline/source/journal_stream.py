@@ -14,18 +14,21 @@ from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, Tideb
 from tidebook.core.event import decode_event
 from tidebook.core.replication_plan import EventRow, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
-from tidebook.log.port import read_page
+from tidebook.log.port import Log, read_page
 from tidebook.pipeline.source.event_page import EventPage
 from tidebook.pipeline.source.journals import warn_of_lag
-from tidebook.pipeline.source.options import STREAM, Options, one_line_errors, partition_offsets
+from tidebook.pipeline.source.options import STREAM, Options, check_offsets, one_line_errors
 from tidebook.pipeline.source.records import (
-    EPOCH,
     RECORDS_MAX,
+    TOPIC_ID,
     Offsets,
     RecordsSlice,
     bound_offsets,
     epoch_of,
+    identity_of,
+    partition_offsets,
     slices_between,
+    topic_identity,
 )
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.event_numbers import number_events
@@ -104,11 +107,12 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._warn_of_stall(found)
         ends: Offsets = {}
         for topic, numbers in start.items():
-            _check_epoch(topic, epoch_of(numbers), epoch_of(found.get(topic, numbers)))
-            ends[topic] = {number: max(at, found.get(topic, {}).get(number, at)) for number, at in numbers.items()}
+            now = found.get(topic, numbers)
+            _check_identity(topic, numbers, now)
+            reached = {number: max(at, now.get(number, at)) for number, at in partition_offsets(numbers).items()}
+            ends[topic] = identity_of(now) | reached
         if isinstance(limit, ReadAllAvailable):
             return ends
-        # The epochs of both are equal, so they count as no records.
         return bound_offsets(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows)
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -123,7 +127,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: Offsets = {}
         for topic in self._topics:
             config = await _topic_config(self._worker, topic)
-            found[topic] = {EPOCH: config.epoch}
+            found[topic] = topic_identity(config)
             for number in range(config.partitions):
                 offset = first_unreplicated_offset(await store.pointer(topic, number), topic, number, config)
                 found[topic][str(number)] = offset if replicated else min(await log.start(topic, number), offset)
@@ -146,17 +150,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise InvalidInput(
                     f"startingOffsets of topic {topic} must name all partitions from 0 to {config.partitions - 1}"
                 )
-            found[topic] = {EPOCH: config.epoch} | given[topic]
+            check_offsets("startingOffsets", {topic: given[topic]}, {topic: config})
+            found[topic] = topic_identity(config) | given[topic]
         return found
 
     async def _check(self, starts: Offsets) -> None:
         """Raise `LogLost` if the log does not hold the stream's offsets, `Corrupt` if it was replaced."""
         log = await self._worker.log()
         for topic, numbers in starts.items():
-            config, state = await _topic_config(self._worker, topic), await log.topic(topic)
-            _check_epoch(topic, epoch_of(numbers), config.epoch)
-            if state is None or state.topic_id != config.topic_id:
-                raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
+            config = await _topic_config(self._worker, topic)
+            _check_identity(topic, numbers, topic_identity(config))
+            await _check_log(log, topic, config)
             for number, start in partition_offsets(numbers).items():
                 first = await log.start(topic, int(number))
                 if first > start:
@@ -174,7 +178,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         worker, topic = self._worker, partition.topic
         config = worker.run(_topic_config(worker, topic))
-        _check_epoch(topic, partition.epoch, config.epoch)
+        _check_identity(topic, partition.identity, topic_identity(config))
         page = EventPage(topic, self._form)
         start = partition.start
         while start < partition.stop:
@@ -183,6 +187,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             page.add([id for id, _ in taken], partition.partition, [row for _, row in taken])
             if page.full:
                 yield from page.take()
+        worker.run(_check_planned_log(worker, topic, config))
         yield from page.take()
 
     def _selects(self, id: str, row: EventRow) -> bool:
@@ -212,12 +217,31 @@ async def _topic_config(worker: SparkWorker, topic: str) -> TopicConfig:
     return config
 
 
-def _check_epoch(topic: str, read: int, now: int) -> None:
-    if read != now:
+def _check_identity(topic: str, read: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Raise `Corrupt` if offsets that were read do not identify records of the topic as it is now."""
+    if epoch_of(read) != epoch_of(now):
         raise Corrupt(
-            f"topic {topic}: the stream is in epoch {read}, and the topic is in epoch {now}: it was adopted since. "
-            "Read the missing events from the store in a batch query, and start a new stream with a new checkpoint"
+            f"topic {topic}: the stream is in epoch {epoch_of(read)}, and the topic is in epoch {epoch_of(now)}: it "
+            "was adopted since. Read the missing events from the store in a batch query, and start a new stream with "
+            "a new checkpoint"
         )
+    # An earlier version stored no id.
+    if read.get(TOPIC_ID) not in (None, now.get(TOPIC_ID)):
+        raise Corrupt(
+            f"topic {topic}: it was deleted and created again since the stream has read it: start a new stream with a "
+            "new checkpoint"
+        )
+
+
+async def _check_log(log: Log, topic: str, config: TopicConfig) -> None:
+    """Raise `Corrupt` if the log's topic is not the configured one."""
+    state = await log.topic(topic)
+    if state is None or state.topic_id != config.topic_id:
+        raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
+
+
+async def _check_planned_log(worker: SparkWorker, topic: str, config: TopicConfig) -> None:
+    await _check_log(await worker.log(), topic, config)
 
 
 async def _events(

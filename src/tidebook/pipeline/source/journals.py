@@ -140,10 +140,13 @@ class JournalsReader(DataSourceReader):
         parts: list[InputPartition] = []
         read: dict[str, TopicConfig] = {}
         for topic in await self._topics(store):
+            before = await store.topic_config(topic)
             pointers = await store.pointers(topic)  # read first: the configuration's epoch is not older
             config = await store.topic_config(topic)
-            if config is None:
+            if config is None or before is None:
                 continue  # deleted meanwhile
+            if config.epoch == before.epoch and config.topic_id != before.topic_id:
+                raise _deleted(topic)  # and created again: the pointers may be those of the deleted topic
             read[topic] = config
             ids = self._selection.ids
             homes = sorted({partition_of(id, config.partitions) for id in ids} if ids else range(config.partitions))
@@ -298,7 +301,7 @@ async def _find_tail(
         return TailRange(partition, end, end, time_ms)
     first = await log.start(topic, partition)
     if first > start:
-        remedy = f"restore the log from a copy, or {STORE_ONLY}"
+        remedy = f"restore the log from a backup, or {STORE_ONLY}"
         raise LogLost(topic=topic, partition=partition, first=start, last=first - 1, remedy=remedy)
     return TailRange(partition, start, end, time_ms)
 
@@ -368,7 +371,11 @@ async def _check_same_topic(store: StoreWriter, plan: JournalsPlan) -> None:
     """Raise `NotFound` if the topic was deleted during the read: its rows would be missing, or those of a new one."""
     now = await store.topic_config(plan.topic)
     if now is None or (now.epoch == plan.config.epoch and now.topic_id != plan.config.topic_id):
-        raise NotFound(f"topic {plan.topic}: it was deleted while it was read: load the table again")
+        raise _deleted(plan.topic)
+
+
+def _deleted(topic: str) -> NotFound:
+    return NotFound(f"topic {topic}: it was deleted while it was read: load the table again")
 
 
 async def _prefetched(pages: AsyncIterator[_Page]) -> AsyncIterator[_Page]:

@@ -20,7 +20,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
-from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
+from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of, partition_offsets
 from tidebook.wiring.settings import DEFAULT_BOOK, read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
@@ -36,14 +36,9 @@ INT_MAX = 2**62
 #: More tasks than this have no benefit: a task reads its split in pages.
 SPLITS_MAX = 10_000
 
-#: The content of a table: the events of the log, or only those that are replicated already.
+#: The content of a table: the events of the log, or only those that are already replicated.
 Freshness = Literal["log", "store"]
 Choice = TypeVar("Choice", bound=str)
-
-
-def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return a topic's offsets by partition, without the epoch."""
-    return {number: offset for number, offset in numbers.items() if number != EPOCH}
 
 
 def _is_number(partition: str) -> bool:
@@ -137,8 +132,8 @@ class Options:
         except ValueError:
             number = -1
         if not least <= number <= most:
-            bound = "on" if most == INT_MAX else f"to {most}"
-            raise InvalidInput(f"the option {name} must be a whole number from {least} {bound}, not {text[:40]!r}")
+            bounds = f"of at least {least}" if most == INT_MAX else f"from {least} to {most}"
+            raise InvalidInput(f"the option {name} must be a whole number {bounds}, not {text[:40]!r}")
         return number
 
     def choice(self, name: str, known: Sequence[Choice]) -> Choice:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput, LogLost
 from tidebook.core.position import FIRST_EPOCH
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record, RecordPage, read_page
 from tidebook.pipeline.arrow import Batches, arrow_schema
 from tidebook.pipeline.worker import SparkWorker
@@ -48,6 +50,9 @@ Offsets = dict[str, dict[str, int]]
 #: The key of a topic's epoch, next to its partition numbers: {"orders": {"epoch": 2, "0": 17, "1": 5}}. An adopted
 #: topic restarts at offset 0 in a new epoch, so offsets alone do not identify the records.
 EPOCH = "epoch"
+#: The key of a number for the log's id of a topic, next to its epoch. A topic that was deleted and created again is in
+#: its first epoch again.
+TOPIC_ID = "topic_id"
 #: Consecutive records of one log partition: topic, partition, records.
 RecordRun = tuple[str, int, list[Record]]
 Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
@@ -114,19 +119,34 @@ def _json(offsets: Any) -> str:
 
 
 class RecordsSlice(InputPartition):
-    """A range of one log partition, start ≤ offset < stop, in the epoch in which it was planned."""
+    """A range of one log partition, start ≤ offset < stop; `identity` is that of its offsets."""
 
-    def __init__(self, topic: str, partition: int, start: int, stop: int, epoch: int) -> None:
+    def __init__(self, topic: str, partition: int, start: int, stop: int, identity: Mapping[str, int]) -> None:
         self.topic = topic
         self.partition = partition
         self.start = start
         self.stop = stop
-        self.epoch = epoch
+        self.identity = dict(identity)
 
 
 def epoch_of(numbers: Mapping[str, int]) -> int:
     """Return the epoch of a topic's offsets; offsets without one belong to the first epoch."""
     return numbers.get(EPOCH, FIRST_EPOCH)
+
+
+def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return a topic's offsets by partition, without their identity."""
+    return {number: offset for number, offset in numbers.items() if number not in (EPOCH, TOPIC_ID)}
+
+
+def identity_of(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the epoch of a topic's offsets and, if it is known, the number of the topic's id."""
+    return {EPOCH: epoch_of(numbers)} | {name: numbers[name] for name in (TOPIC_ID,) if name in numbers}
+
+
+def topic_identity(config: TopicConfig) -> dict[str, int]:
+    """Return the identity of offsets that are read from a topic now."""
+    return {EPOCH: config.epoch, TOPIC_ID: crc32(config.topic_id.encode())}
 
 
 class RecordsSource(DataSource):
@@ -220,25 +240,27 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def slices_between(start: Offsets, end: Offsets) -> list[RecordsSlice]:
     """Return one slice for each partition that has records between `start` and `end`."""
     return [
-        RecordsSlice(topic, int(number), start[topic][number], stop, epoch_of(start[topic]))
+        RecordsSlice(topic, int(number), start[topic][number], stop, identity_of(start[topic]))
         for topic, stops in end.items()
-        for number, stop in stops.items()
+        for number, stop in partition_offsets(stops).items()
         if start[topic][number] < stop
     ]
 
 
 def bound_offsets(start: Offsets, end: Offsets, rows: int) -> Offsets:
     """Return end offsets for at most about `rows` records after `start`, in proportion to each partition's backlog."""
-    total = sum(stop - start[topic][number] for topic, stops in end.items() for number, stop in stops.items())
+    stops = {topic: partition_offsets(numbers) for topic, numbers in end.items()}
+    total = sum(stop - start[topic][number] for topic in stops for number, stop in stops[topic].items())
     if total <= rows:
         return end
     return {
-        topic: {
+        topic: numbers
+        | {
             # Rounded up, so that every partition with a backlog advances.
             number: start[topic][number] + -((start[topic][number] - stop) * rows // total)
-            for number, stop in stops.items()
+            for number, stop in stops[topic].items()
         }
-        for topic, stops in end.items()
+        for topic, numbers in end.items()
     }
 
 

@@ -27,10 +27,10 @@ from tidebook.replication.event_numbers import first_seq_nrs
 from tidebook.replication.slice import RecordOwners
 from tidebook.store.port import StoreReader
 
-#: The most heads that one call of the store reads.
+#: The maximum number of heads that one call of the store reads.
 HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
-#: The most records whose journals one task folds; the heads of that many journals are in its memory.
+#: The maximum number of records whose journals one task folds; their heads are in its memory.
 RECORDS_PER_SHARE = 100_000
 #: Ranges share a task up to this many records: fewer are not worth a separate task.
 RECORDS_PER_TASK = 20_000
@@ -51,7 +51,10 @@ class TailRange(msgspec.Struct, frozen=True):
 
 
 class TailShare(msgspec.Struct, frozen=True):
-    """One of the `count` parts of a range's journals, by the hash of their ids."""
+    """One of the `count` parts of a range's journals, by the upper bits of the hash of their ids.
+
+    The hash modulo the number of partitions is the same for all journals of a partition, and so are its lower bits.
+    """
 
     range: TailRange
     number: int = 0
@@ -59,7 +62,7 @@ class TailShare(msgspec.Struct, frozen=True):
 
     def takes(self, id: str) -> bool:
         """Return whether a journal belongs to this share."""
-        return self.count == 1 or crc32(id.encode()) % self.count == self.number
+        return self.count == 1 or (crc32(id.encode()) >> 16) % self.count == self.number
 
 
 def assign_shares(ranges: Sequence[TailRange]) -> list[list[TailShare]]:

@@ -1,6 +1,6 @@
 """The SQL statements of queue stores on PostgreSQL, and their parameters.
 
-Lists are passed as array literals: every driver passes text on unchanged, far cheaper than lists of objects.
+Lists are passed as array literals: every driver sends a string unchanged, which is far cheaper than converting a list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DUE: Final = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming, d.pau
 SWEEP: Final = "SELECT expired, run_out, dead, next_at, now_ms FROM {t}_sweep(%s, %s::smallint)"
 ENTRY_COLUMNS: Final = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at,
     lease_until, kind, data"""
-#: The same of an entry `p` that is a part of a bundle `b`.
+#: The same columns of an entry `p` inside a bundle `b`.
 PART_COLUMNS: Final = """p.id, p.key, 'P', p.priority, p.timeouts, p.inserted_at, p.process_at, p.expires_at,
     b.started_at, b.lease_until, p.kind, p.data"""
 #: The columns of a dead letter `d` and its queue `q`.
@@ -113,13 +113,13 @@ def put_parameters(queue: QueueRef, entries: Sequence[NewEntry], inserted_at: in
         number_array(entry.kind for entry in ordered),
         text_array(entry.key for entry in ordered),
         "{" + ",".join(['"\\\\x' + entry.data.hex() + '"' for entry in ordered]) + "}",
-        # a shorter array is filled up with null
+        # unnest pads a shorter array with nulls
         text_array(entry.trace for entry in ordered) if any(entry.trace for entry in ordered) else "{}",
     )
 
 
 def held_parameters(held: Sequence[LeasedEntry]) -> Parameters:
-    """Return the tokens of the bundles that these entries are parts of, all key hashes, and their tokens."""
+    """Return the tokens of all bundles that contain these entries, then the key hash and the token of each entry."""
     bundles = dict.fromkeys(entry.token for entry in held if entry.together)
     return uuid_array(bundles), uuid_array(entry.keyhash for entry in held), uuid_array(entry.token for entry in held)
 

@@ -27,7 +27,7 @@ from tidebook.queue.sqlite.tables import channel_of
 from tidebook.sqlite.writer import WriteTransaction
 
 #: A claim ends at CLAIM_BYTES_MAX bytes of data. Data above INLINE_BYTES_MAX is fetched separately, and at most
-#: PICK_MAX entries are picked at once, so that the JSON text stays small compared with the claim.
+#: PICK_MAX entries are picked together, so that the JSON text stays small compared with the claim.
 CLAIM_BYTES_MAX = 64_000_000
 INLINE_BYTES_MAX = 32_000
 PICK_MAX = 1_000

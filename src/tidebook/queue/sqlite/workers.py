@@ -1,4 +1,4 @@
-"""The workers of all processes in SQLite, as they last reported themselves."""
+"""Record, remove and list the heartbeats of queue workers in SQLite."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class BulkAct:
             await on_end(self)
 
 
-class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of an act."""
 
     id: str
@@ -121,14 +121,14 @@ class BulkActs:
             raise NotFound(f"there is no act {id[:40]!r} on queue {queue[:100]!r}: it ended long ago, or elsewhere")
         return found
 
-    def running(self, queue: str) -> list[BulkAnswer]:
+    def running(self, queue: str) -> list[BulkResponse]:
         """Return the acts that run on a queue."""
         acts = [each for each in self._acts.values() if each.queue == queue and each.state == "running"]
-        return [self.answer(each) for each in acts]
+        return [self.response(each) for each in acts]
 
-    def answer(self, act: BulkAct) -> BulkAnswer:
+    def response(self, act: BulkAct) -> BulkResponse:
         """Return the progress of an act."""
-        return BulkAnswer(
+        return BulkResponse(
             id=act.id,
             label=act.label,
             queue=act.queue,

@@ -114,7 +114,7 @@ class Console:
     def _sign_in(
         self, error: SignInRequired, target: Page | Act, request: Request, headers: Headers, *, as_json: bool
     ) -> Response:
-        """Lead a browser to the sign-in, and from there back to what it asked for."""
+        """Redirect a browser to the sign-in page, and from there back to the page that it requested."""
         if as_json or request.method != "GET" or target.path == SIGN_IN_PATH:
             back = getattr(request.state, "typed", {}).get("back")
             return self._problem(error, headers, as_json=as_json, back=_local(back))
@@ -184,7 +184,7 @@ class Console:
         return self._confirmation(act, view, preview, back=_local(request.query_params.get("back")), warning="")
 
     def _confirmation(self, act: Act, view: View, preview: Preview, *, back: str, warning: str) -> Response:
-        fields = given_fields(view.fields)
+        fields = given_fields(view.fields) | preview.fields
         shown = self._html(
             "confirm.html", view=view, act=act, preview=preview, fields=fields, back=back, warning=warning
         )
@@ -221,9 +221,9 @@ class Console:
             raise
         if done.changed:
             await self._record(act, view, 200)
-        return self._answer(act, view, done, back)
+        return self._response(act, view, done, back)
 
-    def _answer(self, act: Act, view: View, done: ActResult, back: str) -> Response:
+    def _response(self, act: Act, view: View, done: ActResult, back: str) -> Response:
         if done.secret is not None:
             return self._html("secret.html", view=view, act=act, done=done, back=back)
         response = RedirectResponse(done.to or back, 303, headers=dict(done.headers))
@@ -304,7 +304,7 @@ class Console:
         as_json = request.scope["path"].endswith(".json")
         return _secured(self._problem(error, Headers(request.scope["headers"]), as_json=as_json))
 
-    # ---- answers
+    # ---- responses
 
     def _html(self, template: str, **context: Any) -> Response:
         return Response(self._render(template, **context), media_type="text/html")
@@ -350,7 +350,7 @@ def _secured(response: Response) -> Response:
 
 def _target(act: Act, view: View) -> str:
     """Return what the audit records of an act: its path and fields, without secrets and payloads."""
-    if act.route.answers_secret:
+    if act.route.returns_secret:
         return act.path
     return link(
         act.path, **{name: value for name, value in given_fields(view.fields).items() if name not in act.content}

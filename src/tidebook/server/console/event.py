@@ -46,7 +46,7 @@ class RecordSide(msgspec.Struct, frozen=True, kw_only=True):
     partition: int = 0
     offset: int = 0
     timestamp_ms: int = 0
-    #: None if a mask hides the bytes, whose number would tell how long a hidden value is.
+    #: None if a mask hides the bytes, because their number would reveal how long a hidden value is.
     size_bytes: int | None = None
     key: str = ""
     headers: list[str] = []

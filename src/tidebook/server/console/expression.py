@@ -96,7 +96,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Expression:
-    """Parse a text; raise `InvalidInput`, with the place of the mistake, if it is not an expression."""
+    """Parse an expression; raise `InvalidInput`, with the position of the mistake, if it is not valid."""
     if len(text) > CHARS_MAX:
         raise InvalidInput(f"a filter may take {CHARS_MAX} characters, this one takes {len(text):,}")
     return _Parser(_tokens(text), text).whole()
@@ -236,7 +236,7 @@ class _Parser:
             case "null":
                 return None
             case _:
-                raise self._mistake("a number, a text in quotes, true, false or null")
+                raise self._mistake("a number, a quoted string, true, false or null")
 
 
 def _unquoted(text: str) -> str:
@@ -247,14 +247,14 @@ def _checked(root: Root, operator: str, value: Value) -> Value:
     """Return the value as the field's type; raise `InvalidInput` if the field can never have it."""
     if operator in ("contains", "begins"):
         if not isinstance(value, str) or root in _NUMBERS:
-            raise InvalidInput(f"{operator} is for texts: {root} {operator} {value!r} never matches")
+            raise InvalidInput(f"{operator} compares strings: {root} {operator} {value!r} never matches")
         return value
     if root == "time":
         return _milliseconds(value)
     if root in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InvalidInput(f"{root} is a number, not {value!r}")
+        raise InvalidInput(f"{root} must be compared with a number, not {value!r}")
     if root in _TEXTS and not isinstance(value, str):
-        raise InvalidInput(f"{root} is a text in quotes, not {value!r}")
+        raise InvalidInput(f"{root} must be compared with a quoted string, not {value!r}")
     return value
 
 

@@ -17,15 +17,15 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
-from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
 from tidebook.server.console.expression import Expression, FilterFields, matches, parse
 from tidebook.server.console.page import LiveView, Page, RenderRow
 from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
-from tidebook.server.journal_stream import EventId, follow_journal, resumed
+from tidebook.server.journal_stream import EventId, follow_journal, resume_position
 from tidebook.server.masking import Mask
+from tidebook.server.responses import Chunk
 
 EVENTS_MAX: Final = 50
 #: How many events one request may examine for a filter, and for how long; the next one continues.
@@ -300,7 +300,7 @@ async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     start = 1 if head is None else max(head.delete_to + 1, head.seq_nr - LIVE_EVENTS + 1)
     after: EventId | None = None
     if view.last_event_id is not None:
-        start, after = await resumed(view.state, journal, query.id, view.last_event_id)
+        start, after = await resume_position(view.state, journal, query.id, view.last_event_id)
 
     def encode(event: ReadEvent) -> bytes:
         return render(row_of(event, mask))

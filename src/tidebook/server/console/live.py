@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from tidebook.server.answers import Chunk, Lines
 from tidebook.server.browser_sessions import BrowserSession
+from tidebook.server.responses import Chunk, Lines
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
 

@@ -92,7 +92,7 @@ async def _preview(view: View, does: str, after: str, word: str | None = None) -
 
 async def preview_retry(view: View) -> Preview:
     """Count the messages that a retry would send."""
-    return await _preview(view, "sends", " again, in their old order.")
+    return await _preview(view, "sends", " again, in their original order.")
 
 
 async def retry(view: View) -> ActResult:

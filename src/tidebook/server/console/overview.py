@@ -168,8 +168,8 @@ def _region_findings(region: RegionSurvey) -> Iterator[Finding]:
 
 
 def _failed_job(job: PipelineJob) -> Finding:
-    answer = job.answer()
-    return _bad(f"Job {answer.kind}", answer.error or "it failed", link("/job", job=answer.id))
+    response = job.response()
+    return _bad(f"Job {response.kind}", response.error or "it failed", link("/job", job=response.id))
 
 
 async def part_health(view: View, survey: Survey) -> list[PartHealth]:

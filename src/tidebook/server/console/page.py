@@ -10,7 +10,7 @@ import msgspec
 
 from tidebook.api.route import Route
 from tidebook.api.routes import BY_NAME
-from tidebook.server.answers import Chunk
+from tidebook.server.responses import Chunk
 
 #: Turns a row of a live view into one line of HTML.
 RenderRow = Callable[[Any], bytes]
@@ -46,9 +46,9 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     to: str | None = None
-    #: A secret that is shown once, in the answer itself.
+    #: A secret that is shown once, in the response itself.
     secret: str | None = None
-    #: Further headers of the answer.
+    #: Further headers of the response.
     headers: tuple[tuple[str, str], ...] = ()
     #: Whether something was changed; an act that changes nothing is not audited.
     changed: bool = True
@@ -66,6 +66,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     sample: list[str] = []
     #: The identities of what would be affected, so that a confirmation is not valid for the same number of others.
     members: Sequence[Any] = ()
+    #: Fields of the act's form that the confirmation sends in addition.
+    fields: dict[str, str] = {}
 
     @property
     def seal(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, assert_never
 import msgspec
 from msgspec import Meta
 
-from tidebook.api.pipeline import JobBody, JobKind, PipelineJobAnswer
+from tidebook.api.pipeline import JobBody, JobKind, PipelineJobResponse
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.replication_plan import Parked
@@ -74,7 +74,7 @@ class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
     here: InlineStatus | None
     parked: list[ParkedRecordRow]
     parked_more: bool
-    jobs: list[PipelineJobAnswer]
+    jobs: list[PipelineJobResponse]
     exports: bool
     now_ms: int
 
@@ -102,7 +102,7 @@ async def pipeline(view: View) -> PipelineData:
         here=None if replication is None else replication.status(),
         parked=parked,
         parked_more=more,
-        jobs=[each.answer() for each in view.state.jobs.list()],
+        jobs=[each.response() for each in view.state.jobs.list()],
         exports=view.state.settings.export_folder is not None,
         now_ms=view.now_ms,
     )
@@ -209,7 +209,7 @@ class JobPageQuery(msgspec.Struct, frozen=True):
 class JobData(msgspec.Struct, frozen=True, kw_only=True):
     """A job, its progress, and the differences that it found, row by row."""
 
-    job: PipelineJobAnswer
+    job: PipelineJobResponse
     differences: list[dict[str, Any]]
     progress: list[str]
     left_out: int
@@ -221,21 +221,21 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def job(view: View) -> JobData:
     """Show a job."""
-    return job_data(view.state.jobs.find(view.fields.job).answer(after_line=0), now_ms=view.now_ms)
+    return job_data(view.state.jobs.find(view.fields.job).response(after_line=0), now_ms=view.now_ms)
 
 
-def job_data(answer: PipelineJobAnswer, *, now_ms: int) -> JobData:
+def job_data(response: PipelineJobResponse, *, now_ms: int) -> JobData:
     """Return what the page shows of a job: the differences among its lines of output, and the last of the others."""
     differences, others = list[dict[str, Any]](), list[Any]()
-    for line in answer.lines:
+    for line in response.lines:
         is_difference = isinstance(line, dict) and {"what", "topic"} <= line.keys()
         (differences if is_difference else others).append(line)
     return JobData(
-        job=msgspec.structs.replace(answer, lines=[]),
+        job=msgspec.structs.replace(response, lines=[]),
         differences=differences[:LINES_SHOWN_MAX],
         progress=[msgspec.json.encode(each).decode()[:PROGRESS_CHARS_MAX] for each in others[-PROGRESS_LINES_MAX:]],
         left_out=max(0, len(differences) - LINES_SHOWN_MAX),
-        forgotten=answer.line_count - len(answer.lines),
+        forgotten=response.line_count - len(response.lines),
         topics=sorted({str(each["topic"]) for each in differences}),
         now_ms=now_ms,
     )

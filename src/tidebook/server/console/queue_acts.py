@@ -13,7 +13,7 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
-from tidebook.server.console.bulk import BulkAct, BulkAnswer, Steps
+from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
 from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -33,9 +33,9 @@ from tidebook.server.console.view import View
 
 T = TypeVar("T")
 
-#: An act on more entries than this runs in the background; a smaller one ends before the answer is sent.
+#: An act on more entries than this runs in the background; a smaller one ends before the response is sent.
 AT_ONCE_MAX: Final = 1_000
-#: The most rows that can be selected one by one; an act on all that match has no limit.
+#: The maximum number of rows that can be selected one by one; an act on all that match has no limit.
 SELECTED_MAX: Final = 1_000
 #: How many entries one transaction of an act takes.
 RETRY_PAGE, DROP_PAGE, PURGE_PAGE = 100, 500, 500
@@ -87,7 +87,7 @@ class QueueForm(msgspec.Struct, frozen=True):
 async def pause(view: View) -> ActResult:
     """Pause a queue: its claims return nothing until it is resumed."""
     await view.book.queue(view.fields.queue).pause()
-    return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets an entry of it. Puts go on.")
+    return ActResult(message=f"Queue {view.fields.queue} is paused: no worker gets its entries. Puts continue.")
 
 
 async def resume(view: View) -> ActResult:
@@ -186,7 +186,7 @@ async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Aw
 
 
 async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done: str) -> ActResult:
-    """Act on a few entries at once, and on many in the background, with a page that shows the progress."""
+    """Act on a few entries immediately, and on many in the background, with a page that shows the progress."""
     here = _list_of(view)
     if total <= AT_ONCE_MAX:
         count = 0
@@ -304,10 +304,10 @@ class BulkQuery(msgspec.Struct, frozen=True):
     act: str
 
 
-async def bulk(view: View) -> BulkAnswer:
+async def bulk(view: View) -> BulkResponse:
     """Show the progress of an act."""
     acts = view.parts.bulk
-    return acts.answer(acts.find(view.fields.act, view.fields.queue))
+    return acts.response(acts.find(view.fields.act, view.fields.queue))
 
 
 async def cancel_bulk(view: View) -> ActResult:

@@ -23,7 +23,7 @@ from tidebook.queue.browse import (
 from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, WorkerRow
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
-from tidebook.server.console.bulk import BulkAnswer
+from tidebook.server.console.bulk import BulkResponse
 from tidebook.server.console.page import Page
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
 from tidebook.server.console.render import Count
@@ -159,7 +159,7 @@ class QueueData(msgspec.Struct, frozen=True, kw_only=True):
     #: The entries that become due next.
     soon: list[EntryRow]
     #: The acts on many entries that run.
-    acts: list[BulkAnswer]
+    acts: list[BulkResponse]
     now_ms: int
     masked: bool
 
@@ -231,7 +231,7 @@ def entry_filter(query: Any) -> EntryFilter:
                 worker=_worker_filter(query),
             )
         case "dead":
-            raise InvalidInput("dead letters are no entries: choose due, later or processing")
+            raise InvalidInput("dead letters are not entries: choose due, later or processing")
         case _:
             assert_never(query.status)
 

@@ -25,7 +25,7 @@ class SignInForm(msgspec.Struct, frozen=True):
 class SignInData(msgspec.Struct, frozen=True):
     """The values that the template of the page shows."""
 
-    #: Whether this server asks for no token.
+    #: Whether this server accepts requests without a token.
     open: bool
     next: str
 
@@ -36,7 +36,7 @@ async def page(view: View) -> SignInData:
 
 
 async def sign_in(view: View) -> ActResult:
-    """Begin a session."""
+    """Start a session."""
     state = view.state
     found = state.tokens.find(view.fields.token.strip())
     if found is None:

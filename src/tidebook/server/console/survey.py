@@ -126,19 +126,19 @@ class Surveyor:
         started_s = time.monotonic()
         at_ms = self._book.clock.now_ms()
         problems: dict[str, str] = {}
-        names = await _answer("log and store", self._topic_names(), ([], []), problems)
+        names = await _result_of("log and store", self._topic_names(), ([], []), problems)
         journals, regions = names
-        topics = await _answer("topics", self._topics(journals[:TOPICS_MAX], at_ms), [], problems)
+        topics = await _result_of("topics", self._topics(journals[:TOPICS_MAX], at_ms), [], problems)
         self._last = Survey(
             at_ms=at_ms,
             took_s=time.monotonic() - started_s,
             topics=topics,
             topics_left_out=max(0, len(journals) - TOPICS_MAX),
-            queues=await _answer("queues", self._queues(), [], problems),
-            outbox=await _answer("outbox", self._book.outbox.status(count_max=EXACT_MAX), [], problems),
-            regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
-            parked=await _answer("parked records", self._parked(), {}, problems),
-            job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
+            queues=await _result_of("queues", self._queues(), [], problems),
+            outbox=await _result_of("outbox", self._book.outbox.status(count_max=EXACT_MAX), [], problems),
+            regions=await _result_of("write-ahead logs", self._regions(regions), [], problems),
+            parked=await _result_of("parked records", self._parked(), {}, problems),
+            job=await _result_of("pipeline", read_job_status(self._book.store), None, problems),
             horizon=horizon_of(topics, at_ms) if len(topics) == len(journals) else None,
             problems=problems,
         )
@@ -239,13 +239,13 @@ class Surveyor:
         return found
 
 
-async def _answer(part: str, call: Awaitable[R], missing: R, problems: dict[str, str]) -> R:
-    """Return the answer of a part of the book; if it fails or takes too long, record why."""
+async def _result_of(part: str, call: Awaitable[R], missing: R, problems: dict[str, str]) -> R:
+    """Return what a part of the book returns, or `missing` if it fails or takes too long, and record why."""
     try:
         async with asyncio.timeout(PART_S_MAX):
             return await call
     except TimeoutError:
-        problems[part] = f"no answer within {PART_S_MAX:g} s"
+        problems[part] = f"no response within {PART_S_MAX:g} s"
     except TidebookError as error:
         problems[part] = str(error)
     return missing

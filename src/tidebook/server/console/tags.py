@@ -13,11 +13,11 @@ import msgspec
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
-from tidebook.server.answers import Chunk
 from tidebook.server.console import payload_view
 from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
+from tidebook.server.responses import Chunk
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
 from tidebook.tags.horizon import HorizonStatus
 from tidebook.tags.settings import TagSettings
@@ -46,7 +46,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, int]
     shares: int
     owned: int
-    #: The time of the slowest share; None if one has not begun.
+    #: The time of the slowest share; None if one has not started.
     slowest_ms: int | None
     lag_s: float | None
 
@@ -267,8 +267,8 @@ def group_view(group: str, tag: str, text: str | None, horizon_ms: int | None) -
     """Return a consumer group, as its setting describes it."""
     found = decode_group(text)
     times = [None if each.offset is None else decode_offset(tag, each.offset).time_ms for each in found.shares]
-    begun = [each for each in times if each is not None]
-    slowest_ms = min(begun) if len(begun) == len(times) else None
+    started = [each for each in times if each is not None]
+    slowest_ms = min(started) if len(started) == len(times) else None
     return GroupView(
         group=group,
         tag=tag,

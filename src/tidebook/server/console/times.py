@@ -13,4 +13,4 @@ def parse_time(text: str) -> int:
         moment = datetime.fromisoformat(text.strip())
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"a time is an ISO date such as 2026-01-31T12:00, not {text[:40]!r}") from error
+        raise InvalidInput(f"a time must be an ISO date such as 2026-01-31T12:00, not {text[:40]!r}") from error

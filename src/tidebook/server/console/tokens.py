@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tidebook.api.access import RoleName, TokenAnswer
+from tidebook.api.access import RoleName, TokenResponse
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import NotFound
 from tidebook.server.console.page import ActResult, Page, Preview, api_act
@@ -19,7 +19,7 @@ DAY_S = 86_400
 class TokensData(msgspec.Struct, frozen=True, kw_only=True):
     """All tokens, newest first."""
 
-    tokens: list[TokenAnswer]
+    tokens: list[TokenResponse]
     open: bool
     now_ms: int
 

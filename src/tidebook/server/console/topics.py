@@ -10,17 +10,23 @@ import msgspec
 from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
+from tidebook.core.action import Mark
 from tidebook.core.errors import NotFound
 from tidebook.core.key import topic_name
+from tidebook.core.record import read_record
+from tidebook.log.port import read_all
 from tidebook.server.console.page import ActResult, Page, Preview, api_act
 from tidebook.server.console.survey import TopicSurvey
 from tidebook.server.console.view import View
+from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
 
 ROWS_MAX: Final = 50
 IDS_MAX: Final = 100
-#: The most ids that are searched for those with a prefix.
+#: The maximum number of ids that are searched for a prefix.
 SCAN_MAX: Final = 10_000
+#: The maximum number of records of a partition that are read to find out whether a topic has changed.
+MARKS_MAX: Final = 10_000
 
 Sort = Literal["name", "records", "lag", "rate"]
 
@@ -112,17 +118,33 @@ async def topic(view: View) -> TopicData:
 
 
 class TopicForm(msgspec.Struct, frozen=True):
-    """One topic."""
+    """One topic, and the ends of its partitions that a dry run counted up to."""
 
     topic: str
+    ends: str = ""
 
 
 async def preview_delete(view: View) -> Preview:
-    """Count what deleting a topic would remove."""
+    """Count what deleting a topic would remove; marks that were written since an earlier dry run change nothing."""
     found = await view.book.describe_topic(topic_name(view.fields.topic))
-    text = f"This deletes topic {found.topic} with all its journals: {found.records:,} records of the log."
-    members = [found.epoch, *found.starts, *found.ends]
-    return Preview(text=text, count=found.records, word=found.topic, members=members)
+    counted = view.fields.ends.split(",")
+    ends = found.ends
+    if len(counted) == len(ends) and all(each.isdecimal() for each in counted):
+        bounds = [*zip(map(int, counted), found.ends, strict=True)]
+        if all([await _only_marks(view.book, found.topic, number, *each) for number, each in enumerate(bounds)]):
+            ends = tuple(map(int, counted))
+    count = sum(ends) - sum(found.starts)
+    text = f"This deletes topic {found.topic} with all its journals: {count:,} records of the log."
+    fields = {"ends": ",".join(map(str, ends))}
+    return Preview(text=text, count=count, word=found.topic, members=[found.epoch, *found.starts, *ends], fields=fields)
+
+
+async def _only_marks(book: Book, topic: str, partition: int, start: int, stop: int) -> bool:
+    """Return whether a range of the log contains nothing but marks; False if it is too long to look."""
+    if not 0 <= stop - start <= MARKS_MAX:
+        return False
+    records = await read_all(book.log, topic, partition, start=start, stop=stop)
+    return all(isinstance(read_record(each.value, limit_bytes=len(each.value or b"")), Mark) for each in records)
 
 
 async def delete(view: View) -> ActResult:

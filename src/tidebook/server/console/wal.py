@@ -146,7 +146,7 @@ async def flush(view: View) -> ActResult:
     if not asked:
         return ActResult(message="No table has entries: nothing pins the log.", to=_region_address(view), changed=False)
     which = f"table {asked[0]}" if len(asked) == 1 else counted(len(asked), "table")
-    text = f"The owner is asked to flush {which}: it does so in its next round of cleaning."
+    text = f"The owner is asked to flush {which}: it does so when it next cleans the log."
     return ActResult(message=text, to=_region_address(view))
 
 

@@ -113,9 +113,11 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     #: Read once, when the store is opened.
     password_file: str | None = None
     tls: bool = False
-    #: PEM files: the authorities to trust, and a client certificate with its key where the cluster requires one.
+    #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None
+    #: A PEM file with a client certificate, if the cluster requires one.
     cert_file: str | None = None
+    #: A PEM file with the key of the client certificate.
     key_file: str | None = None
     #: The checks of a node's certificate: only its signature, or also its address or its name.
     verify: Literal["certificate", "address", "name"] = "address"

@@ -25,7 +25,7 @@ class LifecycleCases(JournalSuite):
         assert numbers(await tester.read("a")) == [8, 9, 10, 11, 12]
         assert await tester.pointer("a") == 12
 
-    async def test_a_delete_never_takes_future_events(self, tester: JournalTester) -> None:
+    async def test_a_delete_never_removes_future_events(self, tester: JournalTester) -> None:
         await tester.append("a", events(1, 2))
         await tester.delete("a", to=99)
         assert await tester.read("a") == []
@@ -44,7 +44,7 @@ class LifecycleCases(JournalSuite):
         await tester.delete("a", to=10**12)
         assert payloads(await tester.read("a")) == [4, 5]
 
-    async def test_a_delete_without_a_journal_starts_one_after_it(self, tester: JournalTester) -> None:
+    async def test_a_delete_without_a_journal_creates_one_that_begins_after_it(self, tester: JournalTester) -> None:
         await tester.delete("a", to=7)
         assert await tester.pointer("a") == 7
         assert await tester.read("a") == []
@@ -54,7 +54,7 @@ class LifecycleCases(JournalSuite):
         assert (await tester.append("a", events(8), expected=7)).first == 8
         assert numbers(await tester.read("a")) == [8]
 
-    async def test_expectations_hold_after_everything_is_deleted(self, tester: JournalTester) -> None:
+    async def test_an_expected_number_still_holds_after_everything_is_deleted(self, tester: JournalTester) -> None:
         await tester.append("a", events(1, 2))
         await tester.delete("a", to=2)
         assert (await tester.append("a", events(3), expected=2)).first == 3
@@ -91,14 +91,14 @@ class LifecycleCases(JournalSuite):
             await tester.purge("a")
             assert await tester.read("a") == []
 
-    async def test_a_reset_after_a_purge_begins_after_it(self, tester: JournalTester) -> None:
+    async def test_a_delete_after_a_purge_creates_a_journal_that_begins_after_it(self, tester: JournalTester) -> None:
         await tester.append("a", events(1, 2))
         await tester.purge("a")
         await tester.delete("a", to=4)
         assert (await tester.append("a", events(5))).first == 5
         assert numbers(await tester.read("a")) == [5]
 
-    # ---- expiry, with the values that the pipeline reads
+    # ---- expiry, which the pipeline's purge job acts on
 
     async def _head(self, tester: JournalTester, id: str) -> Head:
         await tester.replicate()
@@ -110,7 +110,7 @@ class LifecycleCases(JournalSuite):
         await tester.replicate()
         return [id async for id, _ in tester.book.store.expired(tester.topic, now_ms=now_ms)]
 
-    async def test_a_journal_expires_its_time_after_its_last_append(self, tester: JournalTester) -> None:
+    async def test_a_journal_expires_at_the_given_time_after_its_last_append(self, tester: JournalTester) -> None:
         await tester.append("a", events(1), expire_after=timedelta(minutes=1))
         await tester.append("b", events(1))
         (event,) = await tester.read("a")
@@ -118,7 +118,7 @@ class LifecycleCases(JournalSuite):
         assert await self._expired(tester, now_ms=event.timestamp_ms + 59_999) == []
         assert await self._expired(tester, now_ms=event.timestamp_ms + 60_000) == ["a"]
 
-    async def test_an_append_postpones_the_expiry_and_the_value_never_removes_it(self, tester: JournalTester) -> None:
+    async def test_an_append_postpones_the_expiry_and_can_remove_it(self, tester: JournalTester) -> None:
         await tester.append("a", events(1), expire_after=timedelta(minutes=1))
         await tester.append("a", events(2))
         last = (await tester.read("a"))[-1]

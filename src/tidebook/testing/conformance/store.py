@@ -1,4 +1,4 @@
-"""The conformance suite of stores. An adapter subclasses it and provides one fixture:
+"""The conformance suite of stores. An adapter's tests subclass it and provide one fixture:
 
     class TestMyStore(StoreContract):
         last_write_wins = True
@@ -7,7 +7,7 @@
         async def open_store(self):
             ...yield an async function that opens one more StoreWriter on the same data; close them all afterwards
 
-Every test uses new names of topics and settings, so the data need not be empty.
+Every test uses topics and settings with new names, so the store need not be empty.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tidebook.testing.conformance.store_suite import OpenStore
 
 
 class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
-    """Subclass it, provide the fixture `open_store`, and declare by `last_write_wins` how late slices are rejected."""
+    """Subclass it, provide the fixture `open_store`, and set `last_write_wins` if late slices have no effect."""
 
-    async def test_a_topic_without_a_configuration_has_none(self, store: StoreWriter, topic: str) -> None:
+    async def test_an_unknown_topic_has_no_configuration_and_no_rows(self, store: StoreWriter, topic: str) -> None:
         assert await store.topic_config(topic) is None
         assert topic not in await store.topics()
         assert await store.head(Key(topic, "a")) is None
         assert await store.pointer(topic, 0) is None
         assert [id async for id in store.ids(topic)] == []
 
-    async def test_a_deleted_topic_leaves_no_row_or_is_refused_untouched(self, store: StoreWriter, topic: str) -> None:
+    async def test_deleting_a_topic_removes_all_rows_or_is_refused(self, store: StoreWriter, topic: str) -> None:
         config = await store.set_topic_config(topic, topic_config("x"), expected=None)
         records = records_of([("a", append(2)), ("b", append())])
         await replicate_slice(store, topic, 0, records, config)
@@ -95,7 +95,7 @@ class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
         assert await store.topic_config(topic) == second
         assert await store.set_topic_config(topic, topic_config("3"), expected=first) == second
 
-    async def test_an_expectation_creates_no_configuration(self, store: StoreWriter, topic: str) -> None:
+    async def test_a_missing_configuration_cannot_be_expected(self, store: StoreWriter, topic: str) -> None:
         with pytest.raises(NotFound):
             await store.set_topic_config(topic, topic_config("1"), expected=topic_config("2"))
         assert await store.topic_config(topic) is None

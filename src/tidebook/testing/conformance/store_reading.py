@@ -17,9 +17,9 @@ from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, read
 
 
 class StoreReadingCases(StoreSuite):
-    """Test cases of the calls that readers, snapshots and pipeline jobs use."""
+    """Test cases of the methods that readers, snapshots and pipeline jobs call."""
 
-    async def test_pages_pass_over_gaps_and_segment_borders(
+    async def test_pages_continue_across_gaps_and_segment_boundaries(
         self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps = [("a", append(3)), ("a", append(1, at=11)), ("a", append(2, at=10**15)), ("a", append(6))]

@@ -88,7 +88,7 @@ def check_commands(
         attempts = Counter(call.args["command_id"] for call in calls if call.op == "execute")
         model = AccountModel(numbers, frozenset(id for id, count in attempts.items() if count > 1))
         relevant = [call for call in calls if _matters(call, numbers)]
-        run.check(len(relevant))
+        run.count(len(relevant))
         step: Step[ModelAccount] = model.step
         match find_order(relevant, ModelAccount(), step, model.kind, configurations_max=configurations_max):
             case Linearizable():
@@ -128,7 +128,7 @@ def check_effects(history: RecordedHistory, folded: Mapping[str, LoggedJournal] 
         subject = f"{dump.args['process']} ({dump.args['effect']})"
         sources = {call.args["key"] for call in history.of("execute")} & folded.keys()
         places = {event.value: event.place for key in sources for event in folded[key].events}
-        run.check(len(dump.result))
+        run.count(len(dump.result))
         if twice := list(repeated(row["value"] for row in dump.result)):
             run.violated(subject, f"caused twice: {first_few(twice)}")
         present = {row["value"] for row in dump.result}

@@ -118,7 +118,7 @@ def check_linearizability(
     for key, calls in _by_key(history).items():
         model = JournalModel(evidence, _retried_ids(calls))
         relevant = [call for call in calls if _matters(call, evidence)]
-        run.check(len(relevant))
+        run.count(len(relevant))
         step: Step[ModelJournal] = model.step
         match find_order(relevant, ModelJournal(), step, model.kind, configurations_max=configurations_max):
             case Linearizable():
@@ -160,7 +160,7 @@ def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
     run = RuleRun("acknowledged appends are kept")
     succeeded = {call.args["append_id"] for call in history.of("append") if call.outcome != "fail"}
     for call in history.of("append"):
-        run.check()
+        run.count()
         values = call.args["values"]
         if call.outcome == "ok" and evidence.events is not None:
             lost = [value for value in values if value not in evidence.events]
@@ -181,7 +181,7 @@ def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
         for value in call.args["values"]:
             appended.setdefault(value, call)
     for value, sightings in evidence.sightings.items():
-        run.check()
+        run.count()
         places = {(each.key, each.seq_nr) for each in sightings}
         if len(places) > 1:
             run.violated(sightings[0].key, f"{value} is in several places: {first_few(sorted(places))}")
@@ -194,7 +194,7 @@ def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
             run.violated(sightings[0].key, f"{value} was seen before it was appended")
     for call in history.of("read"):
         if call.outcome == "ok":
-            run.check()
+            run.count()
             numbers = [number for number, _ in call.result["events"]]
             if any(b <= a for a, b in pairwise(numbers)):
                 run.violated(call.args["key"], f"numbers do not increase: {call}")
@@ -218,7 +218,7 @@ def check_removals(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
         for removal in removals.get(read.args["key"], ()):
             if not removal.precedes(read):
                 continue
-            run.check()
+            run.count()
             to = removal.args["to"] if removal.op == "delete" else None
             back = [
                 value
@@ -258,7 +258,7 @@ def check_snapshots(history: RecordedHistory) -> RuleVerdict:
     for load in history.of("load_snapshot"):
         if load.outcome != "ok" or load.result is None:
             continue
-        run.check()
+        run.count()
         key, seq_nr, payload = load.args["key"], load.result["seq_nr"], load.result["payload"]
         if "to" in load.args and seq_nr > load.args["to"]:
             run.violated(key, f"{load} is above the requested number")

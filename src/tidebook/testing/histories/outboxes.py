@@ -18,7 +18,7 @@ def check_outbox(history: RecordedHistory) -> RuleVerdict:
     for call in history.of("transaction"):
         values = [value for _, _, value in call.args["messages"]]
         present = [value for value in values if value in places]
-        run.check(len(values))
+        run.count(len(values))
         match call.outcome:
             case "ok" if len(present) < len(values):
                 lost = [value for value in values if value not in places]

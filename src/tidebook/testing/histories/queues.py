@@ -62,7 +62,7 @@ def check_holders(history: RecordedHistory) -> RuleVerdict:
         by_subject[hold.subject].append(hold)
     for subject, holds in by_subject.items():
         holds.sort(key=lambda hold: (hold.started_ms, hold.claim.end_ns))
-        run.check(len(holds))
+        run.count(len(holds))
         for first, second in pairwise(holds):
             # The store dates a claim when its statement begins, but it takes effect at some time during the call.
             took_ms = (second.claim.end_ns - second.claim.start_ns) / 1_000_000
@@ -109,7 +109,7 @@ def check_puts(history: RecordedHistory) -> RuleVerdict:
         for call in calls:
             if call.outcome != "ok":
                 continue
-            run.check()
+            run.count()
             if call.args["value"] in left:
                 run.violated(call.args["value"], "is left in the queue")
             elif call not in covered:

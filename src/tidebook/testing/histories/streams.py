@@ -21,7 +21,7 @@ def check_tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent
     positions: dict[tuple[str, str], list[Any]] = {}
     for (stream, tag), calls in streams.items():
         delivered = [call.result for call in calls]
-        run.check(len(delivered))
+        run.count(len(delivered))
         subject = f"{stream} of tag {tag}"
         if twice := list(repeated(each["value"] for each in delivered)):
             run.violated(subject, f"delivered twice: {first_few(twice)}")
@@ -47,7 +47,7 @@ def _check_rest(
 ) -> None:
     """Check that a whole stream, read after everything was quiet, has the remaining events, and no removed one."""
     tag, found = dump.args["tag"], dump.result
-    run.check(len(found))
+    run.count(len(found))
     left = {value for value, event in events.items() if tag in event.tags and not event.removed}
     subject = f"tag {tag} at the end"
     if missing := [value for value in left if value not in set(found)]:
@@ -83,7 +83,7 @@ def check_consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] 
         if dump.outcome != "ok":
             continue
         subject, rows = dump.args["consumer"], dump.result
-        run.check(len(rows))
+        run.count(len(rows))
         if twice := list(repeated(row["value"] for row in rows)):
             run.violated(subject, f"applied twice: {first_few(twice)}")
         if events is None:

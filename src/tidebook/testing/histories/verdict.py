@@ -1,4 +1,4 @@
-"""Verdicts of the checker about each rule."""
+"""The checker's verdict on each rule, and the violations that it found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Violation(msgspec.Struct, frozen=True):
     #: The journal, tag, topic, entry or table that broke the rule.
     subject: str
     message: str
-    #: Whether the search was abandoned before it could decide.
+    #: Whether the checker gave up before it could decide whether this is a violation.
     undecided: bool = False
 
 
@@ -42,9 +42,9 @@ class RuleRun:
         self._checked = 0
         self._violations: list[Violation] = []
 
-    def check(self, count: int = 1) -> None:
-        """Count facts that are checked."""
-        self._checked += count
+    def count(self, checked: int = 1) -> None:
+        """Count checked facts, violated or not."""
+        self._checked += checked
 
     def violated(self, subject: str, message: str, *, undecided: bool = False) -> None:
         """Add a violation."""

@@ -24,7 +24,7 @@ def check_wal(history: RecordedHistory) -> RuleVerdict:
         if replay.outcome != "ok":
             continue
         region = replay.args["region"]
-        run.check(len(replay.result))
+        run.count(len(replay.result))
         _check_entries(run, replay, by_value, numbers)
         marked: dict[int, int] = defaultdict(int)
         for mark in marks:

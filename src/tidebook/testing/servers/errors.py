@@ -1,4 +1,4 @@
-"""The error of test servers."""
+"""The error that test servers raise."""
 
 from __future__ import annotations
 

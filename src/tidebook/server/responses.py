@@ -1,4 +1,4 @@
-"""Answers of handlers that are not plain structs: streams of lines, and replies with another status or more headers."""
+"""Responses of handlers that are not plain structs: streams of lines, and those with another status or headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1_000_000
 
 
 class Lines:
-    """A streamed answer: encoded JSON values, each with the id of its server-sent event.
+    """A streamed response: encoded JSON values, each with the id of its server-sent event.
 
     `read` is called with this object and yields lists of values; each list is sent together. It sets `next` if it ends
     before everything was read.
@@ -32,7 +32,7 @@ class Lines:
     ) -> None:
         #: Whether the stream never ends by itself.
         self.live = live
-        #: Whether the answer is sent as server-sent events even if the request does not ask for them.
+        #: Whether the response is sent as server-sent events even if the request does not ask for them.
         self.events = events
         #: Where the read continues.
         self.next: int | str | None = None
@@ -84,7 +84,7 @@ async def name_chunks(
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer with another status than that of its route, or with more headers."""
+    """A response with another status than that of its route, or with more headers."""
 
     body: Any
     status: int = 200
@@ -92,7 +92,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """An answer that is not JSON."""
+    """A response that is not JSON."""
 
     body: bytes
     content_type: bytes
