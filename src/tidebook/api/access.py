@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+#: The length of a token's name, and of its prefix.
+TEXT_CHARS_MAX: Final = 200
 RoleName = Literal["viewer", "operator", "admin"]
 
 
@@ -51,10 +53,10 @@ class SessionResponse(msgspec.Struct, frozen=True, kw_only=True):
 class TokenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token to create."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Annotated[str, Meta(min_length=1, max_length=TEXT_CHARS_MAX)]
     role: RoleName = "viewer"
     #: The token is valid for topics, queues and namespaces that begin with this text.
-    prefix: Annotated[str, Meta(max_length=200)] = ""
+    prefix: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)] = ""
     expires_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
 
 

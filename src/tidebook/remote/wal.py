@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from inspect import isawaitable
@@ -21,12 +23,14 @@ from tidebook.api.wal import (
     TableWriteBody,
     WalEntryLine,
 )
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.remote.connection import Connection
 from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay
 from tidebook.wal.record import WalEntry, Writes, Written, pack_writes, table_id, whole_number
 from tidebook.wal.region import Cleaned
 from tidebook.wal.topics import region_id
+
+logger = logging.getLogger("tidebook.remote")
 
 _decode_entries = msgspec.json.Decoder(WalEntryLine).decode_lines
 
@@ -152,10 +156,13 @@ class RemoteRegion:
         return response
 
     async def close(self) -> None:
-        """Release the claim, if the region was opened for writing."""
+        """Release the claim, if the region was opened for writing; without the server it ends by itself."""
         session, self._session = self._session, None
         if session is not None:
-            await self._connection.call("wal.close_session", *self._at, session)
+            try:
+                await self._connection.call("wal.close_session", *self._at, session)
+            except (Unavailable, OutcomeUnknown):
+                logger.warning("%s/%d: the server does not answer, and releases the claim when it is idle", *self._at)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
@@ -195,5 +202,4 @@ class RemoteWal:
     async def close(self) -> None:
         """Release the claims of all open regions."""
         regions, self._open = self._open, []
-        for region in regions:
-            await region.close()
+        await asyncio.gather(*(region.close() for region in regions))

@@ -18,7 +18,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.payload import EncodedJson
 from tidebook.runtime.backoff import Backoff
@@ -136,33 +136,46 @@ class Audit:
                 await self._write_group()
 
     async def _write_group(self) -> None:
-        group = [self._waiting[index] for index in range(min(GROUP_MAX, len(self._waiting)))]
+        count = min(GROUP_MAX, len(self._waiting))
+        while not await self._write_first(count):
+            count //= 2
+
+    async def _write_first(self, count: int) -> bool:
+        """Write the entries that have waited longest; return False if so many do not fit in a record."""
+        group = [self._waiting[index] for index in range(count)]
         events, n, last = list[Event](), self._n, self._hash
         for fields, _ in group:
             n += 1
             entry, last = _entry(n, fields, last)
             events.append(Event(entry))
-        await self._append(events)
+        if not await self._append(events):
+            return False
         self._n, self._hash = n, last
         for _, written in group:
             self._waiting.popleft()
             if written is not None and not written.done():
                 written.set_result(None)
         await self._write_end()
+        return True
 
-    async def _append(self, events: list[Event]) -> None:
-        """Append, and retry until it is known to have succeeded; the append id keeps a retry from a second copy."""
+    async def _append(self, events: list[Event]) -> bool:
+        """Append, and retry until it is known to have succeeded; the append id keeps a retry from a second copy.
+
+        Return False if the events do not fit in a record, but fewer may.
+        """
         journal = self._book.journal(AUDIT_TOPIC)
         retry: OutcomeUnknown | None = None
         backoff = Backoff(first_s=0.05, max_s=5.0)
         while True:
             try:
                 await journal.append(self._id, events, retry=retry)
-                return
+                return True
             except OutcomeUnknown as error:
                 retry = error if error.append_id is not None else retry
                 reason: TidebookError = error
             except TidebookError as error:
+                if isinstance(error, TooLarge) and len(events) > 1:
+                    return False
                 reason = error
             pause_s = backoff.next_s()
             logger.warning("the audit is not written, next try in %.1f s: %s", pause_s, reason)

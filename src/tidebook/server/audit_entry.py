@@ -16,7 +16,7 @@ TARGET_CHARS_MAX: Final = 500
 _encode = msgspec.json.Encoder().encode
 
 
-class AuditEntry(msgspec.Struct, frozen=True, gc=False):
+class AuditEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One call: who changed or unmasked what, when, and with which status."""
 
     #: The number in the chain, from 1.

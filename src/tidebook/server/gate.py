@@ -16,6 +16,7 @@ from tidebook.server.headers import Headers
 from tidebook.server.principal import ANONYMOUS, LOCAL, Principal
 from tidebook.server.rate_limit import RateLimit
 from tidebook.server.tokens import Tokens
+from tidebook.wal.topics import namespace_of
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -145,13 +146,19 @@ class Gate:
             raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:
-        if principal.prefix and not principal.may_see(name):
+        if principal.prefix and not all(map(principal.may_see, _names(route, name))):
             raise PermissionDenied(f"this token is for {principal.prefix!r} and what begins with it")
         if name == AUDIT_TOPIC and route.scope == "topic":
             if route.mutates:
                 raise PermissionDenied("only the server writes the audit")
             if principal.role < Role.ADMIN:
                 raise PermissionDenied("only an admin reads the audit", required="admin")
+
+
+def _names(route: Route, name: str) -> list[str]:
+    """Return the names that a token's prefix must cover: of a topic of a write-ahead log, its namespace too."""
+    namespace = namespace_of(name) if route.scope == "topic" else None
+    return [name] if namespace is None else [name, namespace]
 
 
 def _host_name(host: str) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import tidebook
 from tidebook.api.health import CheckResponse, LiveResponse, ReadyResponse
-from tidebook.core.errors import TidebookError
 from tidebook.server.call import Call, Handler
 from tidebook.server.responses import Reply
-
-CHECK_S = 5.0
 
 
 async def live(call: Call) -> LiveResponse:
@@ -20,19 +16,10 @@ async def live(call: Call) -> LiveResponse:
 
 
 async def ready(call: Call) -> Reply:
-    """Ask the log and the store for their topics; not ready if one does not answer or the server drains."""
+    """Check the log and the store; not ready if one does not answer or the server drains."""
     draining = call.state.draining.is_set()
-    checks = [CheckResponse("server", not draining, "the server is shutting down" if draining else None)]
-    for name, check in (("log", call.book.log.topics), ("store", call.book.store.topics)):
-        reason = None
-        try:
-            async with asyncio.timeout(CHECK_S):
-                await check()
-        except TimeoutError:
-            reason = f"it does not answer within {CHECK_S:g} s"
-        except TidebookError as error:
-            reason = str(error)
-        checks.append(CheckResponse(name, reason is None, reason))
+    server = CheckResponse("server", not draining, "the server is shutting down" if draining else None)
+    checks = [server, *await call.state.book_checks.run()]
     ok = all(each.ok for each in checks)
     return Reply(ReadyResponse(ok, draining, checks), 200 if ok else 503)
 

@@ -12,7 +12,7 @@ from tidebook.core.event import ReadEvent
 from tidebook.core.key import Key, journal_id
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow
-from tidebook.core.seq_nr import FIRST
+from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.journal.journal import Journal
 from tidebook.journal.view import read_events
 from tidebook.server.broadcast import Line, StreamPosition
@@ -65,7 +65,7 @@ def parse_event_id(text: str, key: Key) -> EventId | int:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 17
+    return text.isascii() and text.isdecimal() and len(text) < 17 and int(text) < LAST
 
 
 def _checksum(text: str) -> str:

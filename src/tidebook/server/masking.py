@@ -11,7 +11,8 @@ bytes too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -24,6 +25,11 @@ HIDDEN: Final = "***"
 #: Values shorter than this are hidden as a whole, because four characters would reveal too much of them.
 LAST4_CHARS_MIN: Final = 8
 ANY: Final = "*"
+#: Hidden values up to this length are replaced in texts as whole words only, longer ones wherever they occur.
+WORD_CHARS_MAX: Final = 3
+#: With more hidden values, the whole text is hidden.
+TEXT_VALUES_MAX: Final = 100
+_NAME = re.compile(r"\*|[A-Za-z0-9_-]+")
 Path = tuple[str, ...]
 L = TypeVar("L", bound=msgspec.Struct)
 
@@ -65,6 +71,11 @@ class Masks:
                 raise InvalidInput(f'[mask] "{text}" must be "hide" or "last4", not {kind!r}')
             if "." not in text or not all(text.split(".")):
                 raise InvalidInput(f'[mask] "{text}" must be a topic or queue and a field, as in "orders.*.card"')
+            name, *path = text.split(".")
+            if not _NAME.fullmatch(name) or any(ANY in part and part != ANY for part in path):
+                raise InvalidInput(
+                    f'[mask] "{text}" would hide nothing: * must stand alone, as in "*.card", for any name'
+                )
         self._rules = [MaskRule(text, kind) for text, kind in rules.items()]
         self._by_name: dict[str, Mask | None] = {}
 
@@ -97,6 +108,18 @@ class Mask:
             payload = _masked(payload, path, act)
         return payload
 
+    def text(self, text: str, payload: Any) -> str:
+        """Return a text about a payload, such as the reason of a failure, without the values that are hidden in it."""
+        if self._whole:
+            return HIDDEN
+        hidden = dict(_hidden(payload, self(payload)))
+        if len(hidden) > TEXT_VALUES_MAX:
+            return HIDDEN
+        for value in sorted(hidden, key=len, reverse=True):
+            pattern = re.escape(value) if len(value) > WORD_CHARS_MAX else rf"(?<!\w){re.escape(value)}(?!\w)"
+            text = re.sub(pattern, lambda _, shown=hidden[value]: shown, text)  # type: ignore[misc]
+        return text
+
     def line(self, line: L, payload: Any, metadata: Any) -> L:
         """Return the line of an event with the masked forms of its payload and metadata."""
         shown, encoded = payload_to(self(payload))
@@ -123,3 +146,22 @@ def _masked(value: Any, path: Path, act: Callable[[Any], Any]) -> Any:
     if first not in value:
         return value
     return {name: _masked(item, rest, act) if name == first else item for name, item in value.items()}
+
+
+def _hidden(value: Any, masked: Any) -> Iterator[tuple[str, str]]:
+    """Yield the text of each value that a mask has hidden, and of what it shows instead."""
+    match value, masked:
+        case dict(), dict():
+            for name, item in value.items():
+                yield from _hidden(item, masked[name])
+        case list(), list():
+            for item, shown in zip(value, masked, strict=True):
+                yield from _hidden(item, shown)
+        case dict(), str():
+            for item in value.values():
+                yield from _hidden(item, HIDDEN)
+        case list(), str():
+            for item in value:
+                yield from _hidden(item, HIDDEN)
+        case ((str() | int() | float()), str()) if not isinstance(value, bool) and value not in ("", masked):
+            yield str(value), masked

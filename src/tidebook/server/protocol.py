@@ -152,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         A request that is being answered has a deadline.
         """
         is_sending_late = self._in_message and now_s - self._since_s > SENDING_S_MAX and not self._is_answering
-        # While more is written, the number of unsent bytes says nothing; the process that writes has a time limit.
+        # While more is written, the number of unsent bytes says nothing; the sender has a time limit.
         is_writing = self._is_answering and not self.flow.write_paused and not self.transport.is_closing()
         stuck_s = self._unsent.stuck_s(now_s, 0 if is_writing else self.transport.get_write_buffer_size())
         if is_sending_late or stuck_s > send_s:

@@ -36,6 +36,7 @@ from tidebook.queue.queue import Queue
 from tidebook.queue.views import DeadLetter, EntryView, QueueStatus
 from tidebook.runtime.futures import cancel_and_wait
 from tidebook.server.call import Call, Handler
+from tidebook.server.masking import Mask
 from tidebook.server.responses import Chunk, Lines
 from tidebook.server.streams import disconnected
 
@@ -204,7 +205,14 @@ async def dead_letters(call: Call) -> DeadLettersResponse:
 
 def _masked(call: Call, found: list[Shown]) -> list[Shown]:
     mask = call.mask(call.parameters[0])
-    return found if mask is None else [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
+    return found if mask is None else [_hide(each, mask) for each in found]
+
+
+def _hide(entry: Shown, mask: Mask) -> Shown:
+    """Return the entry without its masked values, which the reason of a dead letter may repeat."""
+    if isinstance(entry, DeadLetter):
+        return msgspec.structs.replace(entry, data=mask(entry.data), reason=mask.text(entry.reason, entry.data))
+    return msgspec.structs.replace(entry, data=mask(entry.data))
 
 
 async def retry(call: Call) -> None:

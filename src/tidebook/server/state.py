@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from tidebook.core.errors import TidebookError
 from tidebook.server.audit import Audit
+from tidebook.server.book_checks import BookChecks
 from tidebook.server.broadcast import Broadcasts
 from tidebook.server.browser_sessions import BrowserSessions
 from tidebook.server.database import ServerDatabase
@@ -71,6 +72,7 @@ class ServerState:
         self.slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
         self.live = LiveStreams(send_s=settings.send_s, keepalive_s=settings.keepalive_s)
         self.broadcasts = Broadcasts()
+        self.book_checks = BookChecks(book)
         self.deadlines = Deadlines()
         self.jobs = PipelineJobs(where or str(book.settings.folder), jobs_max=settings.jobs_max)
         self.regions = RegionSessions(book, idle_s=settings.region_idle_s, sessions_max=settings.region_sessions_max)
@@ -118,6 +120,7 @@ class ServerState:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.book_checks.close()
         await self.jobs.close()
         await self.regions.close()
         await self.audit.close()

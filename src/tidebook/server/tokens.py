@@ -13,7 +13,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from tidebook.api.access import NewTokenResponse, Role, RoleName, TokenResponse
+from tidebook.api.access import TEXT_CHARS_MAX, NewTokenResponse, Role, RoleName, TokenResponse
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
@@ -90,8 +90,10 @@ class Tokens:
         self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
     ) -> NewTokenResponse:
         """Create a token and return it with its secret."""
-        if not name or not name.isprintable():
-            raise InvalidInput("a token's name must be printable text that is not empty")
+        if not name.isprintable() or not 1 <= len(name) <= TEXT_CHARS_MAX or len(prefix) > TEXT_CHARS_MAX:
+            raise InvalidInput(
+                f"a token's name must be printable text of 1 to {TEXT_CHARS_MAX} characters, and a prefix not longer"
+            )
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)

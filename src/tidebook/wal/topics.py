@@ -40,6 +40,7 @@ RECOVERY_ATTEMPTS_MAX = 100
 NAMESPACE_LENGTH_MAX: Final = 150
 _NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_LENGTH_MAX}}}")
 _DATA_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.(?P<region>0|[1-9][0-9]*)\.data")
+_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.[0-9]+\.(?:data|meta)")
 
 RegionId = NewType("RegionId", int)
 T = TypeVar("T")
@@ -67,6 +68,12 @@ def region_of(topic: str, namespace: str) -> RegionId | None:
     if found is None or found["namespace"] != namespace:
         return None
     return RegionId(int(found["region"]))
+
+
+def namespace_of(topic: str) -> str | None:
+    """Return the namespace whose region has this data or meta topic; None for any other topic."""
+    found = _TOPIC.fullmatch(topic)
+    return None if found is None else found["namespace"]
 
 
 class RegionTopics:

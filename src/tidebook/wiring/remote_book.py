@@ -157,8 +157,10 @@ class RemoteBook(Book):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.forked:
-            for wal in self._wals:
-                await wal.close()
-        await self._connection.close()
-        self._forget_parts()
+        try:
+            if not self.forked:
+                for wal in self._wals:
+                    await wal.close()
+        finally:
+            await self._connection.close()
+            self._forget_parts()

@@ -99,6 +99,18 @@ async def test_a_change_of_several_jobs_is_recorded_also_if_a_lease_was_lost(tmp
         assert await actions_of(book) == [("queues.claim", 200), ("queues.done", 204), (f"queues.{route}", 409)]
 
 
+async def test_more_entries_than_fit_in_a_record_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[journal]\nlimit_bytes = 2000\n')
+    async with tidebook.open(file, create=True) as book:
+        async with served_book(book) as url, client(url) as http:
+            appends = [http.post(f"{PATH}/events", json={"events": [{"payload": n}]}) for n in range(40)]
+            assert {each.status_code for each in await asyncio.gather(*appends)} == {200}
+            assert (await http.delete(PATH, headers={"request-timeout": "5"})).status_code == 204
+        assert await actions_of(book) == [*[("journals.append", 200)] * 40, ("journals.purge", 204)]
+    assert await findings_of(tmp_path / "book") == []
+
+
 async def findings_of(folder: Path) -> list[AuditFinding]:
     database = ServerDatabase(folder)
     try:
@@ -126,6 +138,10 @@ def changed_with_its_hash(entries: Entries) -> Entries:
 
     forged = chained(msgspec.convert({**entries[2], "who": "somebody else"}, AuditEntry))
     return [*entries[:2], msgspec.to_builtins(forged), *entries[3:]]
+
+
+def extended(entries: Entries) -> Entries:
+    return [*entries[:2], {**entries[2], "approved": "by somebody else"}, *entries[3:]]
 
 
 def removed(entries: Entries) -> Entries:
@@ -157,6 +173,7 @@ def foreign(entries: Entries) -> Entries:
     [
         (changed, "changed"),
         (changed_with_its_hash, "changed"),
+        (extended, "foreign"),
         (removed, "removed"),
         (first_removed, "removed"),
         (last_removed, "removed"),

@@ -9,9 +9,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from tests.integration.server.conftest import CreateToken
 from tests.integration.server.console_book import ACTS, LIVES, PAGES, fill, filled
 from tests.integration.server.running import client, live_rows, served
 from tidebook import Book, Event
+from tidebook.queue.port import QueueSettings
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.page import Act, Page
 
@@ -169,3 +171,28 @@ def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_times(v) for k, v in value.items() if not k.endswith("_ms") and k != "place"}
     return [_without_times(each) for each in value] if isinstance(value, list) else value
+
+
+async def test_the_reason_of_a_dead_letter_does_not_show_or_find_masked_fields(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[mask]\n"cards.*.card" = "hide"\n')
+    viewer, operator = (await create_token("viewer")).token, (await create_token("operator")).token
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url, viewer) as http:
+        queue = book.queue("cards", settings=QueueSettings(max_timeouts=0))
+        await queue.put({"card": "4111111111111111"})
+        await queue.fail(await queue.claim(), reason="ValueError: 4111111111111111 is refused")
+        dead = {"queue": "cards", "status": "dead"}
+        for path, fields in (("/queue", dead), ("/entry", {**dead, "place": "1"})):
+            shown = await http.get(path, params=fields)
+            twin = await http.get(f"{path}.json", params=fields)
+            assert "*** is refused" in shown.text
+            assert "*** is refused" in twin.text
+            assert "4111" not in shown.text + twin.text
+        search = {"queue": "cards", "status": "dead", "reason": "4111"}
+        assert (await http.get("/queue.json", params=search)).status_code == 403
+        as_operator = {"authorization": f"Bearer {operator}"}
+        assert len((await http.get("/queue.json", params=search, headers=as_operator)).json()["rows"]) == 1
+        preview = await http.get("/acts/queues.retry", params={"queue": "cards", "places": "1"}, headers=as_operator)
+        assert "*** is refused" in preview.text
+        assert "4111" not in preview.text

@@ -279,7 +279,17 @@ async def test_an_id_of_another_stream_is_refused(tmp_path: Path) -> None:
         await book.journal("orders").append("o-1", [Event(1)])
         await book.journal("orders").append("o-2", [Event(1)])
         [(id, _)] = await _ids_and_payloads(http, None, 1)
-        for wrong in (id, "1-2", "1-x-0", "-1", "x", "1-2-3-4", "1-1.2-3-4", "99999999999999999999"):
+        for wrong in (
+            id,
+            "1-2",
+            "1-x-0",
+            "-1",
+            "x",
+            "1-2-3-4",
+            "1-1.2-3-4",
+            "9007199254740991",
+            "99999999999999999999",
+        ):
             refused = await http.get("/v1/journals/orders/o-2/events?follow=true", headers={"last-event-id": wrong})
             assert (refused.status_code, refused.json()["type"]) == (400, "urn:tidebook:error:invalid-input"), wrong
         tagged = await http.get("/v1/tags/paid/events?follow=true", headers={"last-event-id": id})

@@ -22,6 +22,7 @@ from tidebook.journal.journal import Journal
 from tidebook.log.port import Log
 from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
+from tidebook.remote.connection import Connection
 from tidebook.remote.journal import RemoteJournal
 from tidebook.remote.queue import RemoteQueue
 from tidebook.remote.tags import RemoteTags
@@ -252,6 +253,20 @@ async def test_the_client_continues_when_the_server_restarts(tmp_path: Path) -> 
             assert (await appending).first == 1
             await reading
             assert [event.payload async for event in book.journal("orders").read("o-1")] == [1]
+
+
+async def test_a_book_with_an_open_region_is_closed_without_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Connection.__init__.__kwdefaults__, "retry_s", 0.2)  # type: ignore[arg-type]
+    async with Book(Settings(tmp_path)) as local, AsyncExitStack() as stack:
+        async with served_book(local) as url:
+            book = await stack.enter_async_context(RemoteBook(url))
+            for number in range(2):
+                await book.wal("metrics").open_region(number, create=True)
+        await stack.aclose()
+        with pytest.raises(InvalidInput, match="not open"):
+            await book.topics()
 
 
 async def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:

@@ -68,6 +68,20 @@ async def test_the_items_of_other_prefixes_are_left_out(tmp_path: Path, create_t
         assert [each["queue"] for each in (await http.get("/v1/queues")).json()["queues"]] == ["other"]
 
 
+async def test_a_prefix_does_not_cover_the_topics_of_other_write_ahead_logs(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    token = (await create_token("admin", prefix="w")).token
+    async with served(tmp_path / "book") as (url, book), client(url, token) as http:
+        for namespace in ("metrics", "w-metrics"):
+            await book.wal(namespace).open_region(7, create=True)
+        for end in ("data", "meta"):
+            assert (await http.get(f"/v1/topics/wal.metrics.7.{end}")).status_code == 403
+            assert (await http.delete(f"/v1/topics/wal.metrics.7.{end}")).status_code == 403
+            assert (await http.get(f"/v1/topics/wal.w-metrics.7.{end}")).status_code == 200
+        assert (await http.get("/v1/topics/wal.7.data")).status_code == 404
+
+
 async def test_events_of_other_prefixes_are_left_out_of_a_tag(tmp_path: Path, create_token: CreateToken) -> None:
     token = (await create_token("viewer", prefix="other")).token
     topics = ("orders", "other-1")

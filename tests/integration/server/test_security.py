@@ -174,7 +174,7 @@ async def test_no_read_shows_a_masked_field_to_a_viewer(tmp_path: Path, create_t
         await orders.append("o-1", [Event(secret, tags={"paid"}, metadata=secret)])
         await orders.save_snapshot("o-1", seq_nr=1, payload=secret)
         await mail.put_many([secret] * 3)
-        await mail.fail(await mail.claim())
+        await mail.fail(await mail.claim(), reason=f"ValueError: {SECRET} is refused")
         await mail.claim()
         region = await book.wal("metrics").open_region(7, create=True)
         await region.write(1, [secret])

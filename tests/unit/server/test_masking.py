@@ -53,6 +53,30 @@ def test_a_topic_may_contain_dots() -> None:
     assert mask({"card": 1}) == {"card": "***"}
 
 
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        ({"card": CARD}, "ValueError: card '***1111' of 12 is refused"),
+        ({"card": CARD, "total": 12}, "ValueError: card '***1111' of 12 is refused"),
+        ({"card": [{"number": CARD}]}, "ValueError: card '***' of 12 is refused"),
+        ({"card": 12}, f"ValueError: card '{CARD}' of *** is refused"),
+        ({"card": 1}, f"ValueError: card '{CARD}' of 12 is refused"),
+        ({"card": [f"{n:05}" for n in range(200)]}, "***"),
+        ({"total": CARD}, f"ValueError: card '{CARD}' of 12 is refused"),
+    ],
+)
+def test_a_text_about_a_payload_does_not_have_what_is_hidden_in_it(payload: Any, shown: str) -> None:
+    mask = Masks({"orders.*.card": "last4"}).of("orders")
+    assert mask is not None
+    assert mask.text(f"ValueError: card '{CARD}' of 12 is refused", payload) == shown
+
+
+def test_nothing_of_a_text_is_shown_if_the_whole_payload_is_hidden() -> None:
+    mask = Masks({"orders.*": "hide"}).of("orders")
+    assert mask is not None
+    assert mask.text("ValueError: 12", b"12") == "***"
+
+
 def test_the_payload_itself_is_not_changed() -> None:
     payload = {"a": [{"card": CARD}]}
     mask = Masks({"orders.*.card": "hide"}).of("orders")
@@ -62,7 +86,17 @@ def test_the_payload_itself_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [{"orders": "hide"}, {"orders..card": "hide"}, {"orders.card": "blur"}, {".x": "hide"}]
+    "rules",
+    [
+        {"orders": "hide"},
+        {"orders..card": "hide"},
+        {"orders.card": "blur"},
+        {".x": "hide"},
+        {"orders*.card": "hide"},
+        {"orders.card*": "hide"},
+        {"orders.**.card": "hide"},
+        {"orders/eu.card": "hide"},
+    ],
 )
 def test_a_wrong_rule_is_refused(rules: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match="mask"):

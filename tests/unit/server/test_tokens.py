@@ -40,3 +40,11 @@ async def test_tokens_that_cannot_be_read_are_not_taken_for_none(tmp_path: Path)
     for _ in range(2):  # without any token, a server on loopback is open to all
         with pytest.raises(TidebookError):
             _ = tokens.any
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("", ""), ("a\nb", ""), ("n" * 201, ""), ("ops", "p" * 201)])
+async def test_a_name_that_is_not_a_short_text_is_refused(tmp_path: Path, name: str, prefix: str) -> None:
+    tokens = Tokens(ServerDatabase(tmp_path), ManualClock(1_000))
+    with pytest.raises(InvalidInput, match="1 to 200 characters"):
+        await tokens.create(name, "viewer", prefix=prefix)
+    assert tokens.list() == []

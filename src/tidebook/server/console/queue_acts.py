@@ -24,6 +24,7 @@ from tidebook.server.console.queues import (
     letter_filter,
     parse_number,
     parse_place,
+    shown_reason,
 )
 from tidebook.server.console.render import counted, link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
@@ -153,15 +154,17 @@ def _selected(places: str) -> list[str]:
     return found
 
 
-def _samples(rows: list[Any], count: int) -> list[str]:
-    shown = [f"{row.key or '(no key)'} · {getattr(row, 'reason', '') or row.id}" for row in rows[:SAMPLE_MAX]]
+def _samples(rows: Sequence[tuple[str | None, object]], count: int) -> list[str]:
+    """Return some rows, each with its key and a text, and how many more there are."""
+    shown = [f"{key or '(no key)'} · {text}" for key, text in rows[:SAMPLE_MAX]]
     return [*shown, *([f"and {count - len(shown):,} more"] if count > len(shown) else [])]
 
 
 async def _letters_preview(view: View, does: str, after: str, word: str | None = None) -> Preview:
     browser = await find_queue(view, view.fields.queue)
     ids = await _selected_letters(view, browser)
-    sample = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
+    letters = [each for id in ids[:SAMPLE_MAX] if (each := await browser.letter(id)) is not None]
+    sample = [(each.key, shown_reason(view, each) or each.id) for each in letters]
     text = f"This {does} {counted(len(ids), *LETTER)} {after}"
     return Preview(text=text, count=len(ids), word=word, sample=_samples(sample, len(ids)), members=ids)
 
@@ -262,7 +265,7 @@ async def preview_purge(view: View) -> Preview:
         text=f"This deletes {which} of queue {form.queue}. It cannot be undone.",
         count=count,
         word=form.queue,
-        sample=_samples([each.row for each in found], count),
+        sample=_samples([(each.row.key, each.row.id) for each in found], count),
         members=[each.place for each in found] if len(found) == count else [],
     )
 

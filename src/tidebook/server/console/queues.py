@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 from msgspec import Meta
 
+from tidebook.api.access import Role
+from tidebook.api.errors import PermissionDenied
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.payload import decode_payload
@@ -202,6 +204,10 @@ async def _upcoming(view: View, browser: BoundBrowser) -> list[EntryRow]:
 
 async def _rows(view: View, browser: BoundBrowser, query: QueueQuery) -> tuple[list[EntryRow], str | None]:
     if query.status == "dead":
+        if query.reason and view.mask(query.queue) is not None and view.principal.role < Role.OPERATOR:
+            raise PermissionDenied(
+                "a reason may quote masked fields: only an operator searches it", required="operator"
+            )
         before = None if query.place is None else parse_number(query.place)
         page = await browser.letters(letter_filter(query), before=before, limit=ROWS_MAX)
         return [_letter_row(view, each) for each in page.letters], None if page.before is None else str(page.before)
@@ -290,8 +296,14 @@ def _letter_row(view: View, row: DeadLetterRow) -> EntryRow:
         inserted_at_ms=row.inserted_at,
         summary=payload_view.summary(shown_data(view, row.kind, row.data)),
         date_ms=row.raised_at,
-        reason=row.reason,
+        reason=shown_reason(view, row),
     )
+
+
+def shown_reason(view: View, row: DeadLetterRow) -> str:
+    """Return the reason of a dead letter as the token may see it: the text of an error often quotes the data."""
+    mask = view.mask(view.fields.queue)
+    return row.reason if mask is None else mask.text(row.reason, decode_payload(row.kind, row.data))
 
 
 def shown_data(view: View, kind: int, data: bytes) -> Any:
