@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -28,7 +28,7 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.process import generation, refuse_fork
-from tidebook.runtime.secret import Secret
+from tidebook.runtime.secret import Secret, split_url
 
 #: How long a request may take; a claim that waits for work takes that much longer.
 REQUEST_S: Final = 60.0
@@ -67,10 +67,16 @@ class Connection:
     def __init__(
         self, url: str, *, token: str | None = None, tls_ca: str | None = None, retry_s: float = RETRY_S
     ) -> None:
-        parts = urlsplit(url)
+        parts = split_url(url, "the address of a server")
         if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
+            raise InvalidInput("the address of a server is https://host:port, and its token a separate argument")
+        try:
+            httpx.URL(url, port=parts.port)  # each reports what the other accepts
+        except (ValueError, httpx.InvalidURL) as error:
+            raise InvalidInput(f"the address of a server is https://host:port: {error}") from error
+        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise InvalidInput(
-                f"the address of a server is https://host:port, and its token a separate argument: {url}"
+                "a token has only ASCII letters, digits, - and _: pass what 'tidebook token create' printed"
             )
         self.url = url.rstrip("/")
         self._token = None if token is None else Secret(token)
