@@ -83,6 +83,17 @@ class MysqlOutboxDatabase:
         """Return None: MySQL cannot notify, so the relay polls."""
 
 
+def first_row(url: str, sql: str) -> Any:
+    """Return the first row of a query on a separate connection."""
+    with _translated():
+        connection = pymysql.connect(
+            **connect_parameters(url), connect_timeout=CONNECT_S_MAX, read_timeout=ANSWER_S_MAX
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone()
+
+
 def connect_parameters(url: str) -> dict[str, Any]:
     """Return pymysql's parameters for `mysql://user:password@host:port/database`."""
     parts = split_url(url, "the MySQL URL")

@@ -16,7 +16,8 @@ CHECK_S = 5.0
 
 async def live(call: Call) -> LiveAnswer:
     """Answer as long as the event loop runs."""
-    return LiveAnswer(True, tidebook.__version__, round(time.monotonic() - call.state.started_s, 3))
+    uptime_s = round(time.monotonic() - call.state.started_s, 3)
+    return LiveAnswer(True, tidebook.__version__, uptime_s, call.book.clock.now_ms())
 
 
 async def ready(call: Call) -> Reply:

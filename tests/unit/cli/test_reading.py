@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,33 @@ def test_the_doctor_checks_every_file(cli: Cli, book: Path, file: str) -> None:
     assert result.code == 1
     wrong = {row["check"] for row in map(json.loads, result.out.splitlines()) if row["ok"] is False}
     assert f"file {file}" in wrong
+
+
+def test_the_doctor_finds_a_file_of_another_user(cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that root ran leaves files that the service cannot write; they are not damaged."""
+    cli("journal", "append", "orders", "o-1", "1")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != f"{book}/log.db.lock" and real(path, mode))
+    result = cli("doctor")
+    assert result.code == 1
+    [wrong] = [row for row in map(json.loads, result.out.splitlines()) if row["ok"] is False]
+    assert wrong["check"] == "file log.db"
+    assert wrong["detail"] == "log.db.lock cannot be read and written by this user: chown or chmod it"
+
+
+@pytest.mark.parametrize(("version", "ok"), [("11.0.2", False), ("17.0.9", None)])
+def test_the_doctor_finds_a_java_that_is_too_old_for_spark(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool | None
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(0o755)
+    (tmp_path / "release").write_text(f'JAVA_VERSION="{version}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    cli("journal", "append", "orders", "o-1", "1")
+    result = cli("doctor")
+    [java] = [row for row in map(json.loads, result.out.splitlines()) if row["check"] == "java"]
+    assert java["ok"] is ok
+    assert ("set JAVA_HOME to a newer one" in java["detail"]) is (ok is False)
 
 
 def test_the_doctor_creates_nothing(cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
