@@ -15,12 +15,15 @@ import msgspec
 
 from tidebook.api.access import NewTokenAnswer, Role, RoleName, TokenAnswer
 from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.key import topic_name
+from tidebook.core.payload import encode_text
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.principal import Principal
 
 PREFIX: Final = "tb_"
 TOKENS_MAX: Final = 10_000
+NAME_CHARS_MAX: Final = 200
 #: How long a revoked or new token may go unnoticed by a running server.
 REFRESH_S: Final = 1.0
 #: How often the last use of a token is written.
@@ -74,6 +77,14 @@ def hash_token(token: str) -> bytes:
     return sha256(token.encode(errors="replace")).digest()
 
 
+def _check_prefix(prefix: str) -> None:
+    """Raise InvalidInput for a prefix that no name can have: the token would give access to nothing."""
+    try:
+        topic_name(prefix)
+    except InvalidInput as error:
+        raise InvalidInput(f"a token's prefix is the beginning of a name: {error}") from error
+
+
 class Tokens:
     """The tokens of a book."""
 
@@ -90,8 +101,10 @@ class Tokens:
         self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
     ) -> NewTokenAnswer:
         """Create a token and return it with its secret."""
-        if not name or not name.isprintable():
-            raise InvalidInput("a token's name is printable text that is not empty")
+        if not name.isprintable() or not 0 < len(name) <= NAME_CHARS_MAX:
+            raise InvalidInput(f"a token's name must be 1 to {NAME_CHARS_MAX} characters of printable text")
+        if prefix:
+            _check_prefix(prefix)
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
@@ -138,6 +151,7 @@ class Tokens:
 
     async def revoke(self, id: str) -> None:
         """Revoke a token; raise `NotFound` if there is none of this id."""
+        encode_text(id, "a token's id")
         now_ms = self._clock.now_ms()
 
         def update(connection: apsw.Connection) -> int:
