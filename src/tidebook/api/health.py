@@ -11,6 +11,8 @@ class LiveResponse(msgspec.Struct, frozen=True):
     live: bool
     version: str
     uptime_s: float
+    #: The server's clock; None from a server of an older version.
+    time_ms: int | None = None
 
 
 class CheckResponse(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import cache
@@ -37,13 +38,14 @@ from tidebook.cli import (
 )
 from tidebook.cli.command import INTERRUPTED, Group
 from tidebook.cli.options import argument
-from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
+from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError, Unavailable
 from tidebook.runtime.json_log import is_json, redact_urls
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
 #: A shell sets this variable to get completions, after `tidebook --install-completion`.
 COMPLETION_VARIABLE = "_TIDEBOOK_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
 #: A longer error is shortened in its middle: its beginning says what failed, its end what to do.
 REPORT_CHARS_MAX = 2_000
 #: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
@@ -90,6 +92,18 @@ def bench(context: typer.Context, name: str = argument("NAME", "The benchmark, f
 
 
 app.command(check=True)(doctor.doctor)
+
+
+@app.command()
+def completion(shell: str = argument("SHELL", "bash, zsh or fish")) -> None:
+    """Print the completion script of a shell.
+
+    For example, in ~/.bashrc: eval "$(tidebook completion bash)"
+    """
+    if shell not in SHELLS:
+        raise InvalidInput(f"there is completion for {', '.join(SHELLS)}, not for {shell!r}")
+    os.environ[COMPLETION_VARIABLE] = f"source_{shell}"
+    _command().main([], prog_name="tidebook")
 
 
 def _print_version(wanted: bool) -> None:
@@ -150,7 +164,15 @@ def run(arguments: list[str]) -> int:
         if COMPLETION_VARIABLE in os.environ:  # the shell asks for completions
             command.main(list(arguments), prog_name="tidebook")
         # Do not call main() otherwise: its error handling would turn a closed pipe into a failure.
-        with command.make_context("tidebook", list(arguments)) as context:
+        try:
+            context = command.make_context("tidebook", list(arguments))
+        except SystemExit:  # --show-completion has printed its result
+            return 0
+        except typer.Exit as exit_:  # --version has; or there is no completion for the shell, which has code 1
+            return 2 if exit_.exit_code else 0
+        except OSError as error:
+            raise Unavailable(f"completion cannot be installed: {error}") from error
+        with context:
             command.invoke(context)
         return 0
     except typer.Exit as exit_:
@@ -200,7 +222,9 @@ def _report_usage(error: Any) -> None:
             error.show()
         return
     command = error.ctx.command_path if error.ctx else "tidebook"
-    _report(f"{error.format_message().rstrip('.')}: see {command} --help")
+    is_number = re.match(r"-\d", getattr(error, "option_name", None) or "")
+    hint = " (a negative number goes after --, as in: -- -5)" if is_number else ""
+    _report(f"{error.format_message().rstrip('.')}{hint}: see {command} --help")
 
 
 if __name__ == "__main__":

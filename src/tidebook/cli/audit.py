@@ -6,7 +6,8 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.command import Group
-from tidebook.wiring.book import Book
+from tidebook.cli.options import BookOption, is_address, open_book
+from tidebook.core.errors import InvalidInput
 
 app = Group(help="Check the audit of the server.", no_args_is_help=True)
 
@@ -17,20 +18,23 @@ def audit() -> None:
 
 
 @app.command(check=True)
-async def verify(book: Book) -> None:
+async def verify(book: BookOption) -> None:
     """Find entries of the audit that were changed, removed or reordered.
 
     Exit with code 1 if there are any.
     """
+    if is_address(book):  # the ends of the chains are in server.db
+        raise InvalidInput("--book: verify the audit of a server on the machine that has its folder")
     # Imported only here: the server's modules slow down the start of every other command.
     from tidebook.server.audit_check import check_audit
     from tidebook.server.database import ServerDatabase
 
-    database = ServerDatabase(book.settings.folder)
-    try:
-        report = await check_audit(book, database)
-    finally:
-        await database.close()
+    async with open_book(book) as opened:
+        database = ServerDatabase(opened.settings.folder)
+        try:
+            report = await check_audit(opened, database)
+        finally:
+            await database.close()
     for each in report.findings:
         output.emit(each, f"{each.chain} entry {each.n}: {each.what}: {each.detail}")
     row = {"chains": report.chains, "entries": report.entries, "findings": len(report.findings)}

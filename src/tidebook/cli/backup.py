@@ -26,8 +26,9 @@ def make_backup(
     _refuse_address(book)
     settings = book_settings(book)
     embedded = _embedded_files(settings)
-    with output.progress_bar("backing up") as bar:
-        manifest = back_up(settings.folder.expanduser(), embedded, Path(target).expanduser(), _report_to(bar))
+    with output.progress_bar() as bar:
+        report = _report_to(bar, "backing up")
+        manifest = back_up(settings.folder.expanduser(), embedded, Path(target).expanduser(), report)
     _emit(manifest, target, f"backed up {settings.folder} to {target}")
     for section in ("log", "store", "sql"):
         if not settings.section(section).embedded:
@@ -43,8 +44,8 @@ def restore_backup(
     """
     _refuse_address(book)
     settings = read_settings(DEFAULT_BOOK if book is None else book)
-    with output.progress_bar("restoring") as bar:
-        manifest = restore(Path(backup).expanduser(), settings.folder.expanduser(), _report_to(bar))
+    with output.progress_bar() as bar:
+        manifest = restore(Path(backup).expanduser(), settings.folder.expanduser(), _report_to(bar, "restoring"))
     _emit(manifest, backup, f"restored {settings.folder} from {backup}, as of {output.format_time(manifest.made_at)}")
 
 
@@ -58,12 +59,12 @@ def _embedded_files(settings: Settings) -> list[str]:
     return [*files, SERVER_FILE]
 
 
-def _report_to(bar: ProgressBar) -> Progress:
+def _report_to(bar: ProgressBar, what: str) -> Progress:
     tasks: dict[str, TaskID] = {}
 
     def report(name: str, copied: int, of: int) -> None:
         if name not in tasks:
-            tasks[name] = bar.add_task(name, total=of)
+            tasks[name] = bar.add_task(f"{what} {name}", total=of)
         bar.update(tasks[name], completed=copied, total=of)
 
     return report

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
 from itertools import chain
-from typing import Any
+from typing import Any, BinaryIO
 
 from tidebook.cli import output
 from tidebook.cli.command import run
@@ -16,16 +19,52 @@ from tidebook.wiring.book import Book
 
 #: The argument for the lines of standard input.
 STDIN = ["-"]
+#: A batch ends when no input has arrived for this long, so that the lines of a slow writer do not wait.
+IDLE_S = 0.5
+CHUNK_BYTES = 65_536
 #: A batch ends at this many lines or bytes, so that one append or transaction takes it.
 BATCH_LINES_MAX = 1000
 BATCH_BYTES_MAX = 250_000
 
 
-def read_batches(lines: Iterable[bytes]) -> Iterator[list[Any]]:
-    """Yield the JSON values of the lines in batches; skip blank lines, and raise `InvalidInput` for a bad one."""
+def read_lines(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Yield the lines of a stream, and None whenever no input has arrived for `IDLE_S`."""
+    try:
+        file = stream.fileno()
+    except OSError:  # it is not a file: nothing can wait for its input
+        yield from stream
+        return
+    pieces: list[bytes] = []
+    while True:
+        if not select.select([file], [], [], IDLE_S)[0]:
+            yield None
+            continue
+        chunk = os.read(file, CHUNK_BYTES)
+        if not chunk:
+            break
+        *ended, rest = chunk.split(b"\n")
+        for line in ended:
+            yield b"".join([*pieces, line])
+            pieces.clear()
+        pieces.append(rest)
+    if last := b"".join(pieces):
+        yield last
+
+
+def read_batches(lines: Iterable[bytes | None]) -> Iterator[list[Any]]:
+    """Yield the JSON values of the lines in batches; skip blank lines, and raise `InvalidInput` for a bad one.
+
+    A None among the lines ends a batch: the values before it must not wait for further input.
+    """
     batch: list[Any] = []
-    size_bytes = 0
-    for number, line in enumerate(lines, 1):
+    size_bytes = number = 0
+    for line in lines:
+        if line is None:
+            if batch:
+                yield batch
+                batch, size_bytes = [], 0
+            continue
+        number += 1
         if not line.strip():
             continue
         if batch and (len(batch) == BATCH_LINES_MAX or size_bytes + len(line) > BATCH_BYTES_MAX):
@@ -50,6 +89,8 @@ def write(book: str | None, arguments: list[str], what: str, write_values: Write
     if arguments == STDIN:
         _write_lines(book, what, write_values)
         return
+    if STDIN[0] in arguments:
+        raise InvalidInput("- reads the values from standard input: it is given alone")
     values = [parse_payload(each) for each in arguments]
 
     async def open_and_write() -> None:
@@ -65,7 +106,7 @@ def _write_lines(book: str | None, what: str, write_values: Write) -> None:
     The main thread reads, so that Ctrl-C ends the wait for a line; the book runs in the portal's thread. It is opened,
     and created, with the first batch.
     """
-    batches = read_batches(sys.stdin.buffer)
+    batches = read_batches(read_lines(sys.stdin.buffer))
     first = next(batches, None)
     if first is None:
         raise InvalidInput("standard input is empty: pass one JSON value per line")
@@ -74,12 +115,28 @@ def _write_lines(book: str | None, what: str, write_values: Write) -> None:
         opening = open_book(book, create=True)
         opened = portal.run(opening.__aenter__())
         try:
-            with output.progress_bar(what) as bar:
+            with output.progress_bar() as bar:
                 task = bar.add_task(what, total=None)
                 for batch in chain([first], batches):
-                    portal.run(write_values(opened, batch))
+                    _finish(portal.submit(write_values(opened, batch)))
                     bar.advance(task, len(batch))
         finally:
             portal.run(opening.__aexit__(None, None, None))
     finally:
         portal.close()
+
+
+def _finish(batch: Future[object]) -> None:
+    """Wait for a batch; after Ctrl-C wait on, so that a batch that is written is also reported.
+
+    A second Ctrl-C gives up.
+    """
+    try:
+        batch.result()
+    except KeyboardInterrupt:
+        try:
+            batch.result()
+        except BaseException:
+            batch.cancel()
+            raise
+        raise

@@ -13,15 +13,17 @@ from importlib.util import find_spec
 import apsw
 import typer
 
+import tidebook
 from tidebook.cli import output
 from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError
+from tidebook.pipeline.jars import find_java, missing_for_spark
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.checksums import find_file_damage
 from tidebook.wiring.book import Book
-from tidebook.wiring.server_checks import check_servers, check_topic
+from tidebook.wiring.server_checks import check_remote, check_servers, check_topic
 from tidebook.wiring.settings import Settings
 
 EXTRAS = {
@@ -92,8 +94,8 @@ async def _check_server(findings: Findings, book: str | None) -> None:
             from tidebook.wiring.remote_book import RemoteBook
 
             assert isinstance(opened, RemoteBook)
-            for name, reason in (await opened.readiness()).items():
-                findings.add(f"server: {name}", reason is None, reason or "ready")
+            for found in await check_remote(opened, tidebook.__version__):
+                findings.add(found.check, found.ok, found.detail)
             topics = await opened.topics()  # also checks the token
             findings.add("book", True, f"{book}, {len(topics):,} topics")
     except TidebookError as error:
@@ -106,11 +108,22 @@ def _check_installation(findings: Findings) -> None:
     sqlite = apsw.sqlitelibversion()
     known = tuple(int(part) for part in sqlite.split(".")) >= (3, 51, 3)
     findings.add("sqlite", known, sqlite if known else f"{sqlite} can damage files: pip install --upgrade apsw")
-    findings.add("java", None, shutil.which("java") or "not found: only Spark needs it (Java 17)")
+    findings.add("java", *_describe_java())
     for name, module in EXTRAS.items():
         installed = find_spec(module) is not None
         detail = "installed" if installed else f"not installed: pip install 'tidebook[{name}]'"
         findings.add(f"extra {name}", None, detail)
+
+
+def _describe_java() -> tuple[bool | None, str]:
+    """Return the Java that Spark would use; it is only a finding if Spark is installed and cannot use it."""
+    try:
+        java = find_java()
+    except InvalidInput as error:
+        return None, f"{error}; only Spark needs it"
+    if find_spec("pyspark") is not None and (missing := missing_for_spark()) is not None:
+        return False, missing
+    return None, str(java)
 
 
 def _check_settings(findings: Findings, settings: Settings) -> None:
@@ -160,10 +173,16 @@ def _check_files(findings: Findings, settings: Settings) -> None:
     files = [file for file, section in BOOK_FILES.items() if settings.section(section).embedded]
     for file in (*files, SERVER_FILE):
         path = settings.folder.expanduser() / file
-        if path.exists():
-            damage = find_file_damage(path)
-            detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "no damage found"
-            findings.add(f"file {file}", not damage, " ".join(detail.split()))
+        if not path.exists():
+            continue
+        beside = [each for each in path.parent.glob(f"{file}*") if not os.access(each, os.R_OK | os.W_OK)]
+        if beside:  # a command that another user ran created them
+            names = ", ".join(sorted(each.name for each in beside))
+            findings.add(f"file {file}", False, f"{names} cannot be read and written by this user: chown or chmod it")
+            continue
+        damage = find_file_damage(path)
+        detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "no damage found"
+        findings.add(f"file {file}", not damage, " ".join(detail.split()))
 
 
 async def _check_topics(findings: Findings, settings: Settings) -> None:

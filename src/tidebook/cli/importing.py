@@ -27,7 +27,7 @@ from tidebook.wiring.book import Book
 #: The interval of progress lines on standard error.
 PROGRESS_S = 2.0
 
-app = Group(help="Copy journals and messages of other systems into a book.")
+app = Group(help="Copy journals and messages of other systems into a book.", no_args_is_help=True)
 
 
 class ImportProgress:

@@ -40,8 +40,12 @@ async def _existing(book: Book, topic: str) -> Journal:
     return book.journal(topic)
 
 
-def _missing(topic: str, id: str) -> NotFound:
-    return NotFound(f"{topic}/{id}: there is no such journal")
+async def _last(journal: Journal, topic: str, id: str) -> int:
+    """Return a journal's last sequence number; raise `NotFound` if it does not exist."""
+    last = await journal.pointer(id)
+    if last is None:
+        raise NotFound(f"{topic}/{id}: there is no such journal")
+    return last
 
 
 def _show(event: ReadEvent) -> None:
@@ -86,7 +90,7 @@ def append(
         raise InvalidInput("give either --expected or --at, not both")
     if version is not None and type is None:
         raise InvalidInput("--version needs --type: it is the version of a type")
-    properties = parse_payload(metadata) if metadata else None
+    properties = None if metadata is None else parse_payload(metadata)
     expire_after = None if expire_after_s is None else _expiry(expire_after_s)
     first: Appended | None = None
     last: Appended | None = None
@@ -126,8 +130,8 @@ async def read(
     async for event in journal.read(id, start=start, end=end):
         _show(event)
         found = True
-    if not found and await journal.pointer(id) is None:
-        raise _missing(topic, id)
+    if not found:
+        await _last(journal, topic, id)
 
 
 @app.command()
@@ -143,9 +147,7 @@ async def tail(book: Book, topic: TopicArgument, id: IdArgument, start: StartOpt
 @app.command()
 async def pointer(book: Book, topic: TopicArgument, id: IdArgument) -> None:
     """Print a journal's last sequence number."""
-    last = await (await _existing(book, topic)).pointer(id)
-    if last is None:
-        raise _missing(topic, id)
+    last = await _last(await _existing(book, topic), topic, id)
     output.emit({"seq_nr": last}, str(last))
 
 
@@ -162,8 +164,11 @@ def delete(
 
     async def go() -> None:
         async with open_book(book) as opened:
-            await (await _existing(opened, topic)).delete(id, to=to)
-        output.emit({"deleted_to": to}, f"deleted up to {to}")
+            journal = await _existing(opened, topic)
+            last = await _last(journal, topic, id)
+            await journal.delete(id, to=to)
+        deleted_to = min(to, last)
+        output.emit({"deleted_to": deleted_to}, f"deleted up to {deleted_to}")
 
     run(go())
 
@@ -175,7 +180,9 @@ def purge(book: BookOption, topic: TopicArgument, id: IdArgument, yes: YesOption
 
     async def go() -> None:
         async with open_book(book) as opened:
-            await (await _existing(opened, topic)).purge(id)
+            journal = await _existing(opened, topic)
+            await _last(journal, topic, id)
+            await journal.purge(id)
         output.emit({"purged": id}, f"purged {topic}/{id}")
 
     run(go())
@@ -199,9 +206,7 @@ async def snapshot(
     """Print a journal's newest snapshot, or save one."""
     journal = await _existing(book, topic)
     if save is not None:
-        at = seq_nr if seq_nr is not None else await journal.pointer(id)
-        if at is None:
-            raise _missing(topic, id)
+        at = seq_nr if seq_nr is not None else await _last(journal, topic, id)
         await journal.save_snapshot(id, seq_nr=at, payload=parse_payload(save))
         output.emit({"saved": at}, f"saved at {at}")
         return

@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from tidebook.cli import output
+from tidebook.cli.bulk_input import STDIN
 from tidebook.cli.command import Group, stop_on_signals
 from tidebook.cli.options import (
     BookOption,
@@ -91,9 +92,11 @@ def publish(
     ordered: bool = flag("--ordered", "Wait for other transactions that publish the same key."),
 ) -> None:
     """Publish messages in one separate transaction."""
-    headers = dict(_header(each) for each in header or [])
+    headers = [_header(each) for each in header or []]
     # Payloads are sent as raw bytes, without decoding.
-    given = sys.stdin.buffer.read().splitlines() if payloads == ["-"] else [os.fsencode(each) for each in payloads]
+    given = sys.stdin.buffer.read().splitlines() if payloads == STDIN else [os.fsencode(each) for each in payloads]
+    if not given:
+        raise InvalidInput("standard input is empty: pass one payload per line")
     messages = [
         message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
         for payload in given

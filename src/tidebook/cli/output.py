@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
@@ -58,8 +59,14 @@ class GuardedOutput:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Replace standard output by a `GuardedOutput`, and flush it at the end."""
+    """Replace standard output by a `GuardedOutput`, and flush it at the end.
+
+    JSON in a pipe is UTF-8 in every locale; a character that a terminal's encoding lacks is escaped.
+    """
     stream = sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        encoding = stream.encoding if stream.isatty() else "utf-8"
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")
     sys.stdout = cast(TextIO, GuardedOutput(stream))
     try:
         yield
@@ -95,13 +102,13 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def progress_bar(what: str) -> Progress:
-    """Return a progress bar on standard error; it shows nothing unless a person sees both streams."""
-    # Imported only here: importing rich takes a fifth of a command's start-up time, and most commands do not use it.
+def progress_bar() -> Progress:
+    """Return progress bars on standard error, one per task; they show nothing unless a person sees both streams."""
+    # Imported only here: rich takes a fifth of the start of a command, and most commands do not use it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = _human and sys.stderr.isatty()
     return Progress(*columns, console=Console(stderr=True, highlight=False), disable=not shown)
 

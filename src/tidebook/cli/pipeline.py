@@ -34,8 +34,9 @@ from tidebook.cli.options import (
     seconds,
 )
 from tidebook.cli.tags import describe_horizon
+from tidebook.cli.topics import require_topics
 from tidebook.cli.wal import Namespace
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.pipeline.errors import failure_of, run_with_retries
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
@@ -285,6 +286,8 @@ def export(
             if output.human():
                 output.note(f"{done.events:,} events in {done.batches:,} batches, {done.seconds:.1f} s")
 
+        if every_s is None:  # a repeated export may begin before the topic does
+            portal.run(require_topics(opened, topic))
         table_format = "delta" if delta else "parquet"
         with stop_on_signals(stop.set):
             while True:
@@ -380,6 +383,8 @@ async def _replicate_inline(
     book: str | None, topics: Sequence[str], *, once: bool, metrics: str | None, accept_loss: bool
 ) -> None:
     async with open_book(book) as opened:
+        if once:  # otherwise the topic may be created later
+            await require_topics(opened, topics)
         if accept_loss:
             _show_lost(await accept_losses(opened.log, opened.store, topics))
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -387,16 +392,40 @@ async def _replicate_inline(
             serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext(),
             stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
         ):
-            done = await (_replicate_once(opened, topics) if once else _replicate_until(stop, opened, topics))
+            done = await (_replicate_once(stop, opened, topics) if once else _replicate_until(stop, opened, topics))
         output.emit({"done": True, **done.as_row()}, f"{done.records:,} records replicated, {done.parked:,} parked")
     if done.stopped:
         raise typer.Exit(5)
 
 
-async def _replicate_once(book: Book, topics: Sequence[str]) -> InlineStatus:
+async def _replicate_once(stop: asyncio.Event, book: Book, topics: Sequence[str]) -> InlineStatus:
+    """Replicate what the log has now, and show a bar on a terminal; at `stop` give up, as a crash would."""
     clear_tags = clears_tags(book.settings)
-    done = await replicate_to_end(book.log, book.store, topics, clear_tags=clear_tags)
-    return InlineStatus(state="closed", records=done.records, parked=done.parked, stopped=done.stopped)
+    job = asyncio.create_task(replicate_to_end(book.log, book.store, topics, clear_tags=clear_tags))
+    stopping = asyncio.create_task(stop.wait())
+    with output.progress_bar() as bar:
+        task, total = bar.add_task("replicated", total=None), 0
+        while not job.done() and not stop.is_set():
+            if not bar.disable:
+                waiting = await _unreplicated(book, topics)
+                total = max(total, waiting)
+                bar.update(task, total=total, completed=total - waiting)
+            await asyncio.wait([job, stopping], timeout=INLINE_REPORT_S, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not job.done():
+        job.cancel()
+        with suppress(asyncio.CancelledError):
+            await job
+        return InlineStatus(state="closed")
+    done = job.result()
+    return InlineStatus(
+        state="closed", batches=done.batches, records=done.records, parked=done.parked, stopped=done.stopped
+    )
+
+
+async def _unreplicated(book: Book, topics: Sequence[str]) -> int:
+    configs = await topic_configs(book.store, topics)
+    return sum(each.lag for each in await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms()))
 
 
 async def _replicate_until(stop: asyncio.Event, book: Book, topics: Sequence[str]) -> InlineStatus:
@@ -434,7 +463,7 @@ class ProgressReporter:
     """
 
     def __init__(self) -> None:
-        self.bar = output.progress_bar("replicated")
+        self.bar = output.progress_bar()
         self._task = self.bar.add_task("replicated")
         self._reported: set[str] = set()
         self._last: bytes = b""
@@ -475,10 +504,8 @@ class ProgressReporter:
 @app.command()
 async def status(book: Book, topic: TopicsOption = None) -> None:
     """Print how far each partition is replicated."""
+    await require_topics(book, topic)
     configs = await topic_configs(book.store, topic or ())
-    for name in topic or ():
-        if name not in configs:
-            raise NotFound(f"topic {name}: there is no such topic in the store")
     job, now_ms = await read_job_status(book.store), book.clock.now_ms()
     table = output.Table("topic", "partition", "replicated", "end", "lag", "age", "stopped")
     for found in await partition_statuses(book.log, book.store, configs, now_ms=now_ms):
@@ -518,6 +545,7 @@ async def parked(
     left = 0
     table = output.Table("topic", "partition", "epoch", "offset", "bytes", "reason")
     async with open_book(book) as opened:
+        await require_topics(opened, topic)
         names: list[str | None] = [*topic] if topic else [None]
         for found in [one for name in names async for one in opened.store.parked(name)]:
             if offset is not None and found.position.offset != offset:
@@ -543,6 +571,7 @@ async def purge(
     topic: TopicsOption = None,
 ) -> None:
     """Purge the journals that have expired."""
+    await require_topics(book, topic)
     total = purged = 0
     async for found in purge_expired(book, topic or (), dry_run=dry_run):
         total, purged = total + 1, purged + found.purged

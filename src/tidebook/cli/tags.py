@@ -11,6 +11,7 @@ import typer
 from tidebook.cli import output
 from tidebook.cli.command import Group
 from tidebook.cli.options import BookOption, TagArgument, TopicsOption, open_book, option, parse_time
+from tidebook.cli.topics import require_topics
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.tags.event import TaggedEvent, decode_offset
 from tidebook.tags.horizon import Horizon, HorizonStatus
@@ -44,6 +45,8 @@ async def read(
     mode: Consistency | None = None if consistency is None else consistency.value
     found = False
     async with open_book(book) as opened:
+        if not follow:
+            await require_topics(opened, topic)
         tags = opened.tags
         async for event in tags.read(
             tag, after=start, follow=follow, topics=topic or None, consistency=mode, on_waiting=_report_waiting
@@ -103,6 +106,7 @@ async def rebuild(book: Book, tag: TagArgument, topic: TopicsOption = None) -> N
 @app.command()
 async def status(book: Book, topic: TopicsOption = None) -> None:
     """Print the time up to which streams are complete."""
+    await require_topics(book, topic)
     row, text = describe_horizon(await book.tags.horizon(topic or None), book.clock.now_ms())
     output.emit(row, text)
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidebook.cli import output
 from tidebook.cli.command import Group, run
 from tidebook.cli.options import BookOption, TopicArgument, YesOption, confirm, flag, open_book
+from tidebook.core.errors import NotFound
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
 
 app = Group(help="List, describe and delete topics.", no_args_is_help=True)
+
+
+async def require_topics(book: Book, topics: Sequence[str] | None) -> None:
+    """Raise `NotFound` for a topic of `--topic` that the book does not have: nothing would be done, without a word."""
+    known = set(await book.topics()) if topics else set()
+    for topic in topics or ():
+        if topic not in known:
+            raise NotFound(f"topic {topic}: there is no such topic in this book")
 
 
 async def checked_description(book: Book, topic: str) -> TopicDescription:

@@ -69,8 +69,12 @@ async def read(
         if table is not None and table not in opened.meta.tables:
             raise NotFound(f"region {region}: there is no table {table}")
         reading = opened.read() if table is None else opened.read_table(table, start=1 if start is None else start)
+        shown = False
         async with aclosing(reading):  # a closed pipe ends the loop early
             async for entry in reading:
+                if output.human() and not shown:
+                    output.write(f"{'OFFSET':>10}  {'TABLE':>6}  {'SEQ':>8}  PAYLOAD\n")
+                    shown = True
                 row = output.fields_of(entry, "table", "seq", "payload", "offset")
                 text = f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(row['payload'])}"
                 output.emit(row, text)
@@ -118,7 +122,7 @@ async def recover(
 
 
 async def _replay(region: Region) -> dict[int, int]:
-    with output.progress_bar("replay") as bar:
+    with output.progress_bar() as bar:
         task = bar.add_task("replay", total=None)
         return await region.replay(
             {}, other=lambda _: None, progress=lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
+from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, split_url, with_password
 
 PORT = 9092
 PASSWORD_VARIABLE = "TIDEBOOK_LOG_PASSWORD"
@@ -149,7 +149,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def _from_url(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
+    parts = split_url(url, "the URL of a Kafka log")
     if parts.scheme != "kafka":
         raise InvalidInput("the URL of a Kafka log has the form kafka://host:9092")
     if parts.path.strip("/") or parts.fragment:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import pymysql
 from pymysql.constants import ER
@@ -14,6 +14,7 @@ from pymysql.constants import ER
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
+from tidebook.runtime.secret import split_url
 
 CONNECT_S_MAX = 4
 ANSWER_S_MAX = 60
@@ -82,9 +83,20 @@ class MysqlOutboxDatabase:
         """Return None: MySQL cannot notify, so the relay polls."""
 
 
+def first_row(url: str, sql: str) -> Any:
+    """Return the first row of a query on a separate connection."""
+    with _translated():
+        connection = pymysql.connect(
+            **connect_parameters(url), connect_timeout=CONNECT_S_MAX, read_timeout=ANSWER_S_MAX
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone()
+
+
 def connect_parameters(url: str) -> dict[str, Any]:
     """Return pymysql's parameters for `mysql://user:password@host:port/database`."""
-    parts = urlsplit(url)
+    parts = split_url(url, "the MySQL URL")
     try:
         port = parts.port or PORT
     except ValueError as error:

@@ -14,6 +14,7 @@ import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
+from tidebook.core.payload import encode_text
 from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
 from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, block_backend, publish_through, use
@@ -295,3 +296,4 @@ def _check_topic(topic: object) -> None:
     """Raise InvalidInput unless the topic is text. Whether it exists is not checked: journals' topics have a prefix."""
     if not isinstance(topic, str) or "\x00" in topic:
         raise InvalidInput(f"a topic must be a string, not {topic!r}")
+    encode_text(topic, "a topic")

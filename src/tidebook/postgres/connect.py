@@ -46,7 +46,15 @@ def session_settings(url: str, settings: str) -> str:
 
     An argument of `connect` would replace those of the URL, and with them a `search_path`.
     """
-    given = conninfo_to_dict(plain_url(url)).get("options") or os.environ.get("PGOPTIONS", "")
+    try:
+        of_url = conninfo_to_dict(plain_url(url))
+    except psycopg.ProgrammingError as error:  # its text repeats the URL, with the password
+        reason = str(error).partition(': "')[0]
+        raise InvalidInput(
+            f"the PostgreSQL URL cannot be read: {reason} (in a user or password, write /, ?, #, [ and @ as %2F, %3F, "
+            "%23, %5B and %40)"
+        ) from None
+    given = of_url.get("options") or os.environ.get("PGOPTIONS", "")
     return f"{given} {settings}".strip()
 
 

@@ -134,7 +134,8 @@ def milliseconds(date: datetime | int, name: str) -> int:
     else:
         raise InvalidInput(f"{name} must be a datetime, or milliseconds since 1970, not {type(date).__name__}")
     if not 0 <= value <= DATE_MS_MAX:
-        raise InvalidInput(f"{name} must be between 1970 and 9999, not {date!r}")
+        shown = date.isoformat() if isinstance(date, datetime) else date
+        raise InvalidInput(f"{name} must be between 1970 and 9999, not {shown}")
     return value
 
 

@@ -384,6 +384,7 @@ class InlineReplication:
 class ReplicatedToEnd(msgspec.Struct, frozen=True):
     """The result of `replicate_to_end`."""
 
+    batches: int
     records: int
     parked: int
     #: Why a partition is stopped, by topic/partition.
@@ -406,10 +407,12 @@ async def replicate_to_end(
     stops = {partition: await log.end(*partition) for partition in partitions}
     replicators = await partition_replicators(log, store, stops, clear_tags=clear_tags)
     await asyncio.gather(*(each.catch_up(stops[partition]) for partition, each in replicators.items()))
-    ticks = await append_ticks(log, store, tuple(configs)) if tick or await needs_ticks(store) else {}
+    ticked = bool(configs) and (tick or await needs_ticks(store))  # without a topic, all topics would get ticks
+    ticks = await append_ticks(log, store, tuple(configs)) if ticked else {}
     await asyncio.gather(*(replicators[partition].catch_up(offset + 1) for partition, offset in ticks.items()))
     done = replicators.values()
     return ReplicatedToEnd(
+        sum(each.slices for each in done),
         sum(each.records for each in done),
         sum(each.parked for each in done),
         {f"{each.topic}/{each.partition}": each.stopped for each in done if each.stopped is not None},

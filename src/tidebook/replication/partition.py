@@ -65,8 +65,8 @@ class PartitionReplicator:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        #: How many records it received or read, and how many records it parked.
-        self.records = self.parked = 0
+        #: How many records it received or read, in how many slices of `catch_up`, and how many records it parked.
+        self.records = self.slices = self.parked = 0
         #: The partition's pointer after the last slice.
         self.pointer: Pointer | None = None
         #: Whether another replicator has replicated records that this one was to replicate. Marks do not count, because
@@ -156,7 +156,8 @@ class PartitionReplicator:
                 if await self.next_offset() == start:
                     raise  # no replicator has moved the pointer: the topic was deleted or adopted
                 continue  # another replicator has moved the pointer
-            self.records += len(page.records) if count else 0
+            if count:
+                self.slices, self.records = self.slices + 1, self.records + len(page.records)
 
     async def _apply(self, records: Sequence[Record], start: int, stop: int) -> None:
         store = await self._parts.store()

@@ -226,9 +226,11 @@ def serve_metrics(metrics: Metrics, address: str) -> Iterator[int]:
     if not port.isascii() or not port.isdecimal() or int(port) > PORT_MAX:
         raise InvalidInput(f"the address of the metrics must be HOST:PORT, for example 127.0.0.1:9401, not {address!r}")
     try:
-        server, thread = start_http_server(int(port), host or "127.0.0.1", registry=metrics.registry)
-    except OSError as error:
-        raise Unavailable(f"metrics cannot be served at {address}: {error.strerror or error}") from error
+        server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry=metrics.registry)
+    except (OSError, UnicodeError) as error:
+        raise Unavailable(
+            f"metrics cannot be served at {address}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         yield server.server_port
     finally:

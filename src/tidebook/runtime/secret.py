@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from tidebook.core.errors import InvalidInput
 
@@ -50,6 +50,23 @@ def read_secret(kind: type, value: Any) -> Any:
             return Secret(value)
         raise ValueError("password must be a string")
     raise NotImplementedError(kind)
+
+
+def split_url(url: str, what: str) -> SplitResult:
+    """Split a URL; raise InvalidInput, whose message begins with `what`, if its host or port is malformed.
+
+    The message does not repeat the URL, as Python's may do, because it may contain a password.
+
+    >>> split_url("kafka://me:hunter2@[::1", "[log] url")
+    Traceback (most recent call last):
+        ...
+    tidebook.core.errors.InvalidInput: [log] url is malformed: an IPv6 address is written in brackets, ...
+    """
+    try:
+        return urlsplit(url)
+    except ValueError:
+        reason = "an IPv6 address is written in brackets, and a host's name has no special characters"
+    raise InvalidInput(f"{what} is malformed: {reason}{QUOTE}")
 
 
 def read_user(userinfo: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from tidebook.server.responses import Reply
 
 async def live(call: Call) -> LiveResponse:
     """Answer as long as the event loop runs."""
-    return LiveResponse(True, tidebook.__version__, round(time.monotonic() - call.state.started_s, 3))
+    uptime_s = round(time.monotonic() - call.state.started_s, 3)
+    return LiveResponse(True, tidebook.__version__, uptime_s, call.book.clock.now_ms())
 
 
 async def ready(call: Call) -> Reply:

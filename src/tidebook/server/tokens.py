@@ -15,6 +15,8 @@ import msgspec
 
 from tidebook.api.access import TEXT_CHARS_MAX, NewTokenResponse, Role, RoleName, TokenResponse
 from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.key import topic_name
+from tidebook.core.payload import encode_text
 from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.principal import Principal
@@ -74,6 +76,14 @@ def hash_token(token: str) -> bytes:
     return sha256(token.encode(errors="replace")).digest()
 
 
+def _check_prefix(prefix: str) -> None:
+    """Raise InvalidInput for a prefix that no name can have: the token would give access to nothing."""
+    try:
+        topic_name(prefix)
+    except InvalidInput as error:
+        raise InvalidInput(f"a token's prefix is the beginning of a name: {error}") from error
+
+
 class Tokens:
     """The tokens of a book."""
 
@@ -90,10 +100,10 @@ class Tokens:
         self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
     ) -> NewTokenResponse:
         """Create a token and return it with its secret."""
-        if not name.isprintable() or not 1 <= len(name) <= TEXT_CHARS_MAX or len(prefix) > TEXT_CHARS_MAX:
-            raise InvalidInput(
-                f"a token's name must be printable text of 1 to {TEXT_CHARS_MAX} characters, and a prefix not longer"
-            )
+        if not name.isprintable() or not 1 <= len(name) <= TEXT_CHARS_MAX:
+            raise InvalidInput(f"a token's name must be printable text of 1 to {TEXT_CHARS_MAX} characters")
+        if prefix:
+            _check_prefix(prefix)
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
@@ -140,6 +150,7 @@ class Tokens:
 
     async def revoke(self, id: str) -> None:
         """Revoke a token; raise `NotFound` if there is none of this id."""
+        encode_text(id, "a token's id")
         now_ms = self._clock.now_ms()
 
         def update(connection: apsw.Connection) -> int:

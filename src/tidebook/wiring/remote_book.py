@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+from tidebook.api.health import LiveResponse
 from tidebook.api.journals import TopicResponse
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
@@ -133,6 +134,11 @@ class RemoteBook(Book):
         """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
         await self._connection.call("topics.delete", topic_name(topic))
         self._journals.remove(topic)
+
+    async def liveness(self) -> LiveResponse:
+        """Return the version of the server, and its clock."""
+        answer: LiveResponse = await self._connection.ask("health.live")
+        return answer
 
     async def readiness(self) -> dict[str, str | None]:
         """Return the parts that the server needs, each with the reason why it is not ready, or None."""

@@ -1,23 +1,31 @@
 """Checks of the servers of a book: version, permissions, clock, replicas, and retention against replication.
 
+A server is one that `tidebook.toml` names: of Kafka, Cassandra, PostgreSQL, MariaDB, MySQL or Spark; or Tidebook's own.
+
 They only read. A check that fails names its remedy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.runtime.metrics import Metrics
 from tidebook.wiring.adapters import cassandra_settings, extra, kafka_settings, scheme
 from tidebook.wiring.book import Book
+from tidebook.wiring.queue import QueueOptions
 from tidebook.wiring.settings import Settings
 from tidebook.wiring.topics import TopicDescription
+
+if TYPE_CHECKING:
+    from tidebook.wiring.remote_book import RemoteBook
 
 #: A clock that differs by more than this confuses dates of queues, expiry, and the fence of a relay.
 CLOCK_SKEW_S_MAX = 2.0
@@ -25,6 +33,9 @@ CLOCK_SKEW_S_MAX = 2.0
 RETENTION_SHARE_MAX = 0.5
 CASSANDRA_MIN = (4, 0)
 POSTGRES_MIN = 14
+MARIADB_MIN = (10, 6)
+MYSQL_MIN = (8, 0)
+SPARK_S_MAX = 3.0
 KAFKA_S_MAX = 10.0
 #: The operations that Tidebook needs on each of its topics.
 KAFKA_OPERATIONS = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
@@ -45,12 +56,34 @@ async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
             continue
         try:
             found = await check(settings)
+        except InvalidInput as error:  # a setting, or a package that is not installed: the error names the remedy
+            yield ServerCheck(part, False, str(error))
+            continue
         except TidebookError as error:
             remedy = f"check that the server runs, and url, user and password in [{part}]"
             yield ServerCheck(part, False, f"{error}: {remedy}")
             continue
         for each in found:
             yield each
+    master = str(settings.section("pipeline").options.get("master", ""))
+    if master.startswith("spark://"):
+        yield await check_spark(master)
+
+
+async def check_spark(master: str) -> ServerCheck:
+    """Check that a master of the Spark cluster accepts connections; a standby does not."""
+    reasons = []
+    for address in master.removeprefix("spark://").split(","):
+        try:
+            parts = urlsplit(f"//{address}")
+            opening = asyncio.open_connection(parts.hostname, parts.port)
+            _, writer = await asyncio.wait_for(opening, SPARK_S_MAX)
+        except (OSError, ValueError, TimeoutError) as error:
+            reasons.append(f"{address} does not answer: {str(error) or 'no answer in time'}")
+            continue
+        writer.close()
+        return ServerCheck("spark", True, f"the master at {address} answers")
+    return ServerCheck("spark", False, f"{'; '.join(reasons)}: check that the master runs, and [pipeline] master")
 
 
 async def check_kafka(settings: Settings) -> list[ServerCheck]:
@@ -109,42 +142,155 @@ def check_replicas(keyspace: str, replication: dict[str, str], nodes: int) -> Se
 
 
 async def check_sql(settings: Settings) -> list[ServerCheck]:
-    """Check version, clock and permissions of PostgreSQL; other databases are checked by the outbox that uses them."""
+    """Check version, clock, role and permissions of PostgreSQL, MariaDB or MySQL."""
     url = settings.section("sql").url or ""
-    if scheme(url) not in {"postgresql", "postgres"}:
-        return [ServerCheck("sql", None, f"{scheme(url)}: not checked here: see 'tidebook outbox status'")]
+    if scheme(url) in {"postgresql", "postgres"}:
+        schema = settings.section("queue").options.get("schema", QueueOptions().schema)
+        return judge_postgres(*await _ask_postgres(url, schema))
+    if scheme(url) in {"mysql", "mariadb"}:
+        return judge_mysql(*await asyncio.to_thread(_ask_mysql, url))
+    return [ServerCheck("sql", None, f"{scheme(url)}: a file, which the outbox opens")]
+
+
+class PostgresFacts(NamedTuple):
+    """What PostgreSQL reports about itself and its user."""
+
+    number: int
+    version: str
+    now_s: float
+    standby: bool
+    user: str
+    schema: str | None
+    may_create: bool
+    has_outbox: bool
+    queue_schema: str
+    has_queues: bool
+    may_use_queues: bool
+    may_create_schema: bool
+
+
+def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list[ServerCheck]:
+    """Return the findings about a PostgreSQL server, which was asked between the two times."""
+    known = found.number // 10_000 >= POSTGRES_MIN
+    remedy = "" if known else f": Tidebook needs {POSTGRES_MIN} or newer: upgrade the server"
+    checks = [ServerCheck("sql", known, f"PostgreSQL {found.version}{remedy}")]
+    checks.append(check_clock("sql clock", found.now_s, began_s, ended_s))
+    if found.standby:
+        detail = "this is a standby, which cannot write: name the primary in [sql] url"
+        checks.append(ServerCheck("sql role", False, detail))
+    user, queues = found.user, found.queue_schema
+    if found.has_outbox:
+        checks.append(ServerCheck("sql permissions", True, "the outbox's tables exist"))
+    elif found.may_create:
+        detail = f"{user} may create the outbox's tables in schema {found.schema}"
+        checks.append(ServerCheck("sql permissions", True, detail))
+    else:
+        detail = (
+            f"{user} may not create tables in schema {found.schema or '(none)'}: GRANT CREATE ON SCHEMA … TO {user}"
+        )
+        detail += ", or let an administrator run 'tidebook outbox migrate'"
+        checks.append(ServerCheck("sql permissions", False, detail))
+    if found.has_queues and not found.may_use_queues:
+        detail = (
+            f"{user} may not use schema {queues}: GRANT USAGE ON SCHEMA {queues} TO {user}, and rights on its tables"
+        )
+        checks.append(ServerCheck("sql queues", False, detail))
+    elif not found.has_queues and not found.may_create_schema:
+        detail = f"{user} may not create schema {queues}, which queues need: GRANT CREATE ON DATABASE … TO {user}"
+        checks.append(ServerCheck("sql queues", None, f"{detail}, or let an administrator create it"))
+    return checks
+
+
+async def _ask_postgres(url: str, queue_schema: str) -> tuple[PostgresFacts, float, float]:
+    """Return what is checked, and the times before and after the query."""
     psycopg = extra("psycopg", "postgres")
+    connect = extra("tidebook.postgres.connect", "postgres").connect_first
     try:
-        row, began_s, ended_s = await _ask_postgres(url)
+        async with await connect(url, application="tidebook doctor", settings="") as connection:
+            began_s = time.time()
+            answer = await connection.execute(
+                "SELECT current_setting('server_version_num')::int, current_setting('server_version'),"
+                " extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery(), current_user::text,"
+                " current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),"
+                " to_regclass('kafka_outbox') IS NOT NULL, %(queues)s, to_regnamespace(%(queues)s) IS NOT NULL,"
+                " coalesce(has_schema_privilege(to_regnamespace(%(queues)s)::oid, 'USAGE'), false),"
+                " has_database_privilege(current_database(), 'CREATE')",
+                {"queues": queue_schema},
+            )
+            return PostgresFacts(*await answer.fetchone()), began_s, time.time()
     except psycopg.Error as error:
         raise extra("tidebook.postgres.errors", "postgres").from_psycopg(error, writes=False) from error
-    number, version, now_s, standby, user, may_create, schema = row
-    known = number // 10_000 >= POSTGRES_MIN
-    remedy = "" if known else f": Tidebook needs {POSTGRES_MIN} or newer: upgrade the server"
-    found = [ServerCheck("sql", known, f"PostgreSQL {version}{remedy}")]
-    found.append(check_clock("sql clock", now_s, began_s, ended_s))
-    if standby:
-        detail = "this is a standby, which cannot write: name the primary in [sql] url"
-        found.append(ServerCheck("sql role", False, detail))
-    if may_create:
-        found.append(ServerCheck("sql permissions", True, f"{user} may create tables in schema {schema}"))
-    else:
-        detail = f"{user} may not create tables in schema {schema or '(none)'}: GRANT CREATE ON SCHEMA … TO {user}"
-        found.append(ServerCheck("sql permissions", False, f"{detail}, or let an administrator create them"))
-    return found
 
 
-async def _ask_postgres(url: str) -> tuple[Any, float, float]:
-    """Return the row with everything that is checked, and the times before and after the query."""
-    connect = extra("tidebook.postgres.connect", "postgres").connect_first
-    async with await connect(url, application="tidebook doctor", settings="") as connection:
-        began_s = time.time()
-        answer = await connection.execute(
-            "SELECT current_setting('server_version_num')::int, current_setting('server_version'),"
-            " extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery(), current_user::text,"
-            " coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_schema()"
-        )
-        return await answer.fetchone(), began_s, time.time()
+class MysqlFacts(NamedTuple):
+    """What MariaDB or MySQL reports about itself and its user."""
+
+    version: str
+    now_s: float
+    read_only: bool
+    user: str
+    database: str | None
+    has_outbox: bool
+    may_create: bool
+
+
+def judge_mysql(found: MysqlFacts, began_s: float, ended_s: float) -> list[ServerCheck]:
+    """Return the findings about a MariaDB or MySQL server, which was asked between the two times."""
+    name, least = ("MariaDB", MARIADB_MIN) if "mariadb" in found.version.lower() else ("MySQL", MYSQL_MIN)
+    numbers = re.match(r"(\d+)\.(\d+)", found.version)
+    known = numbers is not None and (int(numbers[1]), int(numbers[2])) >= least
+    remedy = "" if known else f": Tidebook needs {'.'.join(map(str, least))} or newer: upgrade the server"
+    checks = [ServerCheck("sql", known, f"{name} {found.version}{remedy}")]
+    checks.append(check_clock("sql clock", found.now_s, began_s, ended_s))
+    if found.read_only:
+        detail = "this server is read-only, as a replica is: name the primary in [sql] url"
+        checks.append(ServerCheck("sql role", False, detail))
+    if found.database is None:
+        checks.append(ServerCheck("sql permissions", False, "[sql] url names no database: add /NAME to it"))
+    elif found.has_outbox:
+        checks.append(ServerCheck("sql permissions", True, "the outbox's tables exist"))
+    elif found.may_create:
+        detail = f"{found.user} may create the outbox's tables in {found.database}"
+        checks.append(ServerCheck("sql permissions", True, detail))
+    else:  # a role may have the right, and its rights are not listed
+        user, database = found.user, found.database
+        detail = f"no grant lets {user} create tables in {database}: GRANT CREATE ON {database}.* TO …"
+        detail += ", or let an administrator run 'tidebook outbox migrate'"
+        checks.append(ServerCheck("sql permissions", None, detail))
+    return checks
+
+
+def _ask_mysql(url: str) -> tuple[MysqlFacts, float, float]:
+    """Return what is checked, and the times before and after the query."""
+    mysql = extra("tidebook.outbox.mysql", "mysql")
+    began_s = time.time()
+    version, now_s, read_only, user, database, has_outbox, may_create = mysql.first_row(
+        url,
+        "SELECT VERSION(), UNIX_TIMESTAMP() + MICROSECOND(NOW(6)) / 1000000, @@global.read_only, CURRENT_USER(),"
+        " DATABASE(), EXISTS(SELECT 1 FROM information_schema.TABLES"
+        " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'kafka_outbox'),"
+        " EXISTS(SELECT 1 FROM (SELECT GRANTEE, '%' AS place, PRIVILEGE_TYPE FROM information_schema.USER_PRIVILEGES"
+        " UNION ALL SELECT GRANTEE, TABLE_SCHEMA, PRIVILEGE_TYPE FROM information_schema.SCHEMA_PRIVILEGES) AS granted"
+        " WHERE PRIVILEGE_TYPE = 'CREATE' AND DATABASE() LIKE place"
+        " AND GRANTEE = CONCAT('''', REPLACE(CURRENT_USER(), '@', '''@'''), ''''))",
+    )
+    facts = MysqlFacts(version, float(now_s), bool(read_only), user, database, bool(has_outbox), bool(may_create))
+    return facts, began_s, time.time()
+
+
+async def check_remote(book: RemoteBook, version: str) -> list[ServerCheck]:
+    """Check a server of Tidebook: whether it has this version, its clock, and the parts that it needs."""
+    began_s = time.time()
+    live = await book.liveness()
+    ended_s = time.time()
+    same = live.version == version
+    remedy = "" if same else f", and this command {version}: install the same version"
+    checks = [ServerCheck("server version", same or None, f"Tidebook {live.version}{remedy}")]
+    if live.time_ms is not None:  # an older server does not report it
+        checks.append(check_clock("server clock", live.time_ms / 1000, began_s, ended_s))
+    for name, reason in (await book.readiness()).items():
+        checks.append(ServerCheck(f"server: {name}", reason is None, reason or "ready"))
+    return checks
 
 
 def check_clock(name: str, theirs_s: float, began_s: float, ended_s: float) -> ServerCheck:
@@ -171,12 +317,37 @@ async def check_topic(book: Book, status: TopicDescription, *, now_ms: int) -> l
     if lacking:
         detail = f"this user lacks {', '.join(lacking)}: grant them with kafka-acls"
         found.append(ServerCheck(f"{name} permissions", False, detail))
-    in_sync = int(config.get("min.insync.replicas") or 1)
-    if in_sync > replicas:
-        detail = f"min.insync.replicas is {in_sync} and there are {replicas} replicas: no append is accepted"
-        found.append(ServerCheck(f"{name} replicas", False, f"{detail}: lower it, or add replicas"))
+    found += check_in_sync(name, int(config.get("min.insync.replicas") or 1), replicas)
     waited_ms = await _oldest_unreplicated_ms(book, status, now_ms)
-    return [*found, check_retention(name, int(config.get("retention.ms") or -1), waited_ms)]
+    found.append(check_retention(name, int(config.get("retention.ms") or -1), waited_ms))
+    if (bytes_max := int(config.get("retention.bytes") or -1)) >= 0:
+        detail = f"retention.bytes is {bytes_max:,}: a burst can remove records before they are replicated"
+        found.append(ServerCheck(f"{name} retention.bytes", None, f"{detail}: set it to -1 with kafka-configs"))
+    return found
+
+
+class Replicas(NamedTuple):
+    """How many replicas a partition has, and how many of them are in sync."""
+
+    partition: int
+    all: int
+    in_sync: int
+
+
+def check_in_sync(name: str, least: int, partitions: Sequence[Replicas]) -> list[ServerCheck]:
+    """Compare the replicas of each partition with `min.insync.replicas`, and with those that are in sync."""
+    fewest = min(each.all for each in partitions)
+    if least > fewest:
+        detail = f"min.insync.replicas is {least} and there are {fewest} replicas: no append is accepted"
+        return [ServerCheck(f"{name} replicas", False, f"{detail}: lower it, or add replicas")]
+    behind = [each for each in partitions if each.in_sync < each.all]
+    if not behind:
+        return []
+    worst = min(behind, key=lambda each: each.in_sync)
+    detail = f"partition {worst.partition} has {worst.in_sync} of {worst.all} replicas in sync"
+    others = f", and {len(behind) - 1:,} more partitions lack some" if len(behind) > 1 else ""
+    effect = f" and accepts no append, because min.insync.replicas is {least}" if worst.in_sync < least else ""
+    return [ServerCheck(f"{name} replicas", False, f"{detail}{effect}{others}: start the brokers that are missing")]
 
 
 def check_retention(name: str, retention_ms: int, waited_ms: int | None) -> ServerCheck:
@@ -215,15 +386,15 @@ def _kafka_answer(ask: Any, *arguments: Any, **options: Any) -> Any:
         raise extra("tidebook.kafka.errors", "kafka").failed(error, "checking the brokers") from error
 
 
-def _kafka_topic(options: Any, topic: str) -> tuple[dict[str, str], int, set[str]]:
-    """Return a topic's configuration, the number of its replicas, and the operations that this user may do."""
+def _kafka_topic(options: Any, topic: str) -> tuple[dict[str, str], list[Replicas], set[str]]:
+    """Return a topic's configuration, the replicas of its partitions, and the operations that this user may do."""
     kafka, admin = extra("confluent_kafka", "kafka"), extra("confluent_kafka.admin", "kafka")
     client = _kafka_admin(options)
     [described] = _kafka_answer(
         client.describe_topics, kafka.TopicCollection([topic]), include_authorized_operations=True
     ).values()
     [entries] = _kafka_answer(client.describe_configs, [admin.ConfigResource(admin.ResourceType.TOPIC, topic)]).values()
-    replicas = min(len(each.replicas) for each in described.partitions)
+    replicas = [Replicas(each.id, len(each.replicas), len(each.isr)) for each in described.partitions]
     granted = {each.name for each in described.authorized_operations or ()}
     return {name: entry.value for name, entry in entries.items()}, replicas, granted
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+import tidebook
 from tests.integration.server.running import served_by_command
 
 
@@ -53,6 +54,10 @@ def test_doctor_checks_the_file_of_the_server_and_a_remote_server(tmp_path: Path
         found = command("doctor", "--json", "--book", url)
         assert found.returncode == 0, found.stderr
         assert {"server: server", "server: log", "server: store", "book", "files"} <= findings(found).keys()
+        assert findings(found)["server version"] == {
+            "check": "server version", "ok": True, "detail": f"Tidebook {tidebook.__version__}"
+        }  # fmt: skip
+        assert findings(found)["server clock"]["ok"] is True
         assert "not checked here" in findings(found)["files"]["detail"]
         unknown = httpx.get(url + "/v1/nothing/here", verify=False)
         assert unknown.status_code == 404

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -79,9 +79,13 @@ def test_every_line_is_put(piped: Cli) -> None:
     assert (result.code, json.loads(result.out)) == (0, {"queue": "mail", "inserted": 2, "merged": 0})
 
 
-@pytest.mark.parametrize("command", [("journal", "append", "orders", "o-1"), ("queue", "put", "mail")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [("journal", "append", "orders", "o-1"), ("queue", "put", "mail"), ("outbox", "publish", "messages")],
+    ids=" ".join,
+)
 def test_an_empty_input_is_refused_and_creates_nothing(piped: Cli, book: Path, command: tuple[str, ...]) -> None:
-    refused(piped("\n", *command, "-"), 2, "standard input is empty")
+    refused(piped("" if command[0] == "outbox" else "\n", *command, "-"), 2, "standard input is empty")
     assert not book.exists()
 
 
@@ -110,7 +114,54 @@ def test_an_interrupt_while_it_waits_for_a_line_is_exit_code_130(book: Path) -> 
         process.communicate()
 
 
-def test_a_shell_gets_completions() -> None:
-    completion = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
-    done = subprocess.run(COMMAND, env=os.environ | completion, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append"], "")
+def test_the_lines_of_a_slow_writer_do_not_wait_for_its_end(book: Path, cli: Cli) -> None:
+    """As of `tail -f`: before, they waited for a thousand lines, and Ctrl-C lost them."""
+    process = subprocess.Popen(
+        [*COMMAND, "journal", "append", "orders", "o-1", "-", "--book", str(book)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"1\n2\n3")  # the third line is not complete
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while (result := cli("journal", "pointer", "orders", "o-1")).code == 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert json.loads(result.out) == {"seq_nr": 2}
+        out, _ = process.communicate(b"3\n", timeout=60)
+        assert json.loads(out)["last"] == 3
+    finally:
+        process.kill()
+        process.communicate()
+    last = cli("journal", "read", "orders", "o-1", "--start", "3")
+    assert json.loads(last.out)["payload"] == 33
+
+
+def test_lines_are_read_whole_from_a_file(tmp_path: Path) -> None:
+    lines = [b"", b"1", b"x" * 200_000, b"2"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    with (tmp_path / "lines").open("rb") as stream:
+        assert [*bulk_input.read_lines(stream)] == lines
+
+
+def test_an_interrupt_waits_for_the_batch_in_flight() -> None:
+    """Otherwise it could be written and not reported, and appended again by the next run."""
+    interrupts, batch = [KeyboardInterrupt(), None], Future[object]()
+
+    class Interrupted(Future[object]):
+        def result(self, timeout: float | None = None) -> object:
+            if (error := interrupts.pop(0)) is not None:
+                raise error
+            batch.set_result("written")
+            return "written"
+
+    with pytest.raises(KeyboardInterrupt):
+        bulk_input._finish(Interrupted())
+    assert (interrupts, batch.result()) == ([], "written")
+
+
+def test_a_dash_beside_values_is_refused(cli: Cli, book: Path) -> None:
+    refused(cli("journal", "append", "orders", "o-1", "-", "1"), 2, "it is given alone")
+    assert not book.exists()

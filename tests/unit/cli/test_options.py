@@ -14,6 +14,8 @@ import tidebook
 from tests.unit.cli.conftest import Cli, refused
 from tidebook.cli.app import app
 from tidebook.core.seq_nr import LAST
+from tidebook.outbox.message import unpack_headers
+from tidebook.sqlite.checksums import connect
 
 
 def walk(command: Any, words: str = "tidebook") -> list[tuple[str, Any]]:
@@ -114,9 +116,20 @@ def test_an_option_has_the_same_meaning_in_every_command() -> None:
         ("pipeline parked --offset 1", "--topic"),
         ("pipeline export --to x --every-s 0", "--every-s"),
         ("up --every-s 0", "--every-s"),
+        ("journal append orders o-1 1 --metadata=", "JSON"),
+        ("journal append orders o-1 -5", "goes after --, as in: -- -5"),
+        ("token create mine --prefix \udcff", "prefix"),
+        ("token create mine --prefix a/b", "prefix"),
+        ("token revoke \udcff --yes", "id"),
+        ("outbox parked list \udcff", "topic"),
+        ("outbox parked drop \udcff --all --yes", "topic"),
+        ("backup copy-\udcff", "path"),
+        ("completion nonsense", "bash, zsh, fish"),
     ],
 )
 def test_an_error_names_the_option(cli: Cli, line: str, option: str) -> None:
+    if line.startswith(("token", "outbox parked", "backup")):  # these need a book
+        cli("journal", "append", "orders", "o-1", "1")
     result = cli(*line.split())
     refused(result, 2, option)
     assert not re.search(r"\b(expected=|at=|seq_nr=|expire_after\b|process_at|expires_at|lease_s|first_s)", result.err)
@@ -129,3 +142,25 @@ def test_a_module_that_exits_while_it_is_loaded_is_refused(
     (tmp_path / "exiting.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     refused(cli("queue", "work", "mail", "exiting:handle"), 2, "exiting:handle cannot be loaded: SystemExit")
+
+
+def test_a_date_out_of_range_is_shown_as_it_was_given(cli: Cli) -> None:
+    refused(
+        cli("queue", "put", "mail", "1", "--process-at", "9999-12-31T23:59:59-23:00"), 2, "9999-12-31T23:59:59-23:00"
+    )
+
+
+def test_a_header_may_be_repeated(cli: Cli, book: Path) -> None:
+    """As in Kafka, where a message may have several headers of a name."""
+    assert cli("outbox", "publish", "messages", "x", "--header", "a=1", "--header", "a=2").code == 0
+    connection = connect(book / "outbox.db")
+    [packed] = [row[0] for row in connection.execute("SELECT headers FROM kafka_messages")]
+    connection.close()
+    assert unpack_headers(packed) == (("a", b"1"), ("a", b"2"))
+
+
+def test_metrics_are_served_at_an_address_of_ipv6(cli: Cli) -> None:
+    cli("journal", "append", "orders", "o-1", "1")
+    result = cli("pipeline", "replicate", "--once", "--metrics", "[::1]:0")
+    assert result.code == 0 or "Cannot assign" in result.err, result  # this machine may have no IPv6
+    refused(cli("pipeline", "replicate", "--once", "--metrics", f"{'x' * 100}:0"), 5, "cannot be served")

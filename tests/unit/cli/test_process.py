@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import signal
@@ -253,3 +254,12 @@ def test_an_error_is_short_and_shows_no_password(cli: Cli) -> None:
     assert len(long.err) < 3_000
     secret = cli("journal", "read", "postgresql://me:a-password@host/shop", "o-1")
     refused(secret, 2, "postgresql://***@host/shop")
+
+
+def test_json_in_a_pipe_is_utf_8_in_every_locale(filled: Path, cli: Cli) -> None:
+    assert cli("journal", "append", "orders", "snow", '"☃"').code == 0
+    command = [*COMMAND, "journal", "read", "orders", "snow", "--book", str(filled)]
+    variables = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode())["payload"] == "☃"

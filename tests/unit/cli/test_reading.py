@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,18 @@ READING = [
     "queue work mail builtins:print",
     "queue feed mail paid",
     "backup {book}",
+    "audit verify",
     "doctor --book {book}",
 ]
 #: Commands that create what they need, or use no book.
 WRITING = {
     "up", "journal append", "wal write", "outbox publish", "outbox migrate", "queue put",
-    "bench", "outbox schema", "pipeline script", "pipeline jars",
+    "bench", "completion", "outbox schema", "pipeline script", "pipeline jars",
     # These read and write the database of an application, which --app names.
     "projection list", "projection status", "projection rebuild", "projection pause", "projection resume",
     "projection skip",
     # These serve or run a book, which they create, or keep the tokens of a server.
-    "serve", "run", "token create", "token list", "token revoke", "audit verify",
+    "serve", "run", "token create", "token list", "token revoke",
     # These copy into a book, which they create.
     "import kafka-journal", "import deimos", "restore",
 }  # fmt: skip
@@ -117,6 +119,8 @@ UNKNOWN = [
     "journal ids nothing",
     "journal delete nothing o-1 --to 1 --yes",
     "journal purge nothing o-1 --yes",
+    "journal delete orders nothing --to 1 --yes",
+    "journal purge orders nothing --yes",
     "journal snapshot nothing o-1",
     "journal adopt nothing",
     "topics describe nothing",
@@ -127,6 +131,11 @@ UNKNOWN = [
     "wal delete metrics 8 --yes",
     "wal write metrics 8 1 1",
     "pipeline status --topic nothing",
+    "pipeline parked --topic nothing",
+    "pipeline purge-expired --topic nothing",
+    "pipeline replicate --once --topic nothing",
+    "tags read paid --topic nothing",
+    "tags status --topic nothing",
     "queue list nothing",
     "queue status nothing",
     "queue listen nothing",
@@ -144,6 +153,19 @@ def test_objects_that_a_book_does_not_have_are_not_found(cli: Cli) -> None:
         assert (line, result.code, len(result.lines)) == (line, 4, 1), result
     assert cli("topics", "list", "--all").out == before
     assert len(cli("queue", "status").out.splitlines()) == 1
+
+
+def test_a_delete_reports_the_last_event_that_it_deleted(cli: Cli) -> None:
+    cli("journal", "append", "orders", "o-1", "1", "2")
+    assert cli("journal", "delete", "orders", "o-1", "--to", "99").out == '{"deleted_to":2}\n'
+
+
+@pytest.mark.parametrize("line", ["audit verify", "backup copy", "serve"])
+def test_a_command_for_a_folder_refuses_the_address_of_a_server(cli: Cli, line: str) -> None:
+    """The audit's chains end in `server.db`: those of another folder would be compared with the server's entries."""
+    result = cli(*line.split(), "--book", "http://127.0.0.1:1")
+    refused(result, 2, "")
+    assert "does not answer" not in result.err
 
 
 def test_a_tag_that_no_event_carries_is_not_found(cli: Cli) -> None:
@@ -214,6 +236,33 @@ def test_the_doctor_checks_every_file(cli: Cli, book: Path, file: str) -> None:
     assert result.code == 1
     wrong = {row["check"] for row in map(json.loads, result.out.splitlines()) if row["ok"] is False}
     assert f"file {file}" in wrong
+
+
+def test_the_doctor_finds_a_file_of_another_user(cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that root ran leaves files that the service cannot write; they are not damaged."""
+    cli("journal", "append", "orders", "o-1", "1")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != f"{book}/log.db.lock" and real(path, mode))
+    result = cli("doctor")
+    assert result.code == 1
+    [wrong] = [row for row in map(json.loads, result.out.splitlines()) if row["ok"] is False]
+    assert wrong["check"] == "file log.db"
+    assert wrong["detail"] == "log.db.lock cannot be read and written by this user: chown or chmod it"
+
+
+@pytest.mark.parametrize(("version", "ok"), [("11.0.2", False), ("17.0.9", None)])
+def test_the_doctor_finds_a_java_that_is_too_old_for_spark(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool | None
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(0o755)
+    (tmp_path / "release").write_text(f'JAVA_VERSION="{version}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    cli("journal", "append", "orders", "o-1", "1")
+    result = cli("doctor")
+    [java] = [row for row in map(json.loads, result.out.splitlines()) if row["check"] == "java"]
+    assert java["ok"] is ok
+    assert ("set JAVA_HOME to a newer one" in java["detail"]) is (ok is False)
 
 
 def test_the_doctor_creates_nothing(cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:

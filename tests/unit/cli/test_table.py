@@ -120,15 +120,34 @@ def test_a_list_has_a_header_on_a_terminal_only(
     assert not any(row.startswith("{") for row in rows)
 
 
-def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
-    assert cli("queue", "put", "mail", '{"to": "a"}').code == 0
+def on_terminal(*arguments: str) -> str:
+    """Return what a command prints on a terminal."""
     here, there = pty.openpty()
-    command = [sys.executable, "-m", "tidebook.cli", "queue", "status", "--book", str(book)]
     try:
-        subprocess.run(command, stdout=there, timeout=60, check=True)
-        printed = os.read(here, 4096).decode().split()
+        command = [sys.executable, "-m", "tidebook.cli", *arguments]
+        subprocess.run(command, stdout=there, stderr=there, timeout=60, check=True)
+        return os.read(here, 65_536).decode()
     finally:
         os.close(here)
         os.close(there)
+
+
+def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
+    assert cli("queue", "put", "mail", '{"to": "a"}').code == 0
     header = ["QUEUE", "DUE", "LATER", "PROCESSING", "DEAD", "PAUSED", "SINCE"]
-    assert printed == [*header, "mail", "1", "0", "0", "0", "-"]
+    assert on_terminal("queue", "status", "--book", str(book)).split() == [*header, "mail", "1", "0", "0", "0", "-"]
+
+
+def test_the_entries_of_a_log_have_a_header_on_a_terminal(cli: Cli, book: Path) -> None:
+    assert cli("wal", "write", "metrics", "7", "1", '"a"', "--create").code == 0
+    printed = on_terminal("wal", "read", "metrics", "7", "--book", str(book))
+    assert printed.split() == ["OFFSET", "TABLE", "SEQ", "PAYLOAD", "1", "1", "1", "a"]
+
+
+def test_the_progress_of_a_backup_names_each_file(cli: Cli, book: Path, tmp_path: Path) -> None:
+    assert cli("journal", "append", "orders", "o-1", "1").code == 0
+    printed = on_terminal("backup", str(tmp_path / "copy"), "--book", str(book))
+    assert "backing up log.db" in printed
+    assert "backing up store.db" in printed
+    restored = on_terminal("restore", str(tmp_path / "copy"), "--book", str(tmp_path / "restored"))
+    assert "restoring log.db" in restored

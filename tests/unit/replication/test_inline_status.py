@@ -246,8 +246,8 @@ async def test_replicating_to_the_end_counts_records_and_ticks_only_if_needed(bo
     done = await journal.append("a", [Event(1)])
     await book.log.append(Outgoing(TOPIC, done.partition, b"a", b"damaged"))
     first = await replicate_to_end(book.log, book.store)
-    assert (first.records, first.parked, first.stopped, await ticks(book)) == (2, 1, {}, 0)
-    assert (await replicate_to_end(book.log, book.store, ["nobody"])).records == 0
+    assert (first.batches, first.records, first.parked, first.stopped, await ticks(book)) == (1, 2, 1, {}, 0)
+    assert (await replicate_to_end(book.log, book.store, ["nobody"], tick=True)).records == 0
     forced = await replicate_to_end(book.log, book.store, [TOPIC], tick=True)
     assert (forced.records, await ticks(book)) == (2, 2)
     await renew_followed(book.store, book.clock)

@@ -11,7 +11,6 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
@@ -24,6 +23,7 @@ from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.secret import split_url
 from tidebook.wal.flush import (
     VERSION,
     Commit,
@@ -72,7 +72,7 @@ def flush_wal(
 
 def output_folder(output: str | Path) -> Path:
     """Return the folder of a path or a file: URL, which every worker must have mounted at the same path."""
-    parts = urlsplit(str(output))
+    parts = split_url(str(output), "the folder")
     if parts.scheme not in ("", "file"):
         raise InvalidInput(f"{parts.scheme}:// is not supported: use a folder that all workers share")
     return Path(parts.path).resolve()

@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
+from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, split_url, with_password
 
 READ_LEVELS: Final = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "LOCAL_ONE")
 WRITE_LEVELS: Final = (*READ_LEVELS, "EACH_QUORUM")
@@ -218,7 +217,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def _url_options(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
+    parts = split_url(url, "the URL of a Cassandra store")
     if parts.scheme != "cassandra":
         raise InvalidInput("the URL of a Cassandra store has the form cassandra://host:9042/keyspace")
     if parts.query or parts.fragment:
