@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import tidebook
 from tests.pipeline.one_frame import PUSHDOWN, query_one_frame
 
 #: Options that are wrong: a value, a missing book, an unknown topic, an unknown option.
@@ -12,7 +13,10 @@ WRONG = ({"freshness": "now"}, {"book": "/nowhere/book"}, {"topic": "oders"}, {"
 
 
 def main() -> None:
-    """Read a table, run several queries over one of its frames, read a stream; print the rows and the errors."""
+    """Read a table, run several queries over one of its frames, read a stream; print the rows and the errors.
+
+    Another table is read through the session of `tidebook.spark`.
+    """
     url, folder, checkpoint = sys.argv[1:]
     from pyspark.sql import SparkSession
 
@@ -39,7 +43,11 @@ def main() -> None:
             spark.read.format("tidebook").options(**{"book": folder, "topic": "orders", **option}).load().count()
         except Exception as caught:
             errors.append(str(caught))
-    found = {name: sorted(map(tuple, each)) for name, each in {"table": rows, "stream": streamed}.items()}
+    session = tidebook.spark(folder)
+    assert session is spark
+    own = session.read.format("tidebook").option("topic", "orders").load().select("id", "seq_nr").collect()
+    tables = {"table": rows, "stream": streamed, "own": own}
+    found = {name: sorted(map(tuple, each)) for name, each in tables.items()}
     print(json.dumps({**found, "queries": queries, "errors": errors}))
     spark.stop()
 

@@ -37,7 +37,7 @@ def test_a_connect_client_reads_tables_several_queries_over_one_frame_and_stream
     found = json.loads(done.stdout.decode().splitlines()[-1])
     everything = [[id, number] for id in IDS for number in range(1, EVENTS + 1)]
     replicated = [[id, number] for id in IDS for number in range(1, EVENTS)]
-    assert found["table"] == everything
+    assert found["table"] == found["own"] == everything
     assert found["stream"] == replicated
     queries = {name: [list(row) for row in rows] for name, rows in expected_rows().items()}
     assert found["queries"] == {"false": queries, "true": queries}

@@ -132,8 +132,9 @@ def submitted() -> bool:
 def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
 
-    The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused. Raise
-    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or a server has the book open.
+    The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused, also one of
+    Spark Connect. Raise `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or a server
+    has the book open.
 
         spark = tidebook.spark("./tidebook-data")
         spark.read.format("tidebook").option("topic", "orders").load().show()
@@ -149,9 +150,20 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     # A book of write-ahead logs alone has no store.
     require_book(settings, parts=("log" if settings.section("log").embedded else "store",))
     source = extra("tidebook.pipeline.source.format", "spark")
-    session = spark_session("tidebook", pipeline_settings(settings), _passwords())
+    session = _connect_session() or spark_session("tidebook", pipeline_settings(settings), _passwords())
     source.register(session, settings)
     return session
+
+
+def _connect_session() -> SparkSession | None:
+    """Return the session of Spark Connect if this process is its client; the settings are those of its server."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+
+    wanted = "SPARK_REMOTE" in os.environ or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
+    if not wanted and not is_remote():
+        return None
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:

@@ -101,10 +101,8 @@ def test_a_backlog_that_can_be_replicated_is_left_to_micro_batches(
 ) -> None:
     portal.run(book.journal(TOPIC).append("a", [Event(0)]))
     run = Run(book, portal, monkeypatch, stuck=False)
-    append = run.assign
 
     def append_backlog(*arguments: Any) -> None:
-        append(*arguments)
         for number in range(BACKLOG):
             portal.run(book.journal(TOPIC).append("a", [Event(number)]))
 
