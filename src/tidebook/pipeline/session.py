@@ -234,7 +234,13 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
         wanted[JAVA_OPTIONS] += f" {options}"
     # py4j also raises the errors that it logs, and a JVM that is terminated with this process is not an error.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(is_not_of_py4j)  # some of them, Ctrl-C for one, it logs with their tracebacks here
     return wanted
+
+
+def is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Return whether a record of the root logger was logged by another package than py4j."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _reads_archive(wanted: Mapping[str, str]) -> bool:
