@@ -184,12 +184,15 @@ class JournalChannel:
         await self._journals.append(
             self._topic.topic.removeprefix(PREFIX),
             append,
-            append_id=append_id(self._outbox, message.id),
+            append_id=append_id(self._outbox, message.id, message.value or b""),
             floor=attempt.floors.get(partition, 0),
             epoch=epoch,
         )
 
 
-def append_id(outbox: bytes, id: int) -> bytes:
-    """Return the append id of a row: the same 16 bytes each time the row is relayed."""
-    return blake2b(outbox + id.to_bytes(8, "big"), digest_size=16, person=b"tidebook-outbox").digest()
+def append_id(outbox: bytes, id: int, value: bytes) -> bytes:
+    """Return the append id of a row: the same 16 bytes each time the row is relayed.
+
+    It depends on the row's value too: a database that was restored to an earlier time gives its ids to other rows.
+    """
+    return blake2b(outbox + id.to_bytes(8, "big") + value, digest_size=16, person=b"tidebook-outbox").digest()

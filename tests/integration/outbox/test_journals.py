@@ -144,6 +144,19 @@ def test_an_append_whose_id_was_evicted_is_parked(book: SyncBook, engine: Engine
     assert payloads(book, "o-1") == [1, 2, *["other"] * 20, 3]
 
 
+def test_an_append_that_gets_the_id_of_an_earlier_one_is_made(book: SyncBook, engine: Engine) -> None:
+    """After the outbox's database alone was restored to an earlier time, it assigns the same ids again."""
+    append(book.outbox, engine, "o-1", 1)
+    with engine.begin() as connection:
+        first = connection.exec_driver_sql("SELECT id FROM kafka_messages").scalar_one()
+    assert book.outbox.relay(once=True) == 1
+    append(book.outbox, engine, "o-1", 2)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE kafka_messages SET id = {first}")
+    assert book.outbox.relay(once=True) == 1
+    assert payloads(book, "o-1") == [1, 2]
+
+
 @pytest.mark.postgres
 def test_a_late_commit_does_not_displace_an_open_session(postgres: Database, tmp_path: Path) -> None:
     """A dead relay made eight appends; eight messages with lower ids commit later, and would be the next batch."""

@@ -108,11 +108,11 @@ def test_a_payload_that_is_not_an_append_is_corrupt() -> None:
         read_journal_message(None)
 
 
-def test_append_ids_differ_between_outboxes_and_rows() -> None:
-    made = {append_id(outbox, id) for outbox in (b"a" * 16, b"b" * 16) for id in (1, 2)}
-    assert len(made) == 4
+def test_append_ids_differ_between_outboxes_rows_and_values() -> None:
+    made = {append_id(a, id, value) for a in (b"a" * 16, b"b" * 16) for id in (1, 2) for value in (b"x", b"y")}
+    assert len(made) == 8
     assert all(len(each) == 16 for each in made)
-    assert append_id(b"a" * 16, 1) in made
+    assert append_id(b"a" * 16, 1, b"x") in made
 
 
 def test_databases_have_several_names() -> None:
