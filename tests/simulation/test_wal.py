@@ -56,8 +56,8 @@ def test_a_seed_determines_the_run() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
     [
-        (meta, "_write", "if write.term != meta.term or write.writer != meta.writer:", "if False:"),
-        (meta, "_write", "if part.first != expected:", "if False:"),
+        (meta, "_fold_write", "if write.term != meta.term or write.writer != meta.writer:", "if False:"),
+        (meta, "_fold_write", "if part.first != expected:", "if False:"),
         (meta, "fold", "if record.term <= meta.term:", "if record.term < 0:"),
         (meta, "fold", "table.mapping.remove_below(seq)", "table.mapping.remove_below(seq + 1)"),
         (GroupCommit, "_on_sent", "and outcome.offset == self.meta.next_offset", "and True"),
