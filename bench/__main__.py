@@ -12,8 +12,10 @@ from bench.conditions import begin
 def main(arguments: list[str]) -> int:
     """Run one benchmark by name, or `all` of them."""
     if not arguments or arguments[0] not in (*BENCHES, "all"):
-        print(f"usage: bench NAME, one of: {', '.join(BENCHES)}; or bench all", file=sys.stderr)
-        return 2
+        asked = arguments[:1] in (["-h"], ["--help"])
+        usage = f"usage: bench NAME, one of: {', '.join(BENCHES)}; or bench all. bench NAME --help shows its options"
+        print(usage, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
     begin(arguments)
     return import_module(f"bench.{arguments[0]}").main(arguments[1:]) or 0
 

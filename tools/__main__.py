@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 
-from tools import commands
+from tools import commands, environment
 from tools.environment import SetupError
 
 USAGE = """\
@@ -36,11 +38,33 @@ usage: ./dev COMMAND
 """
 
 
-#: The commands that run a program which answers --help; for the others it is this text, and nothing is installed.
-WITH_HELP = {"up", "bench", "mutate", "faults", "fuzz", "servers"}
+#: The commands whose program answers --help, and the packages that it needs. Until they are installed, and for the
+#: other commands, the answer is the command's part of the text above: asking for help installs nothing.
+WITH_HELP = {"up": "base", "bench": "dev", "mutate": "dev", "faults": "dev", "fuzz": "dev", "servers": "dev"}
+
+
+def usage_of(name: str) -> str:
+    """Return the usage of one command."""
+    found = re.search(rf"^  {name}\b.*\n(?:   .*\n)*", USAGE, re.M)
+    return f"usage: ./dev {found[0].lstrip() if found else name}"
 
 
 def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code; a standard output that is closed or full is not a traceback."""
+    try:
+        code = run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # the interpreter flushes it once more
+        return 0 if isinstance(error, BrokenPipeError) else 5
+    return code
+
+
+def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     if not arguments or arguments[0] in {"help", "-h", "--help"}:
         print(USAGE, end="")
@@ -50,8 +74,8 @@ def main(arguments: list[str]) -> int:
     if command is None:
         print(f"dev: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    if name not in WITH_HELP and {*rest} & {"-h", "--help"}:
-        print(USAGE, end="")
+    if {*rest} & {"-h", "--help"} and not (name in WITH_HELP and environment.has(WITH_HELP[name])):
+        print(usage_of(name), end="")
         return 0
     try:
         return command(rest)

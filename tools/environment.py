@@ -39,9 +39,7 @@ def ensure(requirements: str) -> None:
     with _one_at_a_time():
         if not _was_made_here():
             _make()
-        # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
-        larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
-        if not any(_stamped(name, _requirements_digest(name)) for name in larger):
+        if not has(requirements):
             # The packages of base are wheels. Others are built, so the build tools must be installed first.
             if requirements != "base":
                 _install("build", "the build tools")
@@ -55,6 +53,13 @@ def ensure(requirements: str) -> None:
             _stamp("tidebook", _project_digest())
         if _stamped("dev", _requirements_digest("dev")):
             (VENV / "READY").touch()
+
+
+def has(requirements: str) -> bool:
+    """Return whether the packages of a requirement file are installed in .venv."""
+    # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
+    larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
+    return _was_made_here() and any(_stamped(name, _requirements_digest(name)) for name in larger)
 
 
 def variables() -> dict[str, str]:

@@ -208,7 +208,7 @@ def exit_code(reports: Mapping[str, Mapping[str, float]], at_least: float) -> in
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dev mutate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__)
     parser.add_argument("packages", nargs="*", default=DEFAULT_PACKAGES, help="packages or modules below src/tidebook")
     parser.add_argument(
         "--sample", type=int, default=0, help="run a random sample of this many of each package (0: all)"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bench.__main__ import main as bench
 from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
@@ -137,13 +138,41 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("name", sorted({*COMMANDS} - WITH_HELP))
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {*WITH_HELP}))
 def test_help_of_a_command_runs_nothing(
     name: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(COMMANDS, name, lambda arguments: pytest.fail(f"{name} was run"))
     assert main([name, option]) == 0
     assert capsys.readouterr().out.startswith("usage: ./dev")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_installs_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a fresh clone, the question would otherwise download hundreds of megabytes."""
+    monkeypatch.setattr("tools.environment.has", lambda requirements: False)
+    monkeypatch.setitem(COMMANDS, name, lambda arguments: pytest.fail(f"{name} was run"))
+    assert main([name, "--help"]) == 0
+    usage = capsys.readouterr().out
+    assert usage.startswith(f"usage: ./dev {name}")
+    assert not [other for other in COMMANDS if f"\n  {other} " in usage]
+
+
+@pytest.mark.parametrize("redirect", [">/dev/full", "| true", ">&-"])
+def test_a_standard_output_that_cannot_be_written_is_no_traceback(redirect: str) -> None:
+    for _ in range(5):  # whether the reader of the pipe has ended is a race
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f"./dev help {redirect}"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (5 if "full" in redirect else 0, "")
+
+
+def test_help_of_the_benchmarks_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["--help"]) == 0
+    usage = capsys.readouterr().out
+    assert [name for name in BENCHES if name not in usage] == []
 
 
 @pytest.mark.parametrize("name", ["publish"])
