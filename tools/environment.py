@@ -103,8 +103,11 @@ def _make() -> None:
         import ensurepip  # noqa: F401
     except ModuleNotFoundError:
         _install_ensurepip()
-    made = subprocess.run([sys.executable, "-m", "venv", str(VENV.resolve())], check=False)
+    # Its messages are shown if it fails; at Ctrl-C it would print a traceback.
+    command = [sys.executable, "-m", "venv", str(VENV.resolve())]
+    made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if made.returncode != 0:
+        sys.stderr.write(made.stdout)
         raise SetupError(f"{sys.executable} -m venv failed; see its message above")
     _stamp("folder", str(VENV.resolve()))
 
