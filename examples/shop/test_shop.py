@@ -68,6 +68,16 @@ async def test_all_parts_agree_on_the_sales(tmp_path: Path) -> None:
         assert len([order for table, order in entries if table == ORDER_SECONDS]) == customers
 
 
+async def test_a_process_that_lists_the_projections_takes_nothing_from_the_shop(tmp_path: Path) -> None:
+    """`tidebook projection list --app tidebook.demo:shop` opens the shop, too."""
+    folder = tmp_path / "shop"
+    async with tidebook.open(folder, create=True, replicate=True) as book, open_shop(book) as shop:
+        await shop.serve_customer("o-1")
+        async with tidebook.open(folder) as other, open_shop(other) as looking:
+            assert looking.sales.name == "shop-sales"
+        await shop.serve_customer("o-2")
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 async def test_spark_moves_the_measurements_to_parquet_once(tmp_path: Path) -> None:

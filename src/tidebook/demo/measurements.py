@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import tidebook
 
@@ -20,23 +21,31 @@ FLUSH_EVERY_S = 60.0
 
 
 class Measurements:
-    """Writes measurements to a region that this process has claimed."""
+    """Writes measurements to a region, which this process claims at its first write.
+
+    A process that opens the shop only to look at it, as `tidebook projection list` does, takes the region from nobody.
+    """
 
     def __init__(self, book: tidebook.Book, folder: Path) -> None:
         self._book = book
         self._folder = folder
+        self._region: Any = None
+        self._claiming = asyncio.Lock()
 
     async def __aenter__(self) -> Measurements:
-        self._region = await self._book.wal(NAMESPACE).open_region(REGION, create=True)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._region.close()
+        if self._region is not None:
+            await self._region.close()
 
     async def write(self, table: int, **fields: float | str) -> None:
         """Write one measurement."""
+        async with self._claiming:
+            if self._region is None:
+                self._region = await self._book.wal(NAMESPACE).open_region(REGION, create=True)
         await self._region.write(table=table, payloads=[json.dumps(fields).encode()])
 
     async def flush_periodically(self) -> None:
