@@ -29,7 +29,7 @@ async def test_mariadb_is_checked(mariadb_url: str, tmp_path: Path) -> None:
     outbox = make_outbox(settings(tmp_path, mariadb_url), lambda: None)
     outbox.create_tables()
     outbox.close()
-    assert (await findings(tmp_path, mariadb_url))["sql permissions"].detail == "the outbox's tables exist"
+    assert (await findings(tmp_path, mariadb_url))["sql permissions"].detail.startswith("the outbox's tables exist in ")
 
 
 @pytest.mark.mariadb
@@ -58,7 +58,9 @@ async def test_the_rights_of_a_user_of_postgresql_are_checked(postgres_url: str,
             assert (await findings(tmp_path, url))["sql permissions"].ok
             admin.execute(f"CREATE TABLE {schema}.kafka_outbox ()")
             admin.execute(f"REVOKE CREATE ON SCHEMA {schema} FROM {user}")
-            assert (await findings(tmp_path, url))["sql permissions"].detail == "the outbox's tables exist"
+            assert (await findings(tmp_path, url))[
+                "sql permissions"
+            ].detail == f"the outbox's tables exist in schema {schema}"
         finally:
             admin.execute(f"DROP SCHEMA {schema} CASCADE")
             admin.execute(f"DROP ROLE {user}")

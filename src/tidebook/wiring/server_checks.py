@@ -162,7 +162,8 @@ class PostgresFacts(NamedTuple):
     user: str
     schema: str | None
     may_create: bool
-    has_outbox: bool
+    #: The schema of the outbox's tables; None if they do not exist.
+    outbox_schema: str | None
     queue_schema: str
     has_queues: bool
     may_use_queues: bool
@@ -179,8 +180,10 @@ def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list
         detail = "this is a standby, which cannot write: name the primary in [sql] url"
         checks.append(ServerCheck("sql role", False, detail))
     user, queues = found.user, found.queue_schema
-    if found.has_outbox:
-        checks.append(ServerCheck("sql permissions", True, "the outbox's tables exist"))
+    if found.outbox_schema is not None:
+        checks.append(
+            ServerCheck("sql permissions", True, f"the outbox's tables exist in schema {found.outbox_schema}")
+        )
     elif found.may_create:
         detail = f"{user} may create the outbox's tables in schema {found.schema}"
         checks.append(ServerCheck("sql permissions", True, detail))
@@ -212,7 +215,8 @@ async def _ask_postgres(url: str, queue_schema: str) -> tuple[PostgresFacts, flo
                 "SELECT current_setting('server_version_num')::int, current_setting('server_version'),"
                 " extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery(), current_user::text,"
                 " current_schema(), coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),"
-                " to_regclass('kafka_outbox') IS NOT NULL, %(queues)s, to_regnamespace(%(queues)s) IS NOT NULL,"
+                " (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('kafka_outbox')),"
+                " %(queues)s, to_regnamespace(%(queues)s) IS NOT NULL,"
                 " coalesce(has_schema_privilege(to_regnamespace(%(queues)s)::oid, 'USAGE'), false),"
                 " has_database_privilege(current_database(), 'CREATE')",
                 {"queues": queue_schema},
@@ -248,7 +252,7 @@ def judge_mysql(found: MysqlFacts, began_s: float, ended_s: float) -> list[Serve
     if found.database is None:
         checks.append(ServerCheck("sql permissions", False, "[sql] url names no database: add /NAME to it"))
     elif found.has_outbox:
-        checks.append(ServerCheck("sql permissions", True, "the outbox's tables exist"))
+        checks.append(ServerCheck("sql permissions", True, f"the outbox's tables exist in {found.database}"))
     elif found.may_create:
         detail = f"{found.user} may create the outbox's tables in {found.database}"
         checks.append(ServerCheck("sql permissions", True, detail))

@@ -151,7 +151,7 @@ async def test_tables_of_the_same_names_in_one_schema_are_refused(deimos: Databa
     [tables] = deimos.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'apart' AND tablename ~ '^kafka_'")[0]
     assert tables > 1
     checks = {each.check: each.detail async for each in check_servers(read_settings(settings))}
-    assert checks["sql permissions"] == "tidebook may create tables in schema apart"
+    assert checks["sql permissions"] == "the outbox's tables exist in schema apart"
 
 
 def lines(text: str) -> Sequence[dict[str, Any]]:

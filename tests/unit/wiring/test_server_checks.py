@@ -77,7 +77,7 @@ def test_replicas_of_a_topic_are_compared_with_those_in_sync(
 
 POSTGRES = PostgresFacts(
     number=160004, version="16.4", now_s=100.0, standby=False, user="ada", schema="public", may_create=True,
-    has_outbox=False, queue_schema="tidebook_queue", has_queues=False, may_use_queues=False, may_create_schema=True,
+    outbox_schema=None, queue_schema="tidebook_queue", has_queues=False, may_use_queues=False, may_create_schema=True,
 )  # fmt: skip
 
 
@@ -89,7 +89,12 @@ POSTGRES = PostgresFacts(
         ({"now_s": 90.0}, "sql clock", False, "NTP"),
         ({"standby": True}, "sql role", False, "name the primary"),
         ({"may_create": False}, "sql permissions", False, "GRANT CREATE ON SCHEMA"),
-        ({"may_create": False, "has_outbox": True}, "sql permissions", True, ""),  # an administrator created the tables
+        (
+            {"may_create": False, "outbox_schema": "shop"},
+            "sql permissions",
+            True,
+            "in schema shop",
+        ),  # an administrator created the tables
         ({"may_create_schema": False}, "sql queues", None, "GRANT CREATE ON DATABASE"),
         ({"has_queues": True}, "sql queues", False, "GRANT USAGE ON SCHEMA tidebook_queue TO ada"),
     ],
