@@ -66,8 +66,9 @@ async def up(
         where = opened.settings.folder.resolve()
         if output.human():
             example = f"{_command()} journal append orders o-1 '{{\"total\": 3}}' --book {quote(str(where))}"
-            output.write(f"Tidebook is open in {where}. Press Ctrl-C to stop; no data is lost.\n")
-            output.write(f"Try in another terminal:\n  {example}\n")
+            stopping = "" if once else " Press Ctrl-C to stop; no data is lost."
+            output.write(f"Tidebook is open in {where}.{stopping}\n")
+            output.write(f"Try{'' if once else ' in another terminal'}:\n  {example}\n")
         else:
             output.emit({"open": str(where)})
         stop = asyncio.Event()
