@@ -110,7 +110,8 @@ async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
     table = output.Table("status", "priority", "process at", "id", "key", "data")
     for entry in await (await _existing(book, queue)).entries(limit):
         data = output.payload_as_json(entry.data)
-        table.add(entry, entry.status, entry.priority, entry.process_at, str(entry.id), entry.key, data, data=data)
+        status = "waiting" if entry.status == "W" else "processing"
+        table.add(entry, status, entry.priority, entry.process_at, str(entry.id), entry.key, data, data=data)
     table.print()
 
 

@@ -144,6 +144,12 @@ def test_a_command_that_ends_at_once_names_no_way_to_stop_it(book: Path) -> None
     assert "Ctrl-C" not in printed
 
 
+def test_the_status_of_an_entry_is_a_word_on_a_terminal(cli: Cli, book: Path) -> None:
+    assert cli("queue", "put", "mail", "1").code == 0
+    assert on_terminal("queue", "list", "mail", "--book", str(book)).split()[7] == "waiting"
+    assert json.loads(cli("queue", "list", "mail").out)["status"] == "W"
+
+
 def test_the_entries_of_a_log_have_a_header_on_a_terminal(cli: Cli, book: Path) -> None:
     assert cli("wal", "write", "metrics", "7", "1", '"a"', "--create").code == 0
     printed = on_terminal("wal", "read", "metrics", "7", "--book", str(book))
