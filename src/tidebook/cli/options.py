@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -158,20 +158,22 @@ def _has_files(settings: Settings) -> bool:
         raise from_os(error, folder) from error
 
 
-def is_address(where: str | None) -> bool:
+def is_address(where: str | None) -> TypeGuard[str]:
     """Return whether the name of a book is the address of a server."""
     return where is not None and where.lower().startswith(("http://", "https://"))
+
+
+def open_address(where: str) -> Book:
+    """Return the book of a server, to be opened with `async with`; the environment has its token."""
+    token, tls_ca = os.environ.get("TIDEBOOK_TOKEN"), os.environ.get("TIDEBOOK_TLS_CA")
+    return open_remote(where, token=token or None, tls_ca=tls_ca or None)
 
 
 @asynccontextmanager
 async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[Book]:
     """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing."""
     where = DEFAULT_BOOK if book is None else book
-    if is_address(where):
-        token, tls_ca = os.environ.get("TIDEBOOK_TOKEN"), os.environ.get("TIDEBOOK_TLS_CA")
-        chosen = open_remote(where, token=token or None, tls_ca=tls_ca or None)
-    else:
-        chosen = Book(book_settings(book, create=create))
+    chosen = open_address(where) if is_address(where) else Book(book_settings(book, create=create))
     async with chosen as opened:
         yield opened
 

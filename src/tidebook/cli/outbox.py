@@ -28,7 +28,9 @@ from tidebook.cli.options import (
     book_settings,
     confirm,
     flag,
+    is_address,
     number,
+    open_address,
     option,
 )
 from tidebook.core.errors import InvalidInput, TidebookError
@@ -41,6 +43,7 @@ from tidebook.outbox.sql import dialect
 from tidebook.runtime.metrics import serve_metrics
 from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
+from tidebook.wiring.sync import SyncBook
 
 #: The interval at which the gauges of waiting messages are refreshed while metrics are served.
 STATUS_S = 10.0
@@ -79,6 +82,17 @@ def open_outbox(book: str | None, *, create: bool = False, reading: bool = False
         yield outbox
     finally:
         outbox.close()
+
+
+@contextmanager
+def open_operated(book: str | None) -> Iterator[Outbox]:
+    """Open the outbox of the chosen book, or of a server's, to look at it and to act on parked messages."""
+    if is_address(book):
+        with SyncBook(open_address(book)) as opened:
+            yield opened.outbox
+    else:
+        with open_outbox(book, reading=True) as outbox:
+            yield outbox
 
 
 @app.command()
@@ -161,7 +175,7 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
 def status(book: BookOption) -> None:
     """Print each topic's waiting messages, its relay, and errors."""
     table = output.Table("topic", "waiting", "oldest", "relayed", "a minute", "parked", "held", "relay", "state")
-    with open_outbox(book, reading=True) as outbox:
+    with open_operated(book) as outbox:
         for each in outbox.status():
             waiting = f"{each.waiting:,}+" if each.waiting_is_bound else each.waiting
             oldest = None if each.oldest_age_ms is None else f"{each.oldest_age_ms / 1000:.1f} s"
@@ -203,7 +217,7 @@ def parked_list(
     limit: LimitOption = 1000,
 ) -> None:
     """List parked messages, each with the reason."""
-    with open_outbox(book, reading=True) as outbox:
+    with open_operated(book) as outbox:
         table = output.Table("topic", "id", "state", "key", "bytes", "tries", "reason")
         for each in outbox.parked(topic, limit=limit):
             key = None if each.key is None else each.key.decode(errors="replace")
@@ -216,7 +230,7 @@ def parked_list(
 def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All = False) -> None:
     """Send parked messages again, each before later ones of its key."""
     _one_or_all(id, everything)
-    with open_outbox(book, reading=True) as outbox:
+    with open_operated(book) as outbox:
         count = outbox.parked_retry(topic, id)
     output.emit({"topic": topic, "retried": count}, f"retrying {count}")
 
@@ -227,7 +241,7 @@ def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All =
     _one_or_all(id, everything)
     which = "all parked messages" if everything else f"the parked message {id}"
     confirm(f"Delete {which} of {topic}?", yes=yes, scripts=False)
-    with open_outbox(book, reading=True) as outbox:
+    with open_operated(book) as outbox:
         count = outbox.parked_drop(topic, id)
     output.emit({"topic": topic, "dropped": count}, f"dropped {count}")
 

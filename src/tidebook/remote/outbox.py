@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from tidebook.api.outbox import PARKED_LISTED_MAX, ParkedBody
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
@@ -38,6 +40,11 @@ class RemoteOutbox:
         return count
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise InvalidInput(f"outbox.{name} needs the application's database: open the book with [sql] url instead")
+        return refuse_attribute(name)
+
+
+def refuse_attribute(name: str) -> NoReturn:
+    """Raise `InvalidInput` for a method that only an outbox in a database has."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise InvalidInput(f"outbox.{name} needs the application's database: open the book with [sql] url instead")

@@ -29,12 +29,13 @@ if TYPE_CHECKING:  # each part is imported at its first use: commands start ofte
     from tidebook.domain.projection import Projection
     from tidebook.domain.typed_journal import TypedJournal
     from tidebook.outbox.log_topic import LogTopic
-    from tidebook.outbox.outbox import AsyncOutbox
+    from tidebook.outbox.outbox import AsyncOutbox, Outbox
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
     from tidebook.queue.worker import Handler, Worker, WorkerOptions
     from tidebook.replication.inline import InlineReplication
+    from tidebook.runtime.blocking_portal import BlockingPortal
     from tidebook.tags.event import Decode
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
@@ -397,6 +398,10 @@ class Book:
             self._outbox = AsyncOutbox(made)
             self._stack.push_async_callback(self._outbox.close)
         return self._outbox
+
+    def _blocking_outbox(self, portal: BlockingPortal) -> Outbox:
+        """Return the outbox for threads without an event loop."""
+        return self.outbox.blocking
 
     def log_topic(self, topic: str) -> LogTopic:
         """Return a consumer of the messages that the outbox relayed to a topic of an embedded log.

@@ -12,11 +12,13 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
 from tidebook.log.port import Log
-from tidebook.outbox.outbox import AsyncOutbox
+from tidebook.outbox.outbox import AsyncOutbox, Outbox
 from tidebook.queue.queues import Queues
 from tidebook.remote.connection import Connection
 from tidebook.remote.journal import RemoteJournal
 from tidebook.remote.outbox import RemoteOutbox
+from tidebook.remote.sync import SyncRemoteOutbox
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.remote.queue import RemoteQueues
 from tidebook.remote.tags import RemoteTags
 from tidebook.remote.wal import RemoteWal
@@ -97,6 +99,9 @@ class RemoteBook(Book):
         if self._outbox is None:
             self._outbox = cast(AsyncOutbox, RemoteOutbox(self._connection))
         return self._outbox
+
+    def _blocking_outbox(self, portal: BlockingPortal) -> Outbox:
+        return cast(Outbox, SyncRemoteOutbox(portal, cast(RemoteOutbox, self.outbox)))
 
     def feed(self, tag: str, queue: str, **options: Any) -> NoReturn:
         """Raise `InvalidInput`: a feed runs where the queue store is opened."""

@@ -174,7 +174,7 @@ class SyncBook(BlockingFacade[Book]):
     @property
     def outbox(self) -> Outbox:
         """The outbox in the book's SQL database: publish in your own transaction, relay afterwards."""
-        return self._target.outbox.blocking
+        return self._target._blocking_outbox(self._portal)
 
     def __enter__(self) -> SyncBook:
         self._opened_portal = BlockingPortal()

@@ -205,11 +205,28 @@ async def test_parked_messages_are_retried_and_dropped_through_a_server(tmp_path
         assert (parked.state, parked.topic) == ("parked", "journal:orders")
         [status] = await book.outbox.status()
         assert (status.topic, status.parked) == ("journal:orders", 1)
-        assert await book.outbox.parked_retry(parked.topic) == 1
+        await asyncio.to_thread(_check_blocking_outbox, url, parked.id)
         assert await local.outbox.relay(once=True) == 0
         [parked] = await book.outbox.parked()  # the message was refused again
         assert await book.outbox.parked_drop(parked.topic, parked.id) == 1
         assert await book.outbox.parked() == []
+
+
+def _check_blocking_outbox(url: str, parked: int) -> None:
+    """See the parked message in the blocking book and on the command line, and retry it there."""
+    with tidebook.open_sync(url) as book:
+        assert [(each.topic, each.parked) for each in book.outbox.status()] == [("journal:orders", 1)]
+        assert [each.id for each in book.outbox.parked("journal:orders")] == [parked]
+        with pytest.raises(InvalidInput, match="needs the application's database"):
+            book.outbox.relay(once=True)
+    command = [sys.executable, "-m", "tidebook.cli", "outbox"]
+    for arguments, shown in (
+        (["status"], {"topic": "journal:orders", "parked": 1}),
+        (["parked", "list"], {"id": parked, "state": "parked"}),
+        (["parked", "retry", "journal:orders", "--all"], {"retried": 1}),
+    ):
+        done = subprocess.run([*command, *arguments, "--json", "--book", url], capture_output=True, text=True, check=True)
+        assert shown.items() <= json.loads(done.stdout).items()
 
 
 async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
