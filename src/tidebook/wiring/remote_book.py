@@ -17,11 +17,11 @@ from tidebook.queue.queues import Queues
 from tidebook.remote.connection import Connection
 from tidebook.remote.journal import RemoteJournal
 from tidebook.remote.outbox import RemoteOutbox
-from tidebook.remote.sync import SyncRemoteOutbox
-from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.remote.queue import RemoteQueues
+from tidebook.remote.sync import SyncRemoteOutbox
 from tidebook.remote.tags import RemoteTags
 from tidebook.remote.wal import RemoteWal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.store.port import StoreWriter
 from tidebook.tags.tags import Tags
 from tidebook.wal.wal import Wal

@@ -225,7 +225,8 @@ def _check_blocking_outbox(url: str, parked: int) -> None:
         (["parked", "list"], {"id": parked, "state": "parked"}),
         (["parked", "retry", "journal:orders", "--all"], {"retried": 1}),
     ):
-        done = subprocess.run([*command, *arguments, "--json", "--book", url], capture_output=True, text=True, check=True)
+        words = [*command, *arguments, "--json", "--book", url]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert shown.items() <= json.loads(done.stdout).items()
 
 
