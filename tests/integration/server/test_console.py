@@ -412,6 +412,18 @@ async def test_an_act_affects_no_more_items_than_were_confirmed(
         assert [event.payload async for event in orders.read(ID)] == ["new"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_asked"),
+    [({"kind": "verify", "repair": "true"}, True), ({"kind": "rebuild"}, True), ({"kind": "verify"}, False)],
+)
+async def test_a_job_that_changes_the_store_asks_to_stop_replication(
+    tmp_path: Path, fields: dict[str, str], is_asked: bool
+) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        dry_run = await http.get("/acts/pipeline.start", params={**fields, "topics": TOPIC})
+        assert (dry_run.status_code, "Stop replication first" in dry_run.text) == (200, is_asked)
+
+
 async def test_deleting_events_of_a_journal_that_does_not_exist_does_not_create_it(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)

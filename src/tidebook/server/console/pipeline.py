@@ -29,6 +29,11 @@ LINES_SHOWN_MAX: Final = 500
 #: How many of the other lines of output are shown, and how much of each.
 PROGRESS_LINES_MAX: Final = 20
 PROGRESS_CHARS_MAX: Final = 400
+#: The dry run of a job that changes the store ends with this.
+STOP_REPLICATION: Final = (
+    "Stop replication first, and start it again when the job has ended: "
+    "a journal that changes meanwhile may not be repaired."
+)
 
 
 class PipelinePageQuery(msgspec.Struct, frozen=True):
@@ -319,8 +324,11 @@ async def preview_start(view: View) -> Preview:
         case _:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
+    text = f"This {does}: {which}. It runs in a separate process and may take long."
+    if changes:
+        text += f" {STOP_REPLICATION}"
     return Preview(
-        text=f"This {does}: {which}. It runs in a separate process and may take long.",
+        text=text,
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],
