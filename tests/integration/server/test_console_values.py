@@ -127,6 +127,8 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
         (row,) = (await shown(http, "/journals")).rows[1:]
         assert row == ["orders", "6", "0", "–", "4", "1"]  # including a mark in each partition
         topic = await shown(http, "/topic", topic=TOPIC)
+        for path in ("/journals", link("/topic", topic=TOPIC)):
+            assert "counted in records, not in bytes" in (await http.get(path)).text
         assert topic.pairs == {
             "Records in the log": "6",
             "Not replicated yet": "0",
