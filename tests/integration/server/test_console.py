@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,16 @@ async def test_deleting_events_of_a_journal_that_does_not_exist_does_not_create_
         done = await http.post("/acts/journals.delete", data=form)
         assert "There was no event to delete." in (await http.get(done.headers["location"])).text
         assert await book.journal(TOPIC).pointer("none") is None
+
+
+async def test_an_entry_that_became_due_since_it_was_listed_is_shown_and_deleted_as_due(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue(QUEUE).put({"n": 1})
+        (row,) = (await http.get(link("/queue.json", queue=QUEUE))).json()["rows"]
+        listed = {"queue": QUEUE, "status": "later", "place": row["place"]}
+        assert (await http.get("/entry.json", params=listed)).json()["status"] == "due"
+        (address,) = re.findall(r'href="(/acts/queues.purge[^"]*)"', (await http.get("/entry", params=listed)).text)
+        assert "This deletes 1 waiting entry" in (await http.get(unescape(address))).text
 
 
 async def test_a_filter_that_does_not_apply_is_refused_and_not_left_out(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tidebook.server.console.queues import (
     SAMPLE_MAX,
     Priority,
     Status,
+    entry_at,
     entry_filter,
     find_queue,
     letter_filter,
@@ -129,10 +130,9 @@ async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[E
     """Return the entries that still wait at the given places."""
     rows: list[BrowsedEntry] = []
     for place in dict.fromkeys(places):
-        before = EntryPlace(place.priority, place.date_ms, place.id - 1)
-        wanted = EntryFilter(state=_waiting_state(form), priority=place.priority)
-        found = await browser.browse(wanted, after=before, limit=1)
-        rows += [each for each in found if each.place == place]
+        found = await entry_at(browser, _waiting_state(form), place)
+        if found is not None and found.place == place:
+            rows.append(found)
     return rows
 
 

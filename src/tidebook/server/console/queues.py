@@ -18,6 +18,7 @@ from tidebook.queue.browse import (
     ClaimSummary,
     EntryFilter,
     EntryPlace,
+    EntryState,
     LetterFilter,
 )
 from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, WorkerRow
@@ -270,6 +271,14 @@ def write_place(place: EntryPlace) -> str:
     return "-".join(map(str, place))
 
 
+async def entry_at(browser: BoundBrowser, state: EntryState, place: EntryPlace) -> BrowsedEntry | None:
+    """Return the entry of a state that a place names; None if it is elsewhere now."""
+    wanted = EntryFilter(state=state, priority=None if state == "processing" else place.priority)
+    before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+    found = await browser.browse(wanted, after=before, limit=1)
+    return found[0] if found and found[0].row.id == place.id else None
+
+
 def _entry_row(view: View, found: BrowsedEntry) -> EntryRow:
     row = found.row
     return EntryRow(
@@ -364,6 +373,7 @@ class EntryData(msgspec.Struct, frozen=True, kw_only=True):
     """One entry or dead letter."""
 
     queue: str
+    #: The status now: an entry that was listed as later may be due.
     status: Status
     entry: EntryRow
     expires_at: str | None
@@ -381,14 +391,15 @@ async def entry(view: View) -> EntryData:
     """Show one entry."""
     query = view.fields
     browser = await find_queue(view, query.queue)
+    status: Status = query.status
     started_at: int | None = None
-    if query.status == "dead":
+    if status == "dead":
         letter = await browser.letter(parse_number(query.place))
         if letter is None:
             raise NotFound(f"queue {query.queue!r} has no dead letter {query.place}: it was retried or dropped")
         row, kind, data, expires_at = _letter_row(view, letter), letter.kind, letter.data, letter.expires_at
     else:
-        found = await _entry_at(browser, query)
+        status, found = await _find_entry(browser, query)
         names = {_holder(each.id): each.name for each in await browser.workers(limit=WORKERS_MAX)}
         row, kind, data = _named(_entry_row(view, found), names), found.row.kind, found.row.data
         expires_at, started_at = found.row.expires_at, found.row.started_at
@@ -398,7 +409,7 @@ async def entry(view: View) -> EntryData:
     whole = not document.left_out and not isinstance(value, bytes) and (view.unmask or not view.is_masked(query.queue))
     return EntryData(
         queue=query.queue,
-        status=query.status,
+        status=status,
         entry=row,
         expires_at=None if expires is None else expires.isoformat(),
         started_at_ms=started_at,
@@ -411,16 +422,14 @@ async def entry(view: View) -> EntryData:
     )
 
 
-async def _entry_at(browser: BoundBrowser, query: EntryQuery) -> BrowsedEntry:
+async def _find_entry(browser: BoundBrowser, query: EntryQuery) -> tuple[EntryState, BrowsedEntry]:
+    """Return the entry at a place and its state; raise `NotFound` if it has left the place."""
     assert query.status != "dead"
     place = parse_place(query.place)
-    before = EntryPlace(place.priority, place.date_ms, place.id - 1)
-    for state in dict.fromkeys((query.status, "due", "later")):
-        priority = None if state == "processing" else place.priority
-        wanted = EntryFilter(state=state, priority=priority)
-        found = await browser.browse(wanted, after=before, limit=1)
-        if found and found[0].row.id == place.id:
-            return found[0]
+    states: tuple[EntryState, ...] = (query.status, "due", "later")
+    for state in dict.fromkeys(states):
+        if (found := await entry_at(browser, state, place)) is not None:
+            return state, found
     raise NotFound(f"the entry is no longer {query.status} in queue {query.queue!r}: it was claimed, finished or moved")
 
 
