@@ -33,6 +33,7 @@ from tidebook.server.console.console import decode_fields, late_error, parse_for
 from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
 from tidebook.server.console.view import View, given_fields
+from tidebook.server.pipeline_jobs import PipelineJob
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -385,6 +386,30 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
         done = [each for each in (await http.get("/audit.json")).json()["entries"] if "queues.drop" in str(each)]
         assert len(done) == 2, done
         assert "changed=2500" in str(done)
+
+
+async def test_an_act_or_a_job_that_has_ended_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_acts, "AT_ONCE_MAX", 1)
+
+    async def end(self: PipelineJob, command: list[str]) -> None:
+        self.state = "done"
+
+    monkeypatch.setattr(PipelineJob, "run", end)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        form = await confirmed(http, "queues.retry", queue=QUEUE, status="dead")
+        started = await http.post("/acts/queues.retry", data=form)
+        seen = await _ended(http, started.headers["location"])
+        form = await confirmed(http, "pipeline.start", kind="verify", topics=TOPIC)
+        job = (await http.post("/acts/pipeline.start", data=form)).headers["location"].rpartition("=")[2]
+        for name, fields in (
+            ("queues.cancel_act", {"queue": QUEUE, "act": seen["id"]}),
+            ("pipeline.cancel", {"job": job}),
+        ):
+            answer = await http.post(f"/acts/{name}", data=fields)
+            assert (answer.status_code, "had ended already" in (await http.get("/tags")).text) == (303, True), name
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after earlier audit entries are written
+        assert "cancel" not in str((await http.get("/audit.json")).json()["entries"])
 
 
 async def test_an_act_affects_no_more_items_than_were_confirmed(

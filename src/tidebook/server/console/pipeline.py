@@ -346,7 +346,10 @@ async def start(view: View) -> ActResult:
 
 async def cancel(view: View) -> ActResult:
     """Cancel a job."""
-    await view.state.jobs.find(view.fields.job).cancel()
+    found = view.state.jobs.find(view.fields.job)
+    if found.state != "running":
+        return ActResult(message="The job had ended already.", changed=False)
+    await found.cancel()
     return ActResult(message="The job is cancelled.")
 
 

@@ -313,9 +313,12 @@ async def bulk(view: View) -> BulkResponse:
 async def cancel_bulk(view: View) -> ActResult:
     """Cancel an act; changes already made remain."""
     act = view.parts.bulk.find(view.fields.act, view.fields.queue)
+    was_running = act.state == "running"
     await act.cancel()
+    is_cancelled = was_running and act.state == "cancelled"
+    message = "Cancelled after" if is_cancelled else "It had ended already, after"
     to = link("/queue-act", queue=act.queue, act=act.id)
-    return ActResult(message=f"Cancelled after {act.changed:,} of {act.total:,}.", to=to)
+    return ActResult(message=f"{message} {act.changed:,} of {act.total:,}.", to=to, changed=is_cancelled)
 
 
 PAGES = (Page("queue_act", BY_NAME["queues.entries"], bulk, BulkQuery),)
