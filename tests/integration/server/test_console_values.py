@@ -515,6 +515,11 @@ async def test_refused_input_is_shown_again(tmp_path: Path) -> None:
         assert "priority cannot be &#39;high&#39;" in number.text
         assert 'name="priority" value="high"' in number.text
         assert len([event async for event in book.journal(TOPIC).read(ID)]) == 5
+        token = await http.post("/acts/access.create_token", data={"name": "n" * 201, "prefix": "or"})
+        assert 'Name <input name="name"' in token.text
+        assert 'Only names that begin with <input name="prefix" value="or"' in token.text
+        number = await http.get(link("/acts/journals.delete", topic=TOPIC, id=ID, to="all"))
+        assert 'Up to number <input name="to" value="all"' in number.text
         token = await http.post("/acts/access.sign_in", data={"token": "tb_secret"})
         assert "tb_secret" not in token.text
 
