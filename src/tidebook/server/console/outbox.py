@@ -98,7 +98,7 @@ async def preview_retry(view: View) -> Preview:
 async def retry(view: View) -> ActResult:
     """Retry parked messages."""
     count = await view.book.outbox.parked_retry(view.fields.topic, view.fields.id)
-    return ActResult(message=f"{count:,} retried.", to="/outbox", changed=bool(count))
+    return ActResult(message=f"{counted(count, 'message')} retried.", to="/outbox", changed=bool(count))
 
 
 async def preview_drop(view: View) -> Preview:
@@ -109,7 +109,7 @@ async def preview_drop(view: View) -> Preview:
 async def drop(view: View) -> ActResult:
     """Delete parked messages."""
     count = await view.book.outbox.parked_drop(view.fields.topic, view.fields.id)
-    return ActResult(message=f"{count:,} deleted.", to="/outbox", changed=bool(count))
+    return ActResult(message=f"{counted(count, 'message')} deleted.", to="/outbox", changed=bool(count))
 
 
 PAGES = (Page("outbox", BY_NAME["outbox.status"], outbox, OutboxQuery),)

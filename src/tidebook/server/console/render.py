@@ -115,7 +115,9 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(number=number, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso)
+        self._environment.filters.update(
+            number=number, counted=counted, size=size, span=span, span_ms=span_ms, moment=moment, iso=iso
+        )
         versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
         # The version in the address lets browsers keep a file forever.
         self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")

@@ -15,6 +15,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.console import payload_view
 from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
+from tidebook.server.console.render import counted
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.responses import Chunk
@@ -320,7 +321,7 @@ async def preview_rebuild(view: View) -> Preview:
 async def rebuild(view: View) -> ActResult:
     """Write a tag's rows again."""
     done = await view.book.tags.rebuild(view.fields.tag)
-    return ActResult(message=f"{done.written:,} rows are written, {done.removed:,} removed.")
+    return ActResult(message=f"{counted(done.written, 'row')} written, {done.removed:,} removed.")
 
 
 PAGES = (
