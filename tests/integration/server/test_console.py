@@ -65,6 +65,17 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "https://" not in shown.text
 
 
+async def test_every_id_of_a_page_is_unique_and_every_label_refers_to_one(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[queue."to print"]\nmax_timeouts = 3\n')
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url) as http:
+        known = await fill(book)
+        for name, fields in PAGES.items():
+            text = (await http.get(CATALOG.pages[name].path, params=filled(fields, known))).text
+            ids = re.findall(r'\sid="([^"]*)"', text)
+            assert len(ids) == len(set(ids)), name
+            assert {*" ".join(re.findall(r'aria-labelledby="([^"]*)"', text)).split()} <= {*ids}, name
+
+
 async def test_a_method_that_a_page_does_not_have_is_refused_as_other_requests_are(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         refused = await http.post("/journals.json")
