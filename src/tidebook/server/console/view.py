@@ -75,7 +75,7 @@ class View:
 
     @property
     def is_admin(self) -> bool:
-        """Whether masked fields may be shown."""
+        """Whether the token is an admin's: no other sees masked fields and the topic of the audit."""
         return self.principal.role >= Role.ADMIN
 
     @property
