@@ -28,9 +28,9 @@ from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console import queue_acts
+from tidebook.server.console.act import Act, ActResult
 from tidebook.server.console.catalog import CATALOG
 from tidebook.server.console.console import decode_fields, late_error, parse_form
-from tidebook.server.console.page import Act, ActResult
 from tidebook.server.console.render import link, static_files
 from tidebook.server.console.view import View, given_fields
 from tidebook.server.pipeline_jobs import PipelineJob

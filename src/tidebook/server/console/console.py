@@ -20,9 +20,10 @@ from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, SignInRequir
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
-from tidebook.server.console.live import LiveEndpoint, send_rows
-from tidebook.server.console.page import Act, ActResult, Catalog, LiveView, Page, Preview, scope_name
-from tidebook.server.console.parts import Parts
+from tidebook.server.console.act import Act, ActResult, Preview
+from tidebook.server.console.live import LiveEndpoint, LiveView, send_rows
+from tidebook.server.console.page import Page, scope_name
+from tidebook.server.console.parts import Catalog, Parts
 from tidebook.server.console.render import Renderer, link, static_files
 from tidebook.server.console.retry_form import STATUSES, RetryForm, retry_form
 from tidebook.server.console.view import View, given_fields

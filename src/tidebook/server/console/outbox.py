@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.render import EXACT_MAX, counted
 from tidebook.server.console.view import View
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from tidebook.server.console.act import Act
 from tidebook.server.console.bulk import BulkActs
-from tidebook.server.console.page import Catalog
+from tidebook.server.console.live import LiveView
+from tidebook.server.console.page import Page
 from tidebook.server.console.survey import Surveyor
 from tidebook.server.state import ServerState
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """All pages, acts and live views by name."""
+
+    pages: dict[str, Page]
+    acts: dict[str, Act]
+    lives: dict[str, LiveView]
 
 
 class Parts:

@@ -15,8 +15,9 @@ from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
+from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.health import PartHealth, replication_health, reports
-from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.render import counted, link, size
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.view import View

@@ -13,8 +13,9 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
+from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
-from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
     Priority,

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from tidebook.server.console.page import Act, Page
+from tidebook.server.console.act import Act
+from tidebook.server.console.page import Page
 
 #: The statuses of problems that other input may solve: invalid input, or a conflict with the current state.
 STATUSES: Final = frozenset({400, 409, 422})

@@ -15,7 +15,8 @@ from tidebook.core.errors import NotFound
 from tidebook.core.key import topic_name
 from tidebook.core.record import read_record
 from tidebook.log.port import read_all
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.survey import TopicSurvey
 from tidebook.server.console.view import View
 from tidebook.wiring.book import Book

@@ -9,7 +9,9 @@ import msgspec
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.server.audit_entry import AUDIT_TOPIC
-from tidebook.server.console.page import Act, LiveView, Page, Preview
+from tidebook.server.console.act import Act, Preview
+from tidebook.server.console.live import LiveView
+from tidebook.server.console.page import Page
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
