@@ -19,7 +19,7 @@ from tidebook.core.key import Key
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console import payload_view
-from tidebook.server.console.expression import Expression, FilterFields, matches, parse
+from tidebook.server.console.event_filter import Expression, FilterFields, matches, parse
 from tidebook.server.console.live import LiveView, RenderRow
 from tidebook.server.console.page import Page
 from tidebook.server.console.timeline import Timeline, read_timeline
