@@ -8,9 +8,10 @@ from typing import Final, Literal
 import msgspec
 
 from tidebook.outbox.port import OutboxTopicStatus
+from tidebook.server.console.formatting import size, span, span_ms
 from tidebook.server.console.health import LAG_S_MAX, PartHealth
 from tidebook.server.console.queue_numbers import QueueNumbers
-from tidebook.server.console.render import link, size, span, span_ms
+from tidebook.server.console.render import link
 from tidebook.server.console.survey import PARKED_MAX, RegionSurvey, Survey
 from tidebook.server.pipeline_jobs import PipelineJob
 

@@ -9,7 +9,7 @@ import msgspec
 from tidebook.core.errors import TidebookError
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus
-from tidebook.server.console.render import span
+from tidebook.server.console.formatting import span
 from tidebook.server.console.survey import Survey
 from tidebook.server.console.view import View
 

@@ -10,8 +10,9 @@ from msgspec import Meta
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.count import EXACT_MAX
+from tidebook.server.console.formatting import counted
 from tidebook.server.console.page import Page
-from tidebook.server.console.render import EXACT_MAX, counted
 from tidebook.server.console.view import View
 
 PARKED_MAX: Final = 100

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.core.payload import BYTES, JSON, TEXT, encode_payload
-from tidebook.server.console.render import counted
+from tidebook.server.console.formatting import counted
 
 #: Nodes of a tree, its depth, and characters of one value that are shown.
 NODES_MAX: Final = 1_000

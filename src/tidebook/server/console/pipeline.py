@@ -16,9 +16,10 @@ from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
 from tidebook.server.console.act import Act, ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted, size
 from tidebook.server.console.health import PartHealth, replication_health, reports
 from tidebook.server.console.page import Page
-from tidebook.server.console.render import counted, link, size
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments

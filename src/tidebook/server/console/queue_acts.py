@@ -15,6 +15,7 @@ from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
+from tidebook.server.console.formatting import counted
 from tidebook.server.console.page import Page
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -28,7 +29,7 @@ from tidebook.server.console.queues import (
     parse_place,
     shown_reason,
 )
-from tidebook.server.console.render import counted, link
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View

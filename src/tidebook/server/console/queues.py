@@ -25,9 +25,9 @@ from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, Work
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkResponse
+from tidebook.server.console.count import Count
 from tidebook.server.console.page import Page
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
-from tidebook.server.console.render import Count
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 

@@ -15,9 +15,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.console import payload_view
 from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted
 from tidebook.server.console.live import LiveView, RenderRow
 from tidebook.server.console.page import Page
-from tidebook.server.console.render import counted
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.responses import Chunk

@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted, size
 from tidebook.server.console.page import Page
-from tidebook.server.console.render import counted, link, size
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
 from tidebook.server.console.view import View
