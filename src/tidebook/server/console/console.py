@@ -21,9 +21,9 @@ from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
 from tidebook.server.console.act import Act, ActResult, Preview
+from tidebook.server.console.context import Catalog, ConsoleContext
 from tidebook.server.console.live import LiveEndpoint, LiveView, send_rows
 from tidebook.server.console.page import Page, scope_name
-from tidebook.server.console.parts import Catalog, Parts
 from tidebook.server.console.render import Renderer, link, static_files
 from tidebook.server.console.retry_form import STATUSES, RetryForm, retry_form
 from tidebook.server.console.view import View, given_fields
@@ -61,30 +61,30 @@ class Console:
     """The pages of one server."""
 
     def __init__(self, state: ServerState, catalog: Catalog) -> None:
-        self.parts = Parts(state, catalog)
+        self.context = ConsoleContext(state, catalog)
         self._static = static_files()
         self._render = Renderer(self._static)
 
     @property
     def state(self) -> ServerState:
         """The state of the server."""
-        return self.parts.state
+        return self.context.state
 
     async def close(self) -> None:
         """Stop the background tasks."""
-        await self.parts.bulk.close()
-        await self.parts.surveyor.close()
+        await self.context.bulk.close()
+        await self.context.surveyor.close()
 
     def application(self) -> Starlette:
         """Return the application that serves everything outside the API."""
         routes: list[StarletteRoute] = []
-        for page in self.parts.catalog.pages.values():
+        for page in self.context.catalog.pages.values():
             routes.append(StarletteRoute(page.path, self._endpoint(self._page, page), methods=["GET"]))
             routes.append(StarletteRoute(page.twin, self._endpoint(self._twin, page), methods=["GET"]))
-        for act in self.parts.catalog.acts.values():
+        for act in self.context.catalog.acts.values():
             routes.append(StarletteRoute(act.path, self._endpoint(self._confirm, act), methods=["GET"]))
             routes.append(StarletteRoute(act.path, self._endpoint(self._act, act), methods=["POST"]))
-        for live in self.parts.catalog.lives.values():
+        for live in self.context.catalog.lives.values():
             routes.append(StarletteRoute(live.path, LiveEndpoint(partial(self._live, live))))
         routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
         routes.append(StarletteRoute("/{rest:path}", self._missing))
@@ -137,7 +137,7 @@ class Console:
         client = request.client.host if request.client else ""
         gate.authorize(principal, target.route, scope_name(target.route, fields), client)
         return View(
-            self.parts,
+            self.context,
             target,
             principal,
             fields,

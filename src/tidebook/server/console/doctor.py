@@ -63,7 +63,7 @@ async def doctor(view: View) -> DoctorData:
     may_check = view.principal.role >= Role.OPERATOR
     if view.fields.files and not may_check:
         raise PermissionDenied("only an operator may have all files read", required="operator")
-    survey = await view.parts.surveyor.read()
+    survey = await view.context.surveyor.read()
     checks = [*_installation()]
     for part in await part_health(view, survey):
         checks.append(Check(name=part.part, ok=part.ok, detail=f"{part.kind}: {part.detail}"))

@@ -37,7 +37,7 @@ class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def overview(view: View) -> OverviewData:
     """Show the book at a glance."""
-    survey = visible(await view.parts.surveyor.read(), view)
+    survey = visible(await view.context.surveyor.read(), view)
     jobs = [] if view.principal.prefix else view.state.jobs.list()  # a job concerns the whole book
     parts = [] if view.principal.prefix else await part_health(view, survey)
     findings = findings_of(survey, [job for job in jobs if job.state == "failed"][:5], parts)

@@ -92,7 +92,7 @@ class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def pipeline(view: View) -> PipelineData:
     """Show the progress of replication."""
-    book, survey = view.book, await view.parts.surveyor.read()
+    book, survey = view.book, await view.context.surveyor.read()
     lags = {each.topic: each.lag for each in survey.topics}
     names = [name for name in await book.topics() if view.fields.prefix.casefold() in name.casefold()]
     names.sort(key=lambda name: -lags.get(name, 0))

@@ -203,7 +203,7 @@ async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done
         status = 200 if ended.state == "done" else 504
         await view.state.audit.record_durably(view.principal, view.client, act.route.name, target, status)
 
-    started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
+    started = view.context.bulk.start(act.label, view.fields.queue, total, steps, audit)
     to = link("/queue-act", queue=view.fields.queue, act=started.id)
     return ActResult(message=f"This acts on {counted(total, *noun)} in the background.", to=to)
 
@@ -308,13 +308,13 @@ class BulkQuery(msgspec.Struct, frozen=True):
 
 async def bulk(view: View) -> BulkResponse:
     """Show the progress of an act."""
-    acts = view.parts.bulk
+    acts = view.context.bulk
     return acts.response(acts.find(view.fields.act, view.fields.queue))
 
 
 async def cancel_bulk(view: View) -> ActResult:
     """Cancel an act; changes already made remain."""
-    act = view.parts.bulk.find(view.fields.act, view.fields.queue)
+    act = view.context.bulk.find(view.fields.act, view.fields.queue)
     was_running = act.state == "running"
     await act.cancel()
     is_cancelled = was_running and act.state == "cancelled"

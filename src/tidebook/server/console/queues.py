@@ -185,7 +185,7 @@ async def queue(view: View) -> QueueData:
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
         claims_left_out=Count(max(0, len(others) - CLAIMS_SHOWN_MAX), exact=len(claims) < CLAIMS_MAX),
         soon=await _upcoming(view, browser),
-        acts=view.parts.bulk.running(query.queue),
+        acts=view.context.bulk.running(query.queue),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
     )

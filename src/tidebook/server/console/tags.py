@@ -169,7 +169,7 @@ async def tag(view: View) -> TagData:
 
 async def _stream(view: View) -> AsyncIterator[TaggedEvent]:
     """Return the events of a tag from the start of the page on."""
-    query, survey = view.fields, await view.parts.surveyor.read()
+    query, survey = view.fields, await view.context.surveyor.read()
     options = view.book.settings.options("tags", TagSettings)
     if len(survey.topics) <= TOPICS_READ_MAX or survey.horizon is None or options.consistency != "horizon":
         return view.book.tags.read(query.tag, after=_start(query))
@@ -191,7 +191,7 @@ async def _events_below(view: View, until_ms: int) -> AsyncIterator[TaggedEvent]
 
 async def _horizon(view: View) -> HorizonStatus:
     """Return the horizon of the last survey; what holds it back is left out if the token may not see it."""
-    found = (await view.parts.surveyor.read()).horizon
+    found = (await view.context.surveyor.read()).horizon
     if found is None:
         return HorizonStatus(horizon=None, age_s=None, topic=None, partition=None, lag=None)
     if found.topic is None or view.may_see_topic(found.topic):

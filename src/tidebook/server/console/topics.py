@@ -54,7 +54,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def topics(view: View) -> TopicsData:
     """List topics; their numbers are read now, the order by numbers is that of the last survey."""
-    query, surveyor = view.fields, view.parts.surveyor
+    query, surveyor = view.fields, view.context.surveyor
     survey = await surveyor.read()
     known = {each.topic: each for each in survey.topics}
     names = [

@@ -10,9 +10,9 @@ from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console.act import Act, Preview
+from tidebook.server.console.context import ConsoleContext
 from tidebook.server.console.live import LiveView
 from tidebook.server.console.page import Page
-from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
@@ -25,7 +25,7 @@ class View:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ConsoleContext,
         target: Page | Act | LiveView,
         principal: Principal,
         fields: Any,
@@ -38,7 +38,7 @@ class View:
         last_event_id: str | None = None,
         url: str = "/",
     ) -> None:
-        self.parts = parts
+        self.context = context
         self.target = target
         self.principal = principal
         #: The decoded query of a page, or form of an act.
@@ -63,12 +63,12 @@ class View:
     @property
     def state(self) -> ServerState:
         """The state of the server."""
-        return self.parts.state
+        return self.context.state
 
     @property
     def book(self) -> Book:
         """The book that is served."""
-        return self.parts.state.book
+        return self.context.state.book
 
     @property
     def now_ms(self) -> int:
@@ -87,7 +87,7 @@ class View:
 
     def may(self, name: str) -> bool:
         """Return whether the token allows an act or a page; pages hide the others."""
-        route = (self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]).route
+        route = (self.context.catalog.acts.get(name) or self.context.catalog.pages[name]).route
         if self.principal.role < route.role:
             return False
         if route.mutates and route.scope == "topic" and getattr(self.fields, "topic", None) == AUDIT_TOPIC:
@@ -100,7 +100,7 @@ class View:
 
     def path_of(self, name: str) -> str:
         """Return the path of a page."""
-        return self.parts.catalog.pages[name].path
+        return self.context.catalog.pages[name].path
 
     @property
     def twin(self) -> str:
@@ -115,7 +115,7 @@ class View:
 
     def act(self, name: str) -> Act:
         """Return an act by name."""
-        return self.parts.catalog.acts[name]
+        return self.context.catalog.acts[name]
 
     def mask(self, name: str) -> Mask | None:
         """Return the mask of a topic or queue for this request; None if nothing is hidden."""

@@ -31,7 +31,7 @@ class WalData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def regions(view: View) -> WalData:
     """List the regions; their numbers are those of the last survey."""
-    survey = await view.parts.surveyor.read()
+    survey = await view.context.surveyor.read()
     known = {(each.namespace, each.region): each for each in survey.regions}
     found = (WAL_TOPIC.fullmatch(topic) for topic in await view.book.log.topics())
     names = sorted((match[1], int(match[2])) for match in found if match)

@@ -1,4 +1,4 @@
-"""The objects that all pages share: the server's state, the catalog of pages and acts, and the survey of the book."""
+"""The objects that all pages and acts share, and the type of the catalog that lists these."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Catalog(msgspec.Struct, frozen=True):
     lives: dict[str, LiveView]
 
 
-class Parts:
-    """The parts of one console."""
+class ConsoleContext:
+    """The server's state, the catalog, the survey of the book, and the acts in the background."""
 
     def __init__(self, state: ServerState, catalog: Catalog) -> None:
         self.state = state
