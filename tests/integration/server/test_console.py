@@ -30,9 +30,10 @@ from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console import queue_acts
 from tidebook.server.console.act import Act, ActResult
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.console import decode_fields, late_error, parse_form
+from tidebook.server.console.console import late_error
+from tidebook.server.console.form_fields import decode_fields, given_fields, parse_form
 from tidebook.server.console.render import link, static_files
-from tidebook.server.console.view import View, given_fields
+from tidebook.server.console.view import View
 from tidebook.server.pipeline_jobs import PipelineJob
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console.act import Act, Preview
 from tidebook.server.console.context import ConsoleContext
+from tidebook.server.console.form_fields import given_fields
 from tidebook.server.console.live import LiveView
 from tidebook.server.console.page import Page
 from tidebook.server.console.render import link
@@ -133,13 +132,3 @@ class View:
         if wanted and not self.is_admin:
             raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
         return wanted
-
-
-def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
-    """Return the parameters that differ from their defaults."""
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(fields):
-        value = getattr(fields, field.name)
-        if field.required or value != field.default:
-            found[field.name] = value
-    return found
