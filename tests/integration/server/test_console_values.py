@@ -262,6 +262,17 @@ async def _park(book: Book) -> None:
     await book.log.append(Outgoing(TOPIC, partition, ID.encode(), b'{"from": "elsewhere"}'))
 
 
+async def test_regions_are_shown_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.server.console.wal.ROWS_MAX", 1)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        for number in (7, 8):
+            await book.wal("metrics").open_region(number, create=True)
+        for page, number in ((1, 7), (2, 8), (3, 8)):
+            found = await shown(http, "/wal", page=page)
+            assert [row[0] for row in found.rows[1:]] == [f"metrics/{number}"]
+            assert f"Page {min(page, 2)} of 2" in found.words
+
+
 async def test_the_pipeline_shows_lag_by_partition_and_parked_records(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)

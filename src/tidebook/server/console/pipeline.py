@@ -19,6 +19,7 @@ from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.formatting import counted, size
 from tidebook.server.console.health import PartHealth, replication_health, reports
 from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
 from tidebook.server.console.render import link
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.view import View
@@ -42,7 +43,7 @@ class PipelinePageQuery(msgspec.Struct, frozen=True):
     """Topics with this text in their name."""
 
     prefix: str = ""
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    page: PageNumber = 1
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +97,7 @@ async def pipeline(view: View) -> PipelineData:
     lags = {each.topic: each.lag for each in survey.topics}
     names = [name for name in await book.topics() if view.fields.prefix.casefold() in name.casefold()]
     names.sort(key=lambda name: -lags.get(name, 0))
-    pages = max(1, -(-len(names) // TOPICS_MAX))
-    page = min(view.fields.page, pages)
-    shown = names[(page - 1) * TOPICS_MAX : page * TOPICS_MAX]
+    shown, page, pages = paginate(names, view.fields.page, rows_max=TOPICS_MAX)
     configs = await topic_configs(book.store, shown) if shown else {}
     statuses = await partition_statuses(book.log, book.store, configs, now_ms=view.now_ms)
     lagging = sum(each.lag > 0 for each in statuses) + sum(lags[name] > 0 for name in lags.keys() - set(shown))

@@ -27,6 +27,7 @@ from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkResponse
 from tidebook.server.console.count import Count
 from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
@@ -48,7 +49,7 @@ class QueuesQuery(msgspec.Struct, frozen=True):
     """Queues with this text in their name."""
 
     prefix: str = ""
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    page: PageNumber = 1
 
 
 class QueuesData(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +69,9 @@ async def queues(view: View) -> QueuesData:
         for name in await view.book.queues.names()
         if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
     ]
-    pages = max(1, -(-len(names) // QUEUES_MAX))
-    page = min(query.page, pages)
+    shown, page, pages = paginate(names, query.page, rows_max=QUEUES_MAX)
     rows = []
-    for name in names[(page - 1) * QUEUES_MAX : page * QUEUES_MAX]:
+    for name in shown:
         browser = await view.book.queues.browser(name)
         if browser is not None:
             rows.append(await count_queue(name, browser))
