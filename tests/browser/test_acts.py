@@ -152,7 +152,7 @@ def test_a_live_tag_shows_events_as_the_horizon_passes_them(console: ServedConso
     page.get_by_role("link", name="Stop").click()
     page.get_by_role("link", name="Rebuild tag").click()
     confirm(page, None, "Rebuild tag")
-    expect(page.get_by_role("status").first).to_contain_text("2 rows are written")
+    expect(page.get_by_role("status").first).to_contain_text("2 rows written")
 
 
 async def _dead_letters(book: Book, name: str) -> None:
@@ -385,11 +385,11 @@ def test_parked_messages_are_retried_and_dropped(console: ServedConsole, page: P
     expect(rows).to_have_count(3)
     rows.first.get_by_role("link", name="Drop").click()
     confirm(page, topic, "Drop")
-    expect(page.get_by_text("1 deleted.")).to_be_visible()
+    expect(page.get_by_text("1 message deleted.")).to_be_visible()
     page.goto(f"{console.url}/outbox?topic={topic}")
     page.get_by_role("link", name="Retry all").click()
     confirm(page, None, "Retry")
-    expect(page.get_by_text("2 retried.")).to_be_visible()
+    expect(page.get_by_text("2 messages retried.")).to_be_visible()
 
 
 def test_a_token_is_created_shown_once_and_revoked(console: ServedConsole, page: Page) -> None:

@@ -50,6 +50,8 @@ class PipelineJob:
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, limit=LINE_BYTES_MAX
         )
         try:
+            if self._cancelled:  # before the process existed
+                child.terminate()
             await asyncio.gather(self._read_lines(child), self._read_errors(child))
             await child.wait()
         finally:
@@ -99,9 +101,11 @@ class PipelineJob:
     async def cancel(self) -> None:
         """Stop the child: terminate it, and kill it if it does not end."""
         child = self._child
-        if child is None or child.returncode is not None:
+        if child is not None and child.returncode is not None:
             return
         self._cancelled = True
+        if child is None:
+            return
         child.terminate()
         try:
             await asyncio.wait_for(child.wait(), STOP_S)

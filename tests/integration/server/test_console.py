@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console import queue_acts
+from tidebook.server.console.act import Act, ActResult
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.console import decode_fields, late_error, parse_form
-from tidebook.server.console.page import Act, ActResult
+from tidebook.server.console.console import late_error
+from tidebook.server.console.form_fields import decode_fields, given_fields, parse_form
 from tidebook.server.console.render import link, static_files
-from tidebook.server.console.view import View, given_fields
+from tidebook.server.console.view import View
+from tidebook.server.pipeline_jobs import PipelineJob
 
 ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -61,6 +64,17 @@ async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
             assert "unsafe" not in shown.headers["content-security-policy"]
             assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", shown.text), name
             assert "https://" not in shown.text
+
+
+async def test_every_id_of_a_page_is_unique_and_every_label_refers_to_one(tmp_path: Path) -> None:
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[queue."to print"]\nmax_timeouts = 3\n')
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url) as http:
+        known = await fill(book)
+        for name, fields in PAGES.items():
+            text = (await http.get(CATALOG.pages[name].path, params=filled(fields, known))).text
+            ids = re.findall(r'\sid="([^"]*)"', text)
+            assert len(ids) == len(set(ids)), name
+            assert {*" ".join(re.findall(r'aria-labelledby="([^"]*)"', text)).split()} <= {*ids}, name
 
 
 async def test_a_method_that_a_page_does_not_have_is_refused_as_other_requests_are(tmp_path: Path) -> None:
@@ -386,6 +400,30 @@ async def test_an_act_on_many_entries_runs_in_the_background_and_is_audited_twic
         assert "changed=2500" in str(done)
 
 
+async def test_an_act_or_a_job_that_has_ended_is_not_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_acts, "AT_ONCE_MAX", 1)
+
+    async def end(self: PipelineJob, command: list[str]) -> None:
+        self.state = "done"
+
+    monkeypatch.setattr(PipelineJob, "run", end)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        form = await confirmed(http, "queues.retry", queue=QUEUE, status="dead")
+        started = await http.post("/acts/queues.retry", data=form)
+        seen = await _ended(http, started.headers["location"])
+        form = await confirmed(http, "pipeline.start", kind="verify", topics=TOPIC)
+        job = (await http.post("/acts/pipeline.start", data=form)).headers["location"].rpartition("=")[2]
+        for name, fields in (
+            ("queues.cancel_act", {"queue": QUEUE, "act": seen["id"]}),
+            ("pipeline.cancel", {"job": job}),
+        ):
+            answer = await http.post(f"/acts/{name}", data=fields)
+            assert (answer.status_code, "had ended already" in (await http.get("/tags")).text) == (303, True), name
+        await http.delete(f"/v1/journals/{TOPIC}/{ID}")  # answered only after earlier audit entries are written
+        assert "cancel" not in str((await http.get("/audit.json")).json()["entries"])
+
+
 async def test_an_act_affects_no_more_items_than_were_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +450,18 @@ async def test_an_act_affects_no_more_items_than_were_confirmed(
         assert [event.payload async for event in orders.read(ID)] == ["new"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_asked"),
+    [({"kind": "verify", "repair": "true"}, True), ({"kind": "rebuild"}, True), ({"kind": "verify"}, False)],
+)
+async def test_a_job_that_changes_the_store_asks_to_stop_replication(
+    tmp_path: Path, fields: dict[str, str], is_asked: bool
+) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        dry_run = await http.get("/acts/pipeline.start", params={**fields, "topics": TOPIC})
+        assert (dry_run.status_code, "Stop replication first" in dry_run.text) == (200, is_asked)
+
+
 async def test_deleting_events_of_a_journal_that_does_not_exist_does_not_create_it(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         await fill(book)
@@ -419,6 +469,16 @@ async def test_deleting_events_of_a_journal_that_does_not_exist_does_not_create_
         done = await http.post("/acts/journals.delete", data=form)
         assert "There was no event to delete." in (await http.get(done.headers["location"])).text
         assert await book.journal(TOPIC).pointer("none") is None
+
+
+async def test_an_entry_that_became_due_since_it_was_listed_is_shown_and_deleted_as_due(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue(QUEUE).put({"n": 1})
+        (row,) = (await http.get(link("/queue.json", queue=QUEUE))).json()["rows"]
+        listed = {"queue": QUEUE, "status": "later", "place": row["place"]}
+        assert (await http.get("/entry.json", params=listed)).json()["status"] == "due"
+        (address,) = re.findall(r'href="(/acts/queues.purge[^"]*)"', (await http.get("/entry", params=listed)).text)
+        assert "This deletes 1 waiting entry" in (await http.get(unescape(address))).text
 
 
 async def test_a_filter_that_does_not_apply_is_refused_and_not_left_out(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from tests.integration.server.console_book import ACTS, LIVES, PAGES, fill, fill
 from tests.integration.server.running import client, live_rows, served
 from tidebook import Book, Event
 from tidebook.queue.port import QueueSettings
+from tidebook.server.console.act import Act
 from tidebook.server.console.catalog import CATALOG
-from tidebook.server.console.page import Act, Page
+from tidebook.server.console.page import Page
 
 #: Encoded as in an address: out of range, not finite, a NUL, invalid UTF-8, and text that a page must not run.
 HOSTILE = (

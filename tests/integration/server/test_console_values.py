@@ -127,6 +127,8 @@ async def test_journals_show_their_topic_head_events_and_both_sides_of_an_event(
         (row,) = (await shown(http, "/journals")).rows[1:]
         assert row == ["orders", "6", "0", "–", "4", "1"]  # including a mark in each partition
         topic = await shown(http, "/topic", topic=TOPIC)
+        for path in ("/journals", link("/topic", topic=TOPIC)):
+            assert "counted in records, not in bytes" in (await http.get(path)).text
         assert topic.pairs == {
             "Records in the log": "6",
             "Not replicated yet": "0",
@@ -258,6 +260,17 @@ async def test_the_outbox_and_the_write_ahead_logs_show_waiting_messages_and_pin
 async def _park(book: Book) -> None:
     partition = partition_of(ID, (await book.journal(TOPIC).topic_config()).partitions)
     await book.log.append(Outgoing(TOPIC, partition, ID.encode(), b'{"from": "elsewhere"}'))
+
+
+async def test_regions_are_shown_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.server.console.wal.ROWS_MAX", 1)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        for number in (7, 8):
+            await book.wal("metrics").open_region(number, create=True)
+        for page, number in ((1, 7), (2, 8), (3, 8)):
+            found = await shown(http, "/wal", page=page)
+            assert [row[0] for row in found.rows[1:]] == [f"metrics/{number}"]
+            assert f"Page {min(page, 2)} of 2" in found.words
 
 
 async def test_the_pipeline_shows_lag_by_partition_and_parked_records(tmp_path: Path) -> None:
@@ -513,6 +526,11 @@ async def test_refused_input_is_shown_again(tmp_path: Path) -> None:
         assert "priority cannot be &#39;high&#39;" in number.text
         assert 'name="priority" value="high"' in number.text
         assert len([event async for event in book.journal(TOPIC).read(ID)]) == 5
+        token = await http.post("/acts/access.create_token", data={"name": "n" * 201, "prefix": "or"})
+        assert 'Name <input name="name"' in token.text
+        assert 'Only names that begin with <input name="prefix" value="or"' in token.text
+        number = await http.get(link("/acts/journals.delete", topic=TOPIC, id=ID, to="all"))
+        assert 'Up to number <input name="to" value="all"' in number.text
         token = await http.post("/acts/access.sign_in", data={"token": "tb_secret"})
         assert "tb_secret" not in token.text
 

@@ -108,6 +108,24 @@ async def test_an_act_counts_what_it_changed_and_reports_its_error() -> None:
         acts.find(done.id, "other")
 
 
+async def test_an_act_that_fails_unexpectedly_is_recorded_and_refers_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    acts, recorder = BulkActs(SystemClock()), Recorder()
+    recorder.may_write.set()
+
+    async def failing() -> AsyncGenerator[int, None]:
+        yield 3
+        raise ZeroDivisionError
+
+    act = acts.start("Drop", "mail", 9, failing(), recorder)
+    while not recorder.ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert recorder.ended == [("failed", 3)]
+    assert "log has the cause" in str(acts.response(act).error)
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_few_acts_run_at_once_and_few_ended_ones_are_remembered() -> None:
     acts, recorder = BulkActs(SystemClock()), Recorder()
     recorder.may_write.set()

@@ -7,19 +7,9 @@ from typing import Any
 
 import pytest
 
-from tidebook.server.console.render import (
-    Count,
-    Renderer,
-    counted,
-    iso,
-    link,
-    moment,
-    number,
-    size,
-    span,
-    span_ms,
-    static_files,
-)
+from tidebook.server.console.count import Count
+from tidebook.server.console.formatting import counted, iso, moment, number, size, span, span_ms
+from tidebook.server.console.render import Renderer, link, static_files
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from tidebook.core.replication_plan import TagRow
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
-from tidebook.server.console.overview import PINNED_BYTES_MAX, PartHealth, find, replication_health
+from tidebook.server.console.count import Count
+from tidebook.server.console.findings import PINNED_BYTES_MAX, findings_of
+from tidebook.server.console.health import PartHealth, replication_health
 from tidebook.server.console.pipeline import describe_outcome, job_data, partition_row
 from tidebook.server.console.queue_numbers import QueueNumbers
-from tidebook.server.console.render import Count
 from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of, summary
 from tidebook.server.console.tags import TagGap, find_gaps
 from tidebook.server.pipeline_jobs import PipelineJob
@@ -65,7 +66,7 @@ def test_every_state_that_needs_a_person_is_found_and_the_worst_comes_first() ->
     )
     failed = PipelineJob("verify")
     failed.state = "failed"
-    found = [(each.level, each.what) for each in find(survey, [failed])]
+    found = [(each.level, each.what) for each in findings_of(survey, [failed])]
     assert found == [
         ("bad", "queues cannot be read"),
         ("bad", "Partition orders/1 is stopped"),
@@ -117,7 +118,7 @@ def test_a_part_that_fails_is_a_finding_unless_the_survey_has_one() -> None:
         PartHealth(part="relay", kind="in this process", ok=False, detail="no broker", href="/doctor"),
         PartHealth(part="worker mail", kind="in this process", ok=True, detail="running", href="/doctor"),
     ]
-    found = find(Survey(at_ms=0, took_s=0.0), parts=parts)
+    found = findings_of(Survey(at_ms=0, took_s=0.0), parts=parts)
     assert [(each.level, each.what, each.detail) for each in found] == [("bad", "relay", "no broker")]
 
 

@@ -53,7 +53,8 @@ def test_bytes_are_dumped_in_pages() -> None:
     first = dump(data)
     assert first.rows[1].at == "00000010"
     assert first.rows[4].text == "@ABCDEFGHIJKLMNO"
-    assert first.next == 2_048
+    assert (first.previous, first.next) == (None, 2_048)
+    assert (dump(data, 1_024).previous, dump(data, 4_096).previous) == (0, 2_048)
     last = dump(data, 5_000)
     assert last.next is None
     assert last.start == 4_992

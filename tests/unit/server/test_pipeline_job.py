@@ -29,6 +29,13 @@ async def test_the_latest_progress_of_a_job_is_no_line_of_its_output() -> None:
     assert (found.lines[-1], found.result) == ({"left": 1}, {"left": 1})
 
 
+async def test_a_job_that_is_cancelled_before_its_process_exists_ends() -> None:
+    job = PipelineJob("verify")
+    await job.cancel()
+    await job.run([sys.executable, "-c", "input()"])
+    assert job.state == "cancelled"
+
+
 async def test_a_topic_that_begins_with_a_hyphen_is_no_option_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = list[list[str]]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -12,6 +13,8 @@ import msgspec
 
 from tidebook.core.errors import NotFound, TidebookError, Unavailable
 from tidebook.runtime.clock import Clock
+
+logger = logging.getLogger("tidebook.server.console")
 
 #: How many acts run at once, and how many ended ones are remembered.
 RUNNING_MAX: Final = 4
@@ -75,6 +78,9 @@ class BulkAct:
             state = "cancelled"
         except TidebookError as error:
             self.error = str(error)
+        except Exception:
+            logger.exception("%s failed", self.label)
+            self.error = "it failed unexpectedly: the server's log has the cause"
         finally:
             self.state, self.ended_at_ms = state, self._clock.now_ms()
             await on_end(self)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,14 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, SignInRequired
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
-from tidebook.server.console.live import LiveEndpoint, send_rows
-from tidebook.server.console.page import Act, ActResult, Catalog, LiveView, Page, Preview, scope_name
-from tidebook.server.console.parts import Parts
+from tidebook.server.console.act import Act, ActResult, Preview
+from tidebook.server.console.context import Catalog, ConsoleContext
+from tidebook.server.console.form_fields import decode_fields, decode_query, given_fields, parse_form
+from tidebook.server.console.live import LiveEndpoint, LiveView, send_rows
+from tidebook.server.console.page import Page, scope_name
 from tidebook.server.console.render import Renderer, link, static_files
 from tidebook.server.console.retry_form import STATUSES, RetryForm, retry_form
-from tidebook.server.console.view import View, given_fields
+from tidebook.server.console.view import View
 from tidebook.server.headers import Headers
 from tidebook.server.state import ServerState
 
@@ -35,7 +37,6 @@ THEME_COOKIE: Final = "tidebook_theme"
 FLASH_COOKIE: Final = "tidebook_flash"
 THEMES: Final = ("auto", "light", "dark")
 FLASH_CHARS_MAX: Final = 400
-FIELDS_MAX: Final = 2_000
 SIGN_IN_PATH: Final = "/sign-in"
 CHANGED: Final = "Nothing was done: this has changed since it was counted. Read what it does now, then confirm."
 #: Allows nothing from other origins, and no inline scripts or styles.
@@ -53,37 +54,36 @@ SECURITY_HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
 }
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Console:
     """The pages of one server."""
 
     def __init__(self, state: ServerState, catalog: Catalog) -> None:
-        self.parts = Parts(state, catalog)
+        self.context = ConsoleContext(state, catalog)
         self._static = static_files()
         self._render = Renderer(self._static)
 
     @property
     def state(self) -> ServerState:
         """The state of the server."""
-        return self.parts.state
+        return self.context.state
 
     async def close(self) -> None:
         """Stop the background tasks."""
-        await self.parts.bulk.close()
-        await self.parts.surveyor.close()
+        await self.context.bulk.close()
+        await self.context.surveyor.close()
 
     def application(self) -> Starlette:
         """Return the application that serves everything outside the API."""
         routes: list[StarletteRoute] = []
-        for page in self.parts.catalog.pages.values():
+        for page in self.context.catalog.pages.values():
             routes.append(StarletteRoute(page.path, self._endpoint(self._page, page), methods=["GET"]))
             routes.append(StarletteRoute(page.twin, self._endpoint(self._twin, page), methods=["GET"]))
-        for act in self.parts.catalog.acts.values():
+        for act in self.context.catalog.acts.values():
             routes.append(StarletteRoute(act.path, self._endpoint(self._confirm, act), methods=["GET"]))
             routes.append(StarletteRoute(act.path, self._endpoint(self._act, act), methods=["POST"]))
-        for live in self.parts.catalog.lives.values():
+        for live in self.context.catalog.lives.values():
             routes.append(StarletteRoute(live.path, LiveEndpoint(partial(self._live, live))))
         routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
         routes.append(StarletteRoute("/{rest:path}", self._missing))
@@ -136,7 +136,7 @@ class Console:
         client = request.client.host if request.client else ""
         gate.authorize(principal, target.route, scope_name(target.route, fields), client)
         return View(
-            self.parts,
+            self.context,
             target,
             principal,
             fields,
@@ -156,7 +156,7 @@ class Console:
 
     async def _read(self, page: Page, request: Request, headers: Headers) -> tuple[View, Any]:
         self._require_role(page, headers)
-        fields = _decode(page.query, request.scope["query_string"])
+        fields = decode_query(page.query, request.scope["query_string"])
         view = self._view(page, request, headers, fields)
         data = await page.read(view)
         if view.unmask:
@@ -177,7 +177,7 @@ class Console:
     async def _confirm(self, act: Act, request: Request, headers: Headers) -> Response:
         """Show the dry run of an act, with a form to confirm it."""
         self._require_role(act, headers)
-        view = self._view(act, request, headers, _decode(act.form, request.scope["query_string"]))
+        view = self._view(act, request, headers, decode_query(act.form, request.scope["query_string"]))
         if act.preview is None:
             raise MethodNotAllowed("this path only accepts the console's form", allowed=["POST"])
         preview = await act.preview(view)
@@ -250,7 +250,7 @@ class Console:
         try:
             async with asyncio.timeout(limit_s):
                 self._require_role(live, headers)
-                view = self._view(live, request, headers, _decode(live.query, scope["query_string"]))
+                view = self._view(live, request, headers, decode_query(live.query, scope["query_string"]))
                 rows = await live.follow(view, lambda row: self._row(live, view, row))
                 if view.unmask:
                     await self._record_unmask(view)
@@ -386,32 +386,3 @@ def _local(address: str | None) -> str:
     if not address or not address.startswith("/") or address.startswith("//") or "\\" in address:
         return "/"
     return address if address.isprintable() and address.isascii() else "/"
-
-
-def parse_form(body: bytes) -> list[tuple[str, str]]:
-    """Return the fields of a form that a browser sent, with CRLF replaced by LF."""
-    try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
-    except ValueError as error:
-        raise InvalidInput(f"the form is not valid: {error}") from error
-    return [(name, value.replace("\r\n", "\n")) for name, value in pairs]
-
-
-def _decode(type_: type[msgspec.Struct], raw: bytes) -> Any:
-    return decode_fields(type_, dict(parse_form(raw)))
-
-
-def decode_fields(type_: type[msgspec.Struct], given: dict[str, str]) -> Any:
-    """Return the parameters of a page or an act; empty ones are treated as not given, unknown ones are left out."""
-    known = {field.name: field.type for field in msgspec.structs.fields(type_)}
-    values = {name: value for name, value in given.items() if value != "" and name in known}
-    for name, value in values.items():
-        try:
-            msgspec.convert(value, known[name], strict=False)
-        except _DECODE_ERRORS as error:
-            expected = str(error).partition(", got")[0].replace(" | null", "")
-            raise InvalidInput(f"{name} cannot be {value[:40]!r}: {expected}") from error
-    try:
-        return msgspec.convert(values, type_, strict=False)
-    except _DECODE_ERRORS as error:
-        raise InvalidInput(f"a parameter is missing: {error}") from error

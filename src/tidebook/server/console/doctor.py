@@ -17,7 +17,8 @@ import msgspec
 import tidebook
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
-from tidebook.server.console.overview import find, part_health
+from tidebook.server.console.findings import findings_of
+from tidebook.server.console.health import part_health
 from tidebook.server.console.page import Page
 from tidebook.server.console.routes import DOCTOR_PAGE
 from tidebook.server.console.view import View
@@ -62,11 +63,11 @@ async def doctor(view: View) -> DoctorData:
     may_check = view.principal.role >= Role.OPERATOR
     if view.fields.files and not may_check:
         raise PermissionDenied("only an operator may have all files read", required="operator")
-    survey = await view.parts.surveyor.read()
+    survey = await view.context.surveyor.read()
     checks = [*_installation()]
     for part in await part_health(view, survey):
         checks.append(Check(name=part.part, ok=part.ok, detail=f"{part.kind}: {part.detail}"))
-    findings = find(survey)
+    findings = findings_of(survey)
     for finding in findings:
         checks.append(Check(name=finding.what, ok=None if finding.level == "warn" else False, detail=finding.detail))
     found = {finding.what for finding in findings}

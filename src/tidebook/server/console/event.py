@@ -15,10 +15,10 @@ from tidebook.core.key import Key
 from tidebook.core.payload import encode_payload
 from tidebook.core.record import read_record
 from tidebook.core.seq_nr import LAST
+from tidebook.server.console.formatting import counted
 from tidebook.server.console.journal import last_number_before, read_page
 from tidebook.server.console.page import Page
 from tidebook.server.console.payload_view import ClippedText, Dump, TreeNode, as_document, dump, tree
-from tidebook.server.console.render import counted
 from tidebook.server.console.view import View
 
 Form = Literal["tree", "text", "hex"]

@@ -19,8 +19,9 @@ from tidebook.core.key import Key
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console import payload_view
-from tidebook.server.console.expression import Expression, FilterFields, matches, parse
-from tidebook.server.console.page import LiveView, Page, RenderRow
+from tidebook.server.console.event_filter import Expression, FilterFields, matches, parse
+from tidebook.server.console.live import LiveView, RenderRow
+from tidebook.server.console.page import Page
 from tidebook.server.console.timeline import Timeline, read_timeline
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View

@@ -14,9 +14,10 @@ from tidebook.core.payload import decode_json
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted
 from tidebook.server.console.journal import Number
-from tidebook.server.console.page import ActResult, Preview, api_act
-from tidebook.server.console.render import counted, link
+from tidebook.server.console.render import link
 from tidebook.server.console.view import View
 
 

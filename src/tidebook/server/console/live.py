@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
+from tidebook.api.route import Route
 from tidebook.server.browser_sessions import BrowserSession
 from tidebook.server.responses import Chunk, Lines
 from tidebook.server.state import ServerState
 from tidebook.server.streams import StreamSender
+
+#: Turns a row of a live view into one line of HTML.
+RenderRow = Callable[[Any], bytes]
+
+
+class LiveView(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that a page follows: `follow` yields them rendered, each with the id from which a browser continues."""
+
+    name: str
+    path: str
+    route: Route
+    follow: Callable[[Any, RenderRow], Awaitable[AsyncGenerator[Chunk, None]]]
+    #: The template of one row.
+    template: str
+    query: type[msgspec.Struct]
 
 
 class LiveEndpoint:

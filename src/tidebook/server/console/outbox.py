@@ -9,8 +9,10 @@ from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
-from tidebook.server.console.render import EXACT_MAX, counted
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.count import EXACT_MAX
+from tidebook.server.console.formatting import counted
+from tidebook.server.console.page import Page
 from tidebook.server.console.view import View
 
 PARKED_MAX: Final = 100
@@ -98,7 +100,7 @@ async def preview_retry(view: View) -> Preview:
 async def retry(view: View) -> ActResult:
     """Retry parked messages."""
     count = await view.book.outbox.parked_retry(view.fields.topic, view.fields.id)
-    return ActResult(message=f"{count:,} retried.", to="/outbox", changed=bool(count))
+    return ActResult(message=f"{counted(count, 'message')} retried.", to="/outbox", changed=bool(count))
 
 
 async def preview_drop(view: View) -> Preview:
@@ -109,7 +111,7 @@ async def preview_drop(view: View) -> Preview:
 async def drop(view: View) -> ActResult:
     """Delete parked messages."""
     count = await view.book.outbox.parked_drop(view.fields.topic, view.fields.id)
-    return ActResult(message=f"{count:,} deleted.", to="/outbox", changed=bool(count))
+    return ActResult(message=f"{counted(count, 'message')} deleted.", to="/outbox", changed=bool(count))
 
 
 PAGES = (Page("outbox", BY_NAME["outbox.status"], outbox, OutboxQuery),)

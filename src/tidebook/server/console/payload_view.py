@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.core.payload import BYTES, JSON, TEXT, encode_payload
-from tidebook.server.console.render import counted
+from tidebook.server.console.formatting import counted
 
 #: Nodes of a tree, its depth, and characters of one value that are shown.
 NODES_MAX: Final = 1_000
@@ -44,6 +44,8 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[DumpRow]
     start: int
     size_bytes: int
+    #: Where the parts before and after it begin.
+    previous: int | None
     next: int | None
 
 
@@ -133,4 +135,10 @@ def dump(data: bytes, start: int = 0, *, limit: int = DUMP_BYTES_MAX, row_bytes:
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         rows.append(DumpRow(f"{start + at:08x}", row.hex(" ").ljust(row_bytes * 3 - 1), text))
     end = start + len(part)
-    return Dump(rows=rows, start=start, size_bytes=len(data), next=end if end < len(data) else None)
+    return Dump(
+        rows=rows,
+        start=start,
+        size_bytes=len(data),
+        previous=max(0, start - limit) if start else None,
+        next=end if end < len(data) else None,
+    )

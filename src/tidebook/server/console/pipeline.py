@@ -15,9 +15,12 @@ from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.parked import replay_parked
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
-from tidebook.server.console.overview import PartHealth, replication_health, reports
-from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
-from tidebook.server.console.render import counted, link, size
+from tidebook.server.console.act import Act, ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted, size
+from tidebook.server.console.health import PartHealth, replication_health, reports
+from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import PARKED_REPLAY
 from tidebook.server.console.view import View
 from tidebook.server.pipeline import job_arguments
@@ -29,13 +32,18 @@ LINES_SHOWN_MAX: Final = 500
 #: How many of the other lines of output are shown, and how much of each.
 PROGRESS_LINES_MAX: Final = 20
 PROGRESS_CHARS_MAX: Final = 400
+#: The dry run of a job that changes the store ends with this.
+STOP_REPLICATION: Final = (
+    "Stop replication first, and start it again when the job has ended: "
+    "a journal that changes meanwhile may not be repaired."
+)
 
 
 class PipelinePageQuery(msgspec.Struct, frozen=True):
     """Topics with this text in their name."""
 
     prefix: str = ""
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    page: PageNumber = 1
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +93,11 @@ class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def pipeline(view: View) -> PipelineData:
     """Show the progress of replication."""
-    book, survey = view.book, await view.parts.surveyor.read()
+    book, survey = view.book, await view.context.surveyor.read()
     lags = {each.topic: each.lag for each in survey.topics}
     names = [name for name in await book.topics() if view.fields.prefix.casefold() in name.casefold()]
     names.sort(key=lambda name: -lags.get(name, 0))
-    pages = max(1, -(-len(names) // TOPICS_MAX))
-    page = min(view.fields.page, pages)
-    shown = names[(page - 1) * TOPICS_MAX : page * TOPICS_MAX]
+    shown, page, pages = paginate(names, view.fields.page, rows_max=TOPICS_MAX)
     configs = await topic_configs(book.store, shown) if shown else {}
     statuses = await partition_statuses(book.log, book.store, configs, now_ms=view.now_ms)
     lagging = sum(each.lag > 0 for each in statuses) + sum(lags[name] > 0 for name in lags.keys() - set(shown))
@@ -319,8 +325,11 @@ async def preview_start(view: View) -> Preview:
         case _:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
+    text = f"This {does}: {which}. It runs in a separate process and may take long."
+    if changes:
+        text += f" {STOP_REPLICATION}"
     return Preview(
-        text=f"This {does}: {which}. It runs in a separate process and may take long.",
+        text=text,
         count=len(body.topics),
         word=form.kind if changes else None,
         sample=list(body.topics)[:5],
@@ -338,7 +347,10 @@ async def start(view: View) -> ActResult:
 
 async def cancel(view: View) -> ActResult:
     """Cancel a job."""
-    await view.state.jobs.find(view.fields.job).cancel()
+    found = view.state.jobs.find(view.fields.job)
+    if found.state != "running":
+        return ActResult(message="The job had ended already.", changed=False)
+    await found.cancel()
     return ActResult(message="The job is cancelled.")
 
 

@@ -13,12 +13,15 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
+from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
-from tidebook.server.console.page import Act, ActResult, Page, Preview, api_act
+from tidebook.server.console.formatting import counted
+from tidebook.server.console.page import Page
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
     Priority,
     Status,
+    entry_at,
     entry_filter,
     find_queue,
     letter_filter,
@@ -26,7 +29,7 @@ from tidebook.server.console.queues import (
     parse_place,
     shown_reason,
 )
-from tidebook.server.console.render import counted, link
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
@@ -129,10 +132,9 @@ async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[E
     """Return the entries that still wait at the given places."""
     rows: list[BrowsedEntry] = []
     for place in dict.fromkeys(places):
-        before = EntryPlace(place.priority, place.date_ms, place.id - 1)
-        wanted = EntryFilter(state=_waiting_state(form), priority=place.priority)
-        found = await browser.browse(wanted, after=before, limit=1)
-        rows += [each for each in found if each.place == place]
+        found = await entry_at(browser, _waiting_state(form), place)
+        if found is not None and found.place == place:
+            rows.append(found)
     return rows
 
 
@@ -201,7 +203,7 @@ async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done
         status = 200 if ended.state == "done" else 504
         await view.state.audit.record_durably(view.principal, view.client, act.route.name, target, status)
 
-    started = view.parts.bulk.start(act.label, view.fields.queue, total, steps, audit)
+    started = view.context.bulk.start(act.label, view.fields.queue, total, steps, audit)
     to = link("/queue-act", queue=view.fields.queue, act=started.id)
     return ActResult(message=f"This acts on {counted(total, *noun)} in the background.", to=to)
 
@@ -306,16 +308,19 @@ class BulkQuery(msgspec.Struct, frozen=True):
 
 async def bulk(view: View) -> BulkResponse:
     """Show the progress of an act."""
-    acts = view.parts.bulk
+    acts = view.context.bulk
     return acts.response(acts.find(view.fields.act, view.fields.queue))
 
 
 async def cancel_bulk(view: View) -> ActResult:
     """Cancel an act; changes already made remain."""
-    act = view.parts.bulk.find(view.fields.act, view.fields.queue)
+    act = view.context.bulk.find(view.fields.act, view.fields.queue)
+    was_running = act.state == "running"
     await act.cancel()
+    is_cancelled = was_running and act.state == "cancelled"
+    message = "Cancelled after" if is_cancelled else "It had ended already, after"
     to = link("/queue-act", queue=act.queue, act=act.id)
-    return ActResult(message=f"Cancelled after {act.changed:,} of {act.total:,}.", to=to)
+    return ActResult(message=f"{message} {act.changed:,} of {act.total:,}.", to=to, changed=is_cancelled)
 
 
 PAGES = (Page("queue_act", BY_NAME["queues.entries"], bulk, BulkQuery),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidebook.queue.browse import BoundBrowser, EntryFilter
-from tidebook.server.console.render import EXACT_MAX, Count
+from tidebook.server.console.count import EXACT_MAX, Count
 
 
 class QueueNumbers(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,15 +18,17 @@ from tidebook.queue.browse import (
     ClaimSummary,
     EntryFilter,
     EntryPlace,
+    EntryState,
     LetterFilter,
 )
 from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, WorkerRow
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkResponse
+from tidebook.server.console.count import Count
 from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
-from tidebook.server.console.render import Count
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
@@ -47,7 +49,7 @@ class QueuesQuery(msgspec.Struct, frozen=True):
     """Queues with this text in their name."""
 
     prefix: str = ""
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    page: PageNumber = 1
 
 
 class QueuesData(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +69,9 @@ async def queues(view: View) -> QueuesData:
         for name in await view.book.queues.names()
         if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
     ]
-    pages = max(1, -(-len(names) // QUEUES_MAX))
-    page = min(query.page, pages)
+    shown, page, pages = paginate(names, query.page, rows_max=QUEUES_MAX)
     rows = []
-    for name in names[(page - 1) * QUEUES_MAX : page * QUEUES_MAX]:
+    for name in shown:
         browser = await view.book.queues.browser(name)
         if browser is not None:
             rows.append(await count_queue(name, browser))
@@ -184,7 +185,7 @@ async def queue(view: View) -> QueueData:
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
         claims_left_out=Count(max(0, len(others) - CLAIMS_SHOWN_MAX), exact=len(claims) < CLAIMS_MAX),
         soon=await _upcoming(view, browser),
-        acts=view.parts.bulk.running(query.queue),
+        acts=view.context.bulk.running(query.queue),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
     )
@@ -268,6 +269,14 @@ def parse_number(text: str) -> int:
 def write_place(place: EntryPlace) -> str:
     """Return a place as a parameter."""
     return "-".join(map(str, place))
+
+
+async def entry_at(browser: BoundBrowser, state: EntryState, place: EntryPlace) -> BrowsedEntry | None:
+    """Return the entry of a state that a place names; None if it is elsewhere now."""
+    wanted = EntryFilter(state=state, priority=None if state == "processing" else place.priority)
+    before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+    found = await browser.browse(wanted, after=before, limit=1)
+    return found[0] if found and found[0].row.id == place.id else None
 
 
 def _entry_row(view: View, found: BrowsedEntry) -> EntryRow:
@@ -364,6 +373,7 @@ class EntryData(msgspec.Struct, frozen=True, kw_only=True):
     """One entry or dead letter."""
 
     queue: str
+    #: The status now: an entry that was listed as later may be due.
     status: Status
     entry: EntryRow
     expires_at: str | None
@@ -381,14 +391,15 @@ async def entry(view: View) -> EntryData:
     """Show one entry."""
     query = view.fields
     browser = await find_queue(view, query.queue)
+    status: Status = query.status
     started_at: int | None = None
-    if query.status == "dead":
+    if status == "dead":
         letter = await browser.letter(parse_number(query.place))
         if letter is None:
             raise NotFound(f"queue {query.queue!r} has no dead letter {query.place}: it was retried or dropped")
         row, kind, data, expires_at = _letter_row(view, letter), letter.kind, letter.data, letter.expires_at
     else:
-        found = await _entry_at(browser, query)
+        status, found = await _find_entry(browser, query)
         names = {_holder(each.id): each.name for each in await browser.workers(limit=WORKERS_MAX)}
         row, kind, data = _named(_entry_row(view, found), names), found.row.kind, found.row.data
         expires_at, started_at = found.row.expires_at, found.row.started_at
@@ -398,7 +409,7 @@ async def entry(view: View) -> EntryData:
     whole = not document.left_out and not isinstance(value, bytes) and (view.unmask or not view.is_masked(query.queue))
     return EntryData(
         queue=query.queue,
-        status=query.status,
+        status=status,
         entry=row,
         expires_at=None if expires is None else expires.isoformat(),
         started_at_ms=started_at,
@@ -411,16 +422,14 @@ async def entry(view: View) -> EntryData:
     )
 
 
-async def _entry_at(browser: BoundBrowser, query: EntryQuery) -> BrowsedEntry:
+async def _find_entry(browser: BoundBrowser, query: EntryQuery) -> tuple[EntryState, BrowsedEntry]:
+    """Return the entry at a place and its state; raise `NotFound` if it has left the place."""
     assert query.status != "dead"
     place = parse_place(query.place)
-    before = EntryPlace(place.priority, place.date_ms, place.id - 1)
-    for state in dict.fromkeys((query.status, "due", "later")):
-        priority = None if state == "processing" else place.priority
-        wanted = EntryFilter(state=state, priority=priority)
-        found = await browser.browse(wanted, after=before, limit=1)
-        if found and found[0].row.id == place.id:
-            return found[0]
+    states: tuple[EntryState, ...] = (query.status, "due", "later")
+    for state in dict.fromkeys(states):
+        if (found := await entry_at(browser, state, place)) is not None:
+            return state, found
     raise NotFound(f"the entry is no longer {query.status} in queue {query.queue!r}: it was claimed, finished or moved")
 
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from tidebook.server.console.page import Act, Page
+from tidebook.server.console.act import Act
+from tidebook.server.console.page import Page
 
 #: The statuses of problems that other input may solve: invalid input, or a conflict with the current state.
 STATUSES: Final = frozenset({400, 409, 422})
@@ -32,10 +33,15 @@ LABELS: Final = {
     "expected": "Only if the last number is",
     "process_at": "Due at (UTC)",
     "expires_at": "Expires at (UTC)",
-    "to": "To",
     "topics": "Topics, separated by commas",
     "name": "Name",
     "days": "Valid for days",
+}
+#: The labels of fields whose name means something else in other acts, by act and field.
+ACT_LABELS: Final = {
+    ("access.create_token", "prefix"): "Only names that begin with",
+    ("journals.delete", "to"): "Up to number",
+    ("pipeline.start", "to"): "Export to",
 }
 
 
@@ -62,10 +68,14 @@ def retry_form(target: Page | Act, method: str, given: Mapping[str, str]) -> Ret
     struct, content = (target.query, frozenset[str]()) if isinstance(target, Page) else (target.form, target.content)
     kept = ("back", *struct.__struct_fields__)
     fields = [
-        TypedField(name=name, value=value, label=LABELS.get(name), is_text=name in content)
+        TypedField(name=name, value=value, label=_label(target, name), is_text=name in content)
         for name, value in given.items()
         if name in kept
     ]
     if not any(each.label is not None for each in fields):
         return None
     return RetryForm(method=method.lower(), action=target.path, fields=fields)
+
+
+def _label(target: Page | Act, field: str) -> str | None:
+    return ACT_LABELS.get((target.name, field)) or LABELS.get(field)

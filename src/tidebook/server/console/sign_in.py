@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tidebook.api.errors import SignInRequired
-from tidebook.server.console.page import ActResult, Page, api_act
+from tidebook.server.console.act import ActResult, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.routes import SIGN_IN_PAGE
 from tidebook.server.console.view import View
 

@@ -19,8 +19,8 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.replication_plan import Parked, first_unreplicated_offset
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
+from tidebook.server.console.count import EXACT_MAX, Count
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
-from tidebook.server.console.render import EXACT_MAX, Count
 from tidebook.tags.horizon import NEVER_MS, Horizon, HorizonStatus, status_of
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book

@@ -14,7 +14,10 @@ from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.console import payload_view
-from tidebook.server.console.page import ActResult, LiveView, Page, Preview, RenderRow, api_act
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted
+from tidebook.server.console.live import LiveView, RenderRow
+from tidebook.server.console.page import Page
 from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.responses import Chunk
@@ -166,7 +169,7 @@ async def tag(view: View) -> TagData:
 
 async def _stream(view: View) -> AsyncIterator[TaggedEvent]:
     """Return the events of a tag from the start of the page on."""
-    query, survey = view.fields, await view.parts.surveyor.read()
+    query, survey = view.fields, await view.context.surveyor.read()
     options = view.book.settings.options("tags", TagSettings)
     if len(survey.topics) <= TOPICS_READ_MAX or survey.horizon is None or options.consistency != "horizon":
         return view.book.tags.read(query.tag, after=_start(query))
@@ -188,7 +191,7 @@ async def _events_below(view: View, until_ms: int) -> AsyncIterator[TaggedEvent]
 
 async def _horizon(view: View) -> HorizonStatus:
     """Return the horizon of the last survey; what holds it back is left out if the token may not see it."""
-    found = (await view.parts.surveyor.read()).horizon
+    found = (await view.context.surveyor.read()).horizon
     if found is None:
         return HorizonStatus(horizon=None, age_s=None, topic=None, partition=None, lag=None)
     if found.topic is None or view.may_see_topic(found.topic):
@@ -320,7 +323,7 @@ async def preview_rebuild(view: View) -> Preview:
 async def rebuild(view: View) -> ActResult:
     """Write a tag's rows again."""
     done = await view.book.tags.rebuild(view.fields.tag)
-    return ActResult(message=f"{done.written:,} rows are written, {done.removed:,} removed.")
+    return ActResult(message=f"{counted(done.written, 'row')} written, {done.removed:,} removed.")
 
 
 PAGES = (

@@ -10,7 +10,8 @@ from msgspec import Meta
 from tidebook.api.access import RoleName, TokenResponse
 from tidebook.api.routes import BY_NAME
 from tidebook.core.errors import NotFound
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.page import Page
 from tidebook.server.console.view import View
 
 DAY_S = 86_400

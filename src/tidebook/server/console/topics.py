@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
 from tidebook.core.action import Mark
@@ -15,7 +14,9 @@ from tidebook.core.errors import NotFound
 from tidebook.core.key import topic_name
 from tidebook.core.record import read_record
 from tidebook.log.port import read_all
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
 from tidebook.server.console.survey import TopicSurvey
 from tidebook.server.console.view import View
 from tidebook.wiring.book import Book
@@ -36,7 +37,7 @@ class TopicsQuery(msgspec.Struct, frozen=True):
 
     prefix: str = ""
     sort: Sort = "name"
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    page: PageNumber = 1
 
 
 class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
 
 async def topics(view: View) -> TopicsData:
     """List topics; their numbers are read now, the order by numbers is that of the last survey."""
-    query, surveyor = view.fields, view.parts.surveyor
+    query, surveyor = view.fields, view.context.surveyor
     survey = await surveyor.read()
     known = {each.topic: each for each in survey.topics}
     names = [
@@ -67,9 +68,7 @@ async def topics(view: View) -> TopicsData:
         case "records" | "lag" | "rate":
             empty = TopicSurvey(topic="", partitions=0, epoch=0, records=0, lag=0, end=0)
             names.sort(key=lambda name: -(getattr(known.get(name, empty), query.sort) or 0))
-    pages = max(1, -(-len(names) // ROWS_MAX))
-    page = min(query.page, pages)
-    shown = names[(page - 1) * ROWS_MAX : page * ROWS_MAX]
+    shown, page, pages = paginate(names, query.page, rows_max=ROWS_MAX)
     rows = []
     for row in await asyncio.gather(*map(surveyor.topic, shown)):
         last = known.get(row.topic)

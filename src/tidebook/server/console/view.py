@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.server.audit_entry import AUDIT_TOPIC
-from tidebook.server.console.page import Act, LiveView, Page, Preview
-from tidebook.server.console.parts import Parts
+from tidebook.server.console.act import Act, Preview
+from tidebook.server.console.context import ConsoleContext
+from tidebook.server.console.form_fields import given_fields
+from tidebook.server.console.live import LiveView
+from tidebook.server.console.page import Page
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
@@ -23,7 +24,7 @@ class View:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ConsoleContext,
         target: Page | Act | LiveView,
         principal: Principal,
         fields: Any,
@@ -36,7 +37,7 @@ class View:
         last_event_id: str | None = None,
         url: str = "/",
     ) -> None:
-        self.parts = parts
+        self.context = context
         self.target = target
         self.principal = principal
         #: The decoded query of a page, or form of an act.
@@ -61,12 +62,12 @@ class View:
     @property
     def state(self) -> ServerState:
         """The state of the server."""
-        return self.parts.state
+        return self.context.state
 
     @property
     def book(self) -> Book:
         """The book that is served."""
-        return self.parts.state.book
+        return self.context.state.book
 
     @property
     def now_ms(self) -> int:
@@ -75,7 +76,7 @@ class View:
 
     @property
     def is_admin(self) -> bool:
-        """Whether masked fields may be shown."""
+        """Whether the token is an admin's: no other sees masked fields and the topic of the audit."""
         return self.principal.role >= Role.ADMIN
 
     @property
@@ -85,7 +86,7 @@ class View:
 
     def may(self, name: str) -> bool:
         """Return whether the token allows an act or a page; pages hide the others."""
-        route = (self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]).route
+        route = (self.context.catalog.acts.get(name) or self.context.catalog.pages[name]).route
         if self.principal.role < route.role:
             return False
         if route.mutates and route.scope == "topic" and getattr(self.fields, "topic", None) == AUDIT_TOPIC:
@@ -98,7 +99,7 @@ class View:
 
     def path_of(self, name: str) -> str:
         """Return the path of a page."""
-        return self.parts.catalog.pages[name].path
+        return self.context.catalog.pages[name].path
 
     @property
     def twin(self) -> str:
@@ -113,7 +114,7 @@ class View:
 
     def act(self, name: str) -> Act:
         """Return an act by name."""
-        return self.parts.catalog.acts[name]
+        return self.context.catalog.acts[name]
 
     def mask(self, name: str) -> Mask | None:
         """Return the mask of a topic or queue for this request; None if nothing is hidden."""
@@ -131,13 +132,3 @@ class View:
         if wanted and not self.is_admin:
             raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
         return wanted
-
-
-def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
-    """Return the parameters that differ from their defaults."""
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(fields):
-        value = getattr(fields, field.name)
-        if field.required or value != field.default:
-            found[field.name] = value
-    return found

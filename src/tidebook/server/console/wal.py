@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from tidebook.api.routes import BY_NAME
-from tidebook.server.console.page import ActResult, Page, Preview, api_act
-from tidebook.server.console.render import counted, link, size
+from tidebook.server.console.act import ActResult, Preview, api_act
+from tidebook.server.console.formatting import counted, size
+from tidebook.server.console.page import Page
+from tidebook.server.console.pagination import PageNumber, paginate
+from tidebook.server.console.render import link
 from tidebook.server.console.routes import WAL_PAGE
 from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
 from tidebook.server.console.view import View
 from tidebook.wal.meta import TableMeta
 from tidebook.wal.region import Region, RegionStatus
 
+ROWS_MAX: Final = 50
+
 RegionNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+class WalPageQuery(msgspec.Struct, frozen=True):
+    """Which page of the regions."""
+
+    page: PageNumber = 1
+
+
 class WalData(msgspec.Struct, frozen=True, kw_only=True):
-    """All regions; those beyond the survey's bound have no numbers."""
+    """A page of regions; those beyond the survey's bound have no numbers."""
 
     regions: list[RegionSurvey]
+    total: int
+    page: int
+    pages: int
     as_of_ms: int
 
 
 async def regions(view: View) -> WalData:
     """List the regions; their numbers are those of the last survey."""
-    survey = await view.parts.surveyor.read()
+    survey = await view.context.surveyor.read()
     known = {(each.namespace, each.region): each for each in survey.regions}
     found = (WAL_TOPIC.fullmatch(topic) for topic in await view.book.log.topics())
-    names = sorted((match[1], int(match[2])) for match in found if match)
-    rows = [
-        known.get(name, RegionSurvey(namespace=name[0], region=name[1]))
-        for name in names
-        if view.principal.may_see(name[0])
-    ]
-    return WalData(regions=rows, as_of_ms=survey.at_ms)
+    names = sorted((match[1], int(match[2])) for match in found if match and view.principal.may_see(match[1]))
+    shown, page, pages = paginate(names, view.fields.page, rows_max=ROWS_MAX)
+    rows = [known.get(name, RegionSurvey(namespace=name[0], region=name[1])) for name in shown]
+    return WalData(regions=rows, total=len(names), page=page, pages=pages, as_of_ms=survey.at_ms)
 
 
 class RegionQuery(msgspec.Struct, frozen=True):
@@ -210,7 +221,7 @@ async def delete(view: View) -> ActResult:
 
 
 PAGES = (
-    Page("wal", WAL_PAGE, regions),
+    Page("wal", WAL_PAGE, regions, WalPageQuery),
     Page("region", BY_NAME["wal.status"], region, RegionQuery),
 )
 ACTS = (

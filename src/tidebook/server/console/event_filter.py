@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, Literal, assert_never, cast
+from typing import Any, Final, Literal, assert_never, cast, get_args
 
 import msgspec
 
@@ -30,8 +30,8 @@ Value = str | int | float | bool | None
 
 _NUMBERS: Final = frozenset({"number", "offset", "version", "time"})
 _TEXTS: Final = frozenset({"type", "tag", "text"})
-_ROOTS: Final = ("number", "offset", "version", "time", "type", "tag", "text", "payload", "meta")
-_OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "contains", "begins", "exists")
+_ROOTS: Final[tuple[str, ...]] = get_args(Root)
+_OPERATORS: Final[tuple[str, ...]] = get_args(Operator)
 _TOKEN: Final = re.compile(
     r"""\s*(?:
         (?P<number>-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)
@@ -187,7 +187,7 @@ class _Parser:
         root, path = self._field()
         operator = self._take(*_OPERATORS)
         if operator is None:
-            raise self._mistake("an operator: = != < <= > >= contains begins exists")
+            raise self._mistake(f"an operator: {' '.join(_OPERATORS)}")
         if operator == "exists":
             return Compare(root, path, "exists")
         return Compare(root, path, cast(Operator, operator), _checked(root, operator, self._value()))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import InvalidInput
-from tidebook.server.console.expression import CHARS_MAX, FilterFields, matches, parse
+from tidebook.server.console.event_filter import CHARS_MAX, FilterFields, matches, parse
 
 
 def event(payload: Any = None, **fields: Any) -> FilterFields:
