@@ -74,7 +74,7 @@ def test_differences_are_shown_and_repaired(console: ServedConsole, page: Page, 
     assert page.locator("main img, main b, main script").count() == 0
     assert problems_of(page) == []
     page.get_by_role("link", name="Repair").click()
-    expect(page.get_by_text("repairs what differs: 1 topic")).to_be_visible()
+    expect(page.get_by_text("repairs what differs (2 differences when it was last compared): 1 topic")).to_be_visible()
     confirm(page, "verify", "Start job")
     expect(page.locator("main .badge")).not_to_have_text("running", timeout=JOB_MS)
     expect(page.locator("main .badge")).to_have_text("done")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Final, assert_never
 
 import msgspec
@@ -295,11 +295,12 @@ def describe_outcome(response: PipelineJobResponse) -> str | None:
 
 
 class JobForm(msgspec.Struct, frozen=True):
-    """A job to start; topics are separated by commas."""
+    """A job to start; topics are separated by commas. `found_by` is the verify job whose differences are repaired."""
 
     kind: JobKind
     topics: str = ""
     repair: bool = False
+    found_by: str = ""
     to: str | None = None
     delta: bool = False
 
@@ -317,7 +318,14 @@ async def preview_start(view: View) -> Preview:
     which = counted(len(body.topics), "topic") if body.topics else "all topics"
     match form.kind:
         case "verify":
-            does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"
+            does = "compares store and log"
+            if body.repair:
+                known = _difference_count(view, form.found_by)
+                does += (
+                    f", and repairs what differs ({known} when it was last compared)"
+                    if known
+                    else ", and repairs what differs"
+                )
         case "rebuild":
             does = "writes the store again from the log"
         case "export":
@@ -335,6 +343,14 @@ async def preview_start(view: View) -> Preview:
         sample=list(body.topics)[:5],
         members=body.topics,
     )
+
+
+def _difference_count(view: View, job: str) -> str | None:
+    """Return how many differences a verify job found, as text; None if no such job is known or it has no result."""
+    with suppress(NotFound, msgspec.ValidationError):
+        result = msgspec.convert(view.state.jobs.find(job).response().result, _Compared)
+        return counted(sum(result.differences.values()), "difference")
+    return None
 
 
 async def start(view: View) -> ActResult:
