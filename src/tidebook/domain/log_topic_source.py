@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tidebook.core.errors import UnknownVersion
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import read_record
@@ -235,10 +234,7 @@ def _times(records: Any, time_ms: int, config: TopicConfig) -> tuple[dict[int, i
     times: dict[int, int] = {}
     record: Record
     for record in records:
-        try:
-            action = read_record(record.value, limit_bytes=config.limit_bytes)
-        except UnknownVersion:
-            continue  # replication is stopped before it
+        action = read_record(record.value, limit_bytes=config.limit_bytes)
         times[record.offset] = time_ms = advance_time(time_ms, record.timestamp_ms, action)
     return times, time_ms
 

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
-from tidebook.core.errors import Fenced, ProjectionStopped, UnreadableEvent
+from tidebook.core.errors import Fenced, ProjectionStopped, UnknownVersion, UnreadableEvent
 from tidebook.domain.event_source import (
     POLL_S,
     At,
@@ -392,6 +392,8 @@ class SliceRunner:
             except Fenced:
                 raise
             except Exception as error:
+                if isinstance(cause := _cause(error), UnknownVersion):
+                    raise cause from error  # this build stops; the event is left to the build that wrote the record
                 if is_transient(error):
                     await self._outage(error, outage)
                     continue
@@ -424,8 +426,13 @@ class SliceRunner:
         return False
 
 
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that a handler raised, or the error itself."""
+    return error.__cause__ if isinstance(error, HandlerFailed) and error.__cause__ is not None else error
+
+
 def _reason(error: BaseException) -> str:
-    cause = error.__cause__ if isinstance(error, HandlerFailed) and error.__cause__ is not None else error
+    cause = _cause(error)
     return f"{type(cause).__name__}: {cause}"[:2_000]
 
 

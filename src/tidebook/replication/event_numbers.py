@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidebook.core.action import Append
-from tidebook.core.errors import UnknownVersion
 from tidebook.core.event import unpack_events
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -26,7 +25,7 @@ async def number_events(
     """Return the events of replicated records with their journal ids, in offset order.
 
     Void, deleted and purged events are left out. Heads list the most recent appends; older ones are looked up in the
-    event rows.
+    event rows. Raise `UnknownVersion` for a record that a later build has written and replicated.
     """
     appends = _appends(records, partition, config)
     heads = await store.heads(topic, list(appends))
@@ -56,10 +55,7 @@ def _appends(records: Sequence[Record], partition: int, config: TopicConfig) -> 
     found: dict[str, _Appends] = {}
     owners = RecordOwners(partition, config)
     for record in records:
-        try:
-            action = read_record(record.value, limit_bytes=config.limit_bytes)
-        except UnknownVersion:
-            continue  # replication is stopped before it
+        action = read_record(record.value, limit_bytes=config.limit_bytes)
         id, void = owners[record.key]
         if id is not None and void is None and isinstance(action, Append) and action.epoch == config.epoch:
             found.setdefault(id, {})[Position(config.epoch, record.offset)] = (record.timestamp_ms, action.body)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NewType, TypeVar
 
 from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, Unavailable
-from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
+from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage, ends_early
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
     Control,
@@ -118,8 +118,15 @@ class RegionTopics:
         return await self.log.end(self.data, PARTITION)
 
     async def read(self, *, start: int, stop: int, limit: int = 1000) -> RecordPage:
-        """Return up to `limit` records of the data topic, and the offset to continue from."""
-        return await self.log.read(self.data, PARTITION, start=start, stop=stop, limit=limit)
+        """Return up to `limit` records of the data topic below `stop`, which it has reached, and where to continue.
+
+        Raise `Unavailable` if the log reports an earlier end that may be outdated: the records below `stop` exist, and
+        without them writes would be taken for absent.
+        """
+        page = await self.log.read(self.data, PARTITION, start=start, stop=stop, limit=limit)
+        if page.next_offset <= start < stop and not self.log.end_is_linearizable:
+            raise ends_early(self.data, PARTITION, start, stop - 1)
+        return page
 
     async def scan(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
         """Fold the records from `meta.next_offset` up to `stop` into `meta`; raise `LogLost` if they were truncated."""

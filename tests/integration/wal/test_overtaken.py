@@ -14,6 +14,7 @@ from tests.integration.wal.base import contents, make_wal, state_of
 from tests.integration.wal.faulty import FaultyLog
 from tests.integration.wal.overtaken_cases import overtake
 from tidebook.core.errors import Fenced, OutcomeUnknown
+from tidebook.log.port import RecordPage
 from tidebook.log.sqlite import SqliteLog
 from tidebook.wal.record import DropTable, MarkDeleted, Write, Written, read_record
 from tidebook.wal.region import Region
@@ -172,3 +173,22 @@ async def test_an_acknowledged_mark_that_is_not_in_the_log_is_resolved(log: Faul
         await asyncio.wait_for(region.mark_deleted(1, 2) if kind is MarkDeleted else region.drop_table(1), 10)
     log.fault = lambda _: None
     assert (await region.write(1, [b"b"])).first == 2
+
+
+async def test_an_outdated_end_of_the_log_does_not_make_a_written_record_absent(log: FaultyLog) -> None:
+    """A broker that is cut off reports an end below the record, and below the claim that was acknowledged after it."""
+    region = await make_wal(log, "o").open_region(7, create=True)
+    await region.write(1, [b"a"])
+
+    async def outdated(*_: Any, start: int, **__: Any) -> RecordPage:
+        return RecordPage((), start)
+
+    log.end_is_linearizable = False
+    log.fault = lambda record: "unknown" if isinstance(read_record(record.value), Write) else None
+    log.read = outdated  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await region.write(1, [b"b"])
+    log.fault = lambda _: None
+    del log.read
+    assert (await region.write(1, [b"c"])).first == 3
+    assert await contents(region) == {1: [(1, b"a"), (2, b"b"), (3, b"c")]}

@@ -9,13 +9,18 @@ import pytest
 
 import tidebook
 from tests.unit.domain.projecting import bring
+from tidebook.core.errors import UnknownVersion
 from tidebook.core.event import Event
 from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.domain import log_topic_source, topic_scan
 from tidebook.domain.event_source import SourcePosition, TagSource, TopicSource, decode_position, encode_position
 from tidebook.domain.log_topic_source import LogTopicSource
 from tidebook.domain.topic_scan import in_scan
+from tidebook.log.port import Outgoing
 from tidebook.tags.horizon import Horizons
+from tidebook.testing.conformance.store_slices import newer_version
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
@@ -168,3 +173,15 @@ async def test_a_scan_waits_for_the_horizon_if_the_log_has_lost_events_above_it(
         assert [page async for page in source.pages(begun)] == []
         rows, _ = await read_on(book, source, begun)
         assert len(set(keys(rows))) == len(rows) == 80
+
+
+async def test_a_record_that_a_later_build_has_replicated_ends_the_stream_of_the_log(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        await fill(book, 4)
+        await bring(book, *TOPICS)
+        pointer = await book.store.pointer("t-0", 0)
+        sent = await book.log.append(Outgoing("t-0", 0, b"a-0", newer_version()))
+        later = Pointer(Position(1, sent.offset), sent.timestamp_ms)
+        await book.store.apply(SliceWrites("t-0", 0, pointer, later, ()))
+        with pytest.raises(UnknownVersion):
+            await read(sources(book)["log"], SourcePosition())

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
 from tests.unit.domain.projecting import bring, replicating, running
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, ProjectionStopped, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, ProjectionStopped, Unavailable, UnknownVersion
 from tidebook.core.event import Event
 from tidebook.domain import process as process_module
 from tidebook.domain import projection_runner
@@ -114,6 +114,30 @@ async def test_a_refused_command_stops_the_slice(tmp_path: Path) -> None:
         async with running(taxes):
             with pytest.raises(ProjectionStopped, match="balance is 0"):
                 await taxes.settle()
+
+
+async def test_a_record_of_a_later_build_stops_the_process_and_leaves_the_event_to_that_build(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        seen = list[str]()
+
+        def make(earlier: bool) -> Any:
+            @book.process("taxes", topics=["accounts"], retries=0)
+            def taxes(effects: Any, event: Any) -> None:
+                if earlier:
+                    raise UnknownVersion("a journal's record", version=2, known=1)
+                seen.append(event.id)
+
+            return taxes
+
+        await accounts.execute("a-1", Deposit(5))
+        await bring(book, "accounts")
+        with pytest.raises(UnknownVersion):
+            await make(earlier=True).run()
+        later = make(earlier=False)
+        async with running(later):
+            await later.settle()
+        assert seen == ["a-1"]
 
 
 async def test_messages_are_published_with_the_offset(tmp_path: Path) -> None:

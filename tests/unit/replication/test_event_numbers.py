@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidebook.core.action import Action
+from tidebook.core.errors import UnknownVersion
 from tidebook.core.head import RECENT_MAX
 from tidebook.core.key import partition_of
+from tidebook.log.port import Record
 from tidebook.replication import event_numbers
 from tidebook.replication.event_numbers import number_events
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.journal_records import (
+    FIRST_MS,
     append,
     delete,
     expected_journals,
@@ -23,6 +26,7 @@ from tidebook.testing.conformance.journal_records import (
     records_of,
     topic_config,
 )
+from tidebook.testing.conformance.store_slices import newer_version
 from tidebook.testing.faults import Faults
 
 TOPIC = "t"
@@ -154,3 +158,13 @@ async def test_only_appends_that_the_head_no_longer_lists_are_read_from_the_stor
     assert [row.seq_nr for _, row in found] == list(range(first + 1, RECENT_MAX + 3))
     assert bool(faults.calls["events"]) is reads
     await opened.close()
+
+
+async def test_a_record_that_a_later_build_has_replicated_is_not_skipped(tmp_path: object) -> None:
+    store = SqliteStore(str(tmp_path))
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = [*records_of([("a", append())]), Record(1, FIRST_MS, b"a", newer_version())]
+    await replicate_slice(store, TOPIC, 0, records[:1], CONFIG)
+    with pytest.raises(UnknownVersion):
+        await number_events(store, TOPIC, 0, records, CONFIG)
+    await store.close()
