@@ -53,6 +53,24 @@ def test_keys_open_the_pages_and_a_question_mark_lists_the_keys(console: ServedC
     expect(page).to_have_url(f"{console.url}/topic?topic=orders")
 
 
+def test_keys_of_single_characters_can_be_turned_off(console: ServedConsole, page: Page) -> None:
+    page.goto(console.url)
+    page.keyboard.press("?")
+    page.get_by_label("Keys without Ctrl or Alt").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.reload()
+    page.keyboard.press("?")
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Keys without Ctrl or Alt").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    expect(page).to_have_url(f"{console.url}/journals")
+
+
 def test_charts_show_the_history_and_its_latest_values(
     tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,11 @@
     rows[row].scrollIntoView({ block: "nearest" });
   }
   const click = (selector) => { const found = $(selector); if (found) found.click(); };
+  const characterKeysAreOff = () => localStorage.getItem("tidebook_keys") === "off";
+
   function onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key.length === 1 && characterKeysAreOff()) return;  // speech input would trigger them by mistake
     const typing = event.target.closest("input, textarea, select, [contenteditable]");
     if (typing) {
       if (event.key === "Escape") event.target.blur();
@@ -223,6 +226,13 @@
   });
 
   document.addEventListener("keydown", onKey);
+  const characterKeys = $("[data-character-keys]");
+  if (characterKeys) {
+    characterKeys.checked = !characterKeysAreOff();
+    characterKeys.addEventListener("change", () => {
+      localStorage.setItem("tidebook_keys", characterKeys.checked ? "on" : "off");
+    });
+  }
   document.addEventListener("click", (event) => {
     if (event.target.closest("[data-theme-toggle]")) nextTheme();
     if (event.target.closest("[data-help]")) toggleHelp();
