@@ -59,7 +59,7 @@ def test_the_template_runs_on_a_book(
     text = spec.read_text()
     for there, here in {
         "file:///tmp/tidebook-pipeline": f"file://{tmp_path}/storage",
-        "./tidebook-data": str(embedded.settings.folder),
+        "/srv/tidebook-data": str(embedded.settings.folder),
     }.items():
         assert there in text
         text = text.replace(there, here)

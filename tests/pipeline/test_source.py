@@ -153,7 +153,7 @@ def test_the_python_of_the_howto_runs(spark: SparkSession, tmp_path: Path, monke
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
-    for block in blocks:
+    for block in blocks * 2:  # readers repeat an example in the same folder
         exec(compile(block, str(page), "exec"), {})
 
 
