@@ -123,9 +123,12 @@ class RegionTopics:
         Raise `Unavailable` if the log reports an earlier end that may be outdated: the records below `stop` exist, and
         without them writes would be taken for absent.
         """
-        page = await self.log.read(self.data, PARTITION, start=start, stop=stop, limit=limit)
+        return await self._read(self.data, start=start, stop=stop, limit=limit)
+
+    async def _read(self, topic: str, *, start: int, stop: int, limit: int = 1000) -> RecordPage:
+        page = await self.log.read(topic, PARTITION, start=start, stop=stop, limit=limit)
         if page.next_offset <= start < stop and not self.log.end_is_linearizable:
-            raise ends_early(self.data, PARTITION, start, stop - 1)
+            raise ends_early(topic, PARTITION, start, stop - 1)
         return page
 
     async def scan(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
@@ -155,7 +158,7 @@ class RegionTopics:
         records: list[tuple[int, bytes | None]] = []
         while start < end:
             try:
-                batch = await self.log.read(self.meta, PARTITION, start=start, stop=end)
+                batch = await self._read(self.meta, start=start, stop=end)
             except LogLost:  # a cleaner truncated it; the snapshots it relies on may be after the old end
                 start = max(start + 1, await self.log.start(self.meta, PARTITION))
                 end = await self.log.end(self.meta, PARTITION)

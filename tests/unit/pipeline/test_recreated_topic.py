@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-import tidebook
 from tests.pipeline.workloads import lose_log, replicate_here
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
@@ -25,21 +22,6 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def portal() -> Iterator[BlockingPortal]:
-    portal = BlockingPortal()
-    yield portal
-    portal.close()
-
-
-@pytest.fixture
-def book(tmp_path: Path, portal: BlockingPortal) -> Iterator[Book]:
-    book = tidebook.open(tmp_path / "book")
-    portal.run(book.__aenter__())
-    yield book
-    portal.run(book.__aexit__(None, None, None))
 
 
 def write(book: Book, portal: BlockingPortal, *payloads: int) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-import tidebook
 from tests.pipeline.workloads import newer_record, write_garbage
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
@@ -26,21 +23,6 @@ from tidebook.wiring.book import Book
 TOPIC = "orders"
 BACKLOG = 20
 SETTINGS = PipelineSettings(lease_s=2.0, look_every_s=0.0, catch_up_records=BACKLOG - 1)
-
-
-@pytest.fixture
-def portal() -> Iterator[BlockingPortal]:
-    portal = BlockingPortal()
-    yield portal
-    portal.close()
-
-
-@pytest.fixture
-def book(tmp_path: Path, portal: BlockingPortal) -> Iterator[Book]:
-    book = tidebook.open(tmp_path / "book")
-    portal.run(book.__aenter__())
-    yield book
-    portal.run(book.__aexit__(None, None, None))
 
 
 class Run:

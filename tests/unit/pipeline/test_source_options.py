@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import traceback
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-import tidebook
 from tests.pipeline.workloads import replicate_here
 from tidebook.core.errors import InvalidInput, NotFound, Unavailable
 from tidebook.core.event import Event
@@ -33,21 +31,11 @@ LOGGER = "tidebook.pipeline"
 
 
 @pytest.fixture
-def portal() -> Iterator[BlockingPortal]:
-    portal = BlockingPortal()
-    yield portal
-    portal.close()
-
-
-@pytest.fixture
-def book(tmp_path: Path, portal: BlockingPortal) -> Iterator[Book]:
-    """A book with ten replicated events of `a` in the topic orders."""
-    book = tidebook.open(tmp_path / "book")
-    portal.run(book.__aenter__())
+def book(book: Book, portal: BlockingPortal) -> Book:
+    """Return a book with ten replicated events of `a` in the topic orders."""
     portal.run(book.journal("orders").append("a", [Event({"step": i}) for i in range(10)]))
     portal.run(replicate_here(book, book.store, "orders"))
-    yield book
-    portal.run(book.__aexit__(None, None, None))
+    return book
 
 
 def numbers(book: Book, **options: str) -> list[int]:
