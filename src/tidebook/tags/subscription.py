@@ -336,14 +336,15 @@ class Subscription(Generic[E]):
             idle = self._advance_idle(found, self._position)
             return rebalanced(idle, self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive)
 
-        group = await self._change(change)
-        before, self._shares = self._shares, owned_shares(group, self._member)
-        new = {n for n, share in self._shares.items() if n not in before or before[n].term != share.term}
-        if not new:
-            return False
-        if self._offsets is not None:
+        shares = owned_shares(await self._change(change), self._member)
+        new = {n for n, share in shares.items() if n not in self._shares or self._shares[n].term != share.term}
+        if new and self._offsets is not None:
+            # Until they are read, the new shares are not in `_shares`: if this fails, they are released as they are.
             found = await asyncio.to_thread(self._offsets, new)
             self._external |= {number: found.get(number, "") for number in new}
+        before, self._shares = self._shares, shares
+        if not new:
+            return False
         starts = [self._position] if before else []
         for number in new:
             offset = self._resume_offset(number, self._shares[number])
