@@ -12,16 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tidebook.core.bounds import (
-    EVENTS_MAX,
-    NUMBER_MAX,
-    OFFSET_MAX,
-    EpochNumber,
-    Identity,
-    Number,
-    Ordinal,
-    TimeMs,
-)
+from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX, OFFSET_MAX, EpochNumber, Identity, Number, Ordinal, TimeMs
 from tidebook.core.errors import InvalidInput
 from tidebook.core.position import Position
 

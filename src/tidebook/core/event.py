@@ -13,15 +13,7 @@ import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import (
-    BYTES,
-    JSON,
-    EncodedJson,
-    decode_payload,
-    encode_json,
-    encode_payload,
-    encode_text,
-)
+from tidebook.core.payload import BYTES, JSON, EncodedJson, decode_payload, encode_json, encode_payload, encode_text
 
 if TYPE_CHECKING:  # the default lets `Event` stand for `Event[Any]`
     from typing_extensions import TypeVar
