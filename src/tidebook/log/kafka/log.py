@@ -283,12 +283,14 @@ class KafkaLog:
             try:
                 page = await self._retry_not_found(topic, partition, lambda: self._pool.read(requested))
             except EndsEarly as error:
-                raise await self._shorter(topic, partition, error.offset, error.end) from error
+                raise await self._shortened_error(topic, partition, error.offset, error.end) from error
             if page.next_offset <= start and (end := await self._fetch_offset(topic, partition, "end")) <= start:
-                raise await self._shorter(topic, partition, requested.stop, end)  # it was seen to end after `start`
+                raise await self._shortened_error(
+                    topic, partition, requested.stop, end
+                )  # it was seen to end after `start`
         return page
 
-    async def _shorter(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:
+    async def _shortened_error(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:
         """Return the error for a log that ends at `end`, although it was read or seen up to `offset` before.
 
         It is `LogLost` only if the topic was created again: a leader that is cut off, or that was elected just now,
@@ -310,7 +312,7 @@ class KafkaLog:
         if stop > end and end <= start:
             end = await self._fetch_offset(topic, partition, "end")
             if end < start:
-                raise await self._shorter(topic, partition, start, end)
+                raise await self._shortened_error(topic, partition, start, end)
         return min(stop, end)
 
     async def _read_tail(self, requested: LogSlice) -> RecordPage | None:

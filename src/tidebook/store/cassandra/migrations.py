@@ -20,7 +20,7 @@ class Migration(NamedTuple):
     statements: tuple[str, ...]
 
 
-#: Created before a lock can be taken or a version read.
+#: The tables that the lock and the schema's version need, so they are created before all others.
 BOOTSTRAP: Final = (
     # One partition per row, because compare-and-sets and serial reads contend within a partition.
     "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section, name)))",
@@ -79,10 +79,10 @@ MIGRATIONS: Final = (
 
 SCHEMA: Final = "schema"
 VERSION: Final = "version"
-#: The tables that are created before all others.
+#: The tables of `BOOTSTRAP`.
 MARKERS: Final = frozenset({"setting", "locks"})
-#: A dead holder blocks the lock for this long. A live one renews it before each statement, and no statement may take
-#: longer than the lease.
+#: The lease of the lock: a dead holder blocks it for this long. A live one renews it before each statement, and no
+#: statement may take longer than the lease.
 LOCK_S: Final = SCHEMA_TIMEOUT_S + 30
 LOCK_WAIT_S_MAX: Final = 3 * LOCK_S
 LOCK_POLL_S: Final = 0.2
@@ -137,7 +137,7 @@ async def _create_keyspace(session: CassandraSession, settings: CassandraSetting
 
 
 async def is_created(session: CassandraSession, keyspace: str) -> bool:
-    """Return whether the schema exists in some version. One whose creation was interrupted counts as missing."""
+    """Return whether the schema exists in some version; if its creation was interrupted, it counts as missing."""
     version = f"SELECT value FROM {keyspace}.setting WHERE section = '{SCHEMA}' AND name = '{VERSION}'"
     listed = await _tables(session, keyspace) >= MARKERS
     return listed and bool(await _retry_until_visible(lambda: session.query(version)))
@@ -277,7 +277,7 @@ class _Lock:
         while not await _retry_until_visible(self._acquire):
             if loop.time() > deadline_s:
                 raise Unavailable(
-                    f"another process has held the schema's lock for {LOCK_WAIT_S_MAX} s: see the table `locks`"
+                    f"other processes have held the schema's lock for {LOCK_WAIT_S_MAX} s: see the table `locks`"
                 )
             await asyncio.sleep(LOCK_POLL_S)
         return self
