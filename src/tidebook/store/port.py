@@ -228,7 +228,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
     async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
         """Set a topic's configuration if it equals `expected` (None: it has none); return the one in force afterwards.
 
-        If another process has set it meanwhile, that is its configuration and not `config`: compare the result. Raise
+        If another process was faster, the result is its configuration: compare it with `config`. Raise
         NotFound if `expected` is not None and there is no configuration, and InvalidInput or TooLarge if the adapter
         cannot support `config`.
         """

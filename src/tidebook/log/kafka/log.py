@@ -285,9 +285,7 @@ class KafkaLog:
             except EndsEarly as error:
                 raise await self._shortened_error(topic, partition, error.offset, error.end) from error
             if page.next_offset <= start and (end := await self._fetch_offset(topic, partition, "end")) <= start:
-                raise await self._shortened_error(
-                    topic, partition, requested.stop, end
-                )  # it was seen to end after `start`
+                raise await self._shortened_error(topic, partition, requested.stop, end)
         return page
 
     async def _shortened_error(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:

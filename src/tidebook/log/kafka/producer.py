@@ -303,7 +303,7 @@ class KafkaProducer:
         self._metadata_timeout_s = settings.request_timeout_ms / 1000
         self._client_number = 0  # counts the clients created; the last one is in use
         self._client = self._connect()
-        #: Clients with a fatal error, polled until all their records have a result.
+        #: Clients with a fatal error; they are polled until all their records have a result.
         self._retired: list[Producer] = []
         #: Records and batches that were not passed to the client yet.
         self._waiting: deque[Delivery | ProduceBatch] = deque()

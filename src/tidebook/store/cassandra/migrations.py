@@ -30,8 +30,7 @@ BOOTSTRAP: Final = (
 #: Stamps come from log positions, so time-window compaction would mix old and new data.
 _LEVELED: Final = "compaction = {'class': 'LeveledCompactionStrategy'}"
 _TIERED: Final = "compaction = {'class': 'SizeTieredCompactionStrategy'}"
-#: Ten days: a replicator that is presumed dead must really be dead before the tombstones of what it could resurrect are
-#: dropped.
+#: Ten days: tombstones must outlive every stalled replicator that could still write the rows that they cover.
 _GRACE: Final = "gc_grace_seconds = 864000"
 
 MIGRATIONS: Final = (
@@ -152,7 +151,7 @@ async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence
     """Migrate the tables to the current version. A failed migration leaves the version as it was.
 
     Cassandra does not serialize DDL that different nodes execute: two nodes may create one table under two ids and lose
-    what was written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
+    the rows written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
     same node creates for all processes. The lock is only taken after the nodes agree on that table.
     """
     names = await _tables(session, keyspace)

@@ -274,7 +274,7 @@ def clear_events(write: ClearEvents, listed: Iterable[int] = ()) -> Iterator[Bat
 def _rewrite_remaining(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
     """Rewrite the events that shared a packed row with deleted ones, above the stamp of that row.
 
-    They win even if a slow replicator writes the whole packed row again.
+    They overrule that row even if a slow replicator writes all of it again.
     """
     yield from event_batches(PutEvents(write.key, write.head, tuple(rows)), stamp=write_stamp(write.head.position))
 

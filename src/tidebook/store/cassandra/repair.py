@@ -104,7 +104,7 @@ async def rows_after_delete(
 
 
 def _slice_rows(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
-    """Return the rows of a slice after a delete that may share a packed row with what it deletes."""
+    """Return the events of a slice after number `to` that may share a packed row with deleted ones."""
     rows = [row for put in puts[-1:] for row in put.rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
     return [row for row in rows if row.position == rows[0].position and _row_index(row) == _row_index(rows[0])]
 
