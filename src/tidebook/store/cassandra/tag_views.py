@@ -245,7 +245,7 @@ class TagViews:
         for first in range(0, len(clears), CLEARS_AT_ONCE_MAX):
             chunk = clears[first : first + CLEARS_AT_ONCE_MAX]
             running = [self._clear(clear, writes.partition, buckets, segments) for clear in chunk]
-            # One page of each journal per round: each journal's order holds, and journals are cleared concurrently.
+            # Each round has one page of each journal: journals are cleared concurrently, and each of them in its order.
             while running:
                 pages = await asyncio.gather(*(anext(each, None) for each in running))
                 running = [each for each, page in zip(running, pages, strict=True) if page is not None]
