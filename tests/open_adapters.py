@@ -22,11 +22,11 @@ OpenCassandra = Callable[[], Awaitable["CassandraStore"]]
 
 def kafka_logs(bootstrap: str) -> OpenLog:
     """Return a function that opens a log on a real Kafka."""
-    from tidebook.log.kafka import KafkaSettings, open_kafka_log
+    from tidebook.log.kafka import KafkaLog, KafkaSettings
 
     @asynccontextmanager
     async def open_log() -> AsyncIterator[Log]:
-        log = await open_kafka_log(KafkaSettings.read(f"kafka://{bootstrap}"), metrics=Metrics())
+        log = KafkaLog(KafkaSettings.read(f"kafka://{bootstrap}"), metrics=Metrics())
         try:
             yield log
         finally:

@@ -167,9 +167,9 @@ class SimulatedLog:
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
-    def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
-        for index in range(len(many.values)):
-            self.send(many.record(index), callback_for(on_sent, index))
+    def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
+        for index in range(len(columns.values)):
+            self.send(columns.record(index), callback_for(on_sent, index))
 
     async def _pump(self, at: tuple[str, int]) -> None:
         """Send the waiting records of a partition, in order, in batches of random size."""

@@ -61,7 +61,7 @@ class OrderedBatch(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, gc=False):
-    """The log has stored a record durably at this offset. It says nothing about the offsets before and after."""
+    """The log has stored a record durably at this offset, which implies nothing about the offsets before and after."""
 
     partition: int
     offset: int
@@ -169,7 +169,7 @@ class Log(Protocol):
         """
         ...
 
-    def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
+    def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
         """Send each record as `send` does, in this order."""
         ...
 
@@ -236,8 +236,8 @@ async def read_page(
 ) -> RecordPage:
     """Call `log.read` for a range that is known to have been in the log; raise an error if the page makes no progress.
 
-    If the log has become shorter since, it ends at or before `start`, and a caller that reads page after page up to
-    `stop` would never finish. The error is `LogLost`, or `Unavailable` if the end that the log reports may be outdated.
+    If the log now ends at or before `start`, a caller that reads page after page up to `stop` would never finish. The
+    error is `LogLost`, or `Unavailable` if the end that the log reports may be outdated.
     """
     page = await log.read(topic, partition, start=start, stop=stop, key=key, limit=limit)
     if page.next_offset <= start < stop:
@@ -248,16 +248,16 @@ async def read_page(
             partition=partition,
             first=start,
             last=stop - 1,
-            when="that it held before",
+            when="that it contained before",
             remedy="its topic was created again, or it lost acknowledged records",
         )
     return page
 
 
-def ends_early(topic: str, partition: int, end: int, held: int) -> Unavailable:
-    """Return the error for a log that ends before a record that it held, as far as the broker that answered knows."""
+def ends_early(topic: str, partition: int, end: int, last: int) -> Unavailable:
+    """Return the error for a log that has contained offset `last`, but ends before it according to its broker."""
     return Unavailable(
-        f"{topic}/{partition}: the log ends at {end}, but it held offset {held} before: its broker "
+        f"{topic}/{partition}: the log ends at {end}, but it contained offset {last} before: its broker "
         "may be cut off from the others, or have just become the leader; retry. If this lasts, the log has lost "
         "acknowledged records"
     )
@@ -266,7 +266,7 @@ def ends_early(topic: str, partition: int, end: int, held: int) -> Unavailable:
 async def read_all(
     log: Log, topic: str, partition: int, *, start: int, stop: int, key: bytes | None = None
 ) -> Sequence[Record]:
-    """Return all records of a range, which must be small; raise LogLost if the log no longer has all of it."""
+    """Return all records of a range, which must be small; the errors are those of `read_page`."""
     records: list[Record] = []
     while start < stop:
         page = await read_page(log, topic, partition, start=start, stop=stop, key=key)

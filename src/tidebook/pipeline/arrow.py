@@ -1,4 +1,4 @@
-"""Conversions between rows and Arrow batches, in a separate module because leases avoid the slow import of Arrow."""
+"""Convert rows to Arrow batches; a separate module, because leases avoid the slow import of Arrow."""
 
 from __future__ import annotations
 

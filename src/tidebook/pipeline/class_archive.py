@@ -26,7 +26,7 @@ CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 #: A small initial heap and a collector without threads, because other processes need the machine too.
 LOCAL_JAVA_OPTIONS = "-XX:+UseSerialGC -Xms128m"
-#: A run writes the archive only once it has lasted this long: a second process would slow down its start.
+#: How long a run must last before it writes the archive: a second process would slow down its start.
 WRITE_AFTER_S = 60.0
 WRITE_S_MAX = 600.0
 NICE_MAX = 19
@@ -74,7 +74,7 @@ def write_later(class_path: str) -> None:
 
 
 def write_archive(class_path: str) -> bool:
-    """Start Spark, run a job with a Python worker, and write the classes that were loaded; return whether it did.
+    """Start Spark, run a job with a Python worker, and archive the loaded classes; return whether this succeeded.
 
     Call it in a process that has not started Spark. Only one process writes at a time.
     """

@@ -36,7 +36,7 @@ _CLASSES: dict[str, type[TidebookError]] = {
     each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
 }
 #: Messages of Spark and the Kafka client for a broker that is unavailable. Spark's source reports lost records with the
-#: same message as a timeout; the next start of the query shows which it was.
+#: same message as a timeout; the checks at the query's next start distinguish them.
 _KAFKA = re.compile(
     r"COULD_NOT_READ_OFFSET_RANGE|Cannot fetch record for offset|java\.util\.concurrent\.TimeoutException|"
     r"org\.apache\.kafka\.common\.errors\.(?:Retriable|Timeout|Disconnect|Network|NotLeaderOrFollower|"

@@ -1,4 +1,4 @@
-"""Find Java for Spark, and resolve the jars that PySpark lacks with the Ivy that it ships."""
+"""Find Java for Spark, and download the jars that PySpark lacks with the Ivy (a dependency resolver) that it ships."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Artifact:
 def kafka_source_jars() -> list[Path]:
     """Return the jars of Spark's Kafka source and sink, for the setting spark.jars.
 
-    The newest published token provider is 4.0.0, and it works with this version of Spark. The Kafka client must stay at
-    the version that the source was built for, so transitive dependencies are left out.
+    The newest published token provider is 4.0.0, which works with this version of Spark. Transitive dependencies are
+    left out, because the Kafka client must have the version for which the source was built.
     """
     return resolve(
         f"spark-kafka-{SPARK}",

@@ -1,10 +1,10 @@
 """A lease: one Spark task tails some log partitions for a limited time and replicates their records as they come.
 
-The driver submits the next lease before one ends, but if all slots are busy it starts only when the current task has
-ended. So that the partitions are always served, the tail of a lease continues in the worker process after its task:
-until the next lease of these partitions is ready there, or for a bounded time. An overlap is harmless, because slices
-are fenced by the store's pointers. The driver ends leases early through a setting of the store, which every task reads:
-that needs no connection between driver and tasks beyond Spark's own.
+The driver submits the next lease before the current one ends, but if all slots are busy, the next task only starts when
+the current one has ended. So that the partitions are always served, the tail of a lease continues in the worker process
+after its task: until the next lease of these partitions is ready there, or for a bounded time. An overlap is harmless,
+because slices are fenced by the store's pointers. To end leases early, the driver changes a setting of the store, which
+every task polls, because Spark provides no channel from the driver to its running tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidebook.runtime.futures import ignore_failure
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.spark import clears_tags
 
-#: The generation up to which the leases of recent runs have ended, by run.
+#: By run, for recent runs: the first generation whose leases are not revoked.
 REVOKED_SETTING = "pipeline/leases"
 RUNS_MAX = 16
 REVOKE_ATTEMPTS_MAX = 10
@@ -46,9 +46,9 @@ class Lease(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
     configs: dict[str, TopicConfig]
     seconds: float
-    #: How long the tail continues after the task, unless another replicator is seen to serve the partitions.
+    #: How long the tail continues after the task; it ends earlier if another replicator serves the partitions.
     handover_s: float = 0.0
-    #: With these, the lease ends when the records before them are replicated. One for each partition.
+    #: One offset for each partition: the lease ends when all records before them are replicated.
     stops: tuple[int, ...] | None = None
 
 
@@ -64,7 +64,7 @@ class LeaseTask:
     new_tail: Callable[..., ReplicationTail] = ReplicationTail
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[bytes]:
-        list(rows)  # one number; Spark ends a worker that has not read its input
+        list(rows)  # a single number; Spark terminates a worker that has not read its input
         worker = SparkWorker.of(self.settings, self.opening)
         lease = msgspec.json.decode(self.lease, type=Lease)
         new_tail = partial(self.new_tail, clear_tags=clears_tags(worker.settings), wait_s=self.wait_s)
@@ -75,13 +75,14 @@ class LeaseTask:
 async def serve(
     worker: LogAndStore, lease: Lease, new_tail: Callable[..., ReplicationTail] = ReplicationTail
 ) -> list[TaskResult]:
-    """Tail the partitions of a lease until its end; return what was replicated of each.
+    """Tail the partitions of a lease until its end; return the results of each partition.
 
-    Unless the lease was revoked, its tail continues for a while; what it replicates is in the results of the next task.
+    Unless the lease was revoked, its tail continues for a while; the next task returns what it replicates.
     """
     continuing = _continuing.setdefault(worker, [])
     tail = LeasedTail(worker, lease, new_tail)
-    await tail.serve([each for each in continuing if each.lease.run == lease.run and each.shares_partitions(lease)])
+    same_run = [each for each in continuing if each.lease.run == lease.run]
+    await tail.serve([each for each in same_run if not set(lease.partitions).isdisjoint(each.lease.partitions)])
     results = [result for each in continuing for result in each.report() if result.records]
     continuing[:] = [each for each in (*continuing, tail) if each.runs]
     return results + tail.report()
@@ -102,7 +103,7 @@ class LeasedTail:
         self._over = asyncio.get_running_loop().create_future()
         self._run = asyncio.create_task(self._tail.run(stops))
         self._ending = asyncio.create_task(self._end_in_time())
-        self._run.add_done_callback(ignore_failure)  # the next lease encounters it too, if no task raises it
+        self._run.add_done_callback(ignore_failure)  # if no task raises the error, the next lease encounters it
         self._run.add_done_callback(lambda run: self._ending.cancel())
 
     async def serve(self, predecessors: Sequence[LeasedTail]) -> None:
@@ -125,15 +126,11 @@ class LeasedTail:
 
     @property
     def runs(self) -> bool:
-        """Return whether the tail has not ended."""
+        """Return whether the tail is running."""
         return not self._run.done()
 
-    def shares_partitions(self, lease: Lease) -> bool:
-        """Return whether another lease has one of these partitions."""
-        return not set(lease.partitions).isdisjoint(self.lease.partitions)
-
     def report(self) -> list[TaskResult]:
-        """Return what was replicated of each partition since the last report."""
+        """Return the results of each partition since the last report."""
         results, seconds = [], time.monotonic() - self._began_s
         for partition, each in self._tail.replicators.items():
             records, parked = self._reported.get(partition, (0, 0))
@@ -151,7 +148,7 @@ class LeasedTail:
         self._tail.stop()
 
     async def _is_revoked_within(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Return whether the lease is revoked in this time; return False early when `unless` is true."""
+        """Wait until the lease is revoked; return False after `seconds`, or earlier once `unless` returns True."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + seconds
         while (left_s := deadline_s - loop.time()) > 0 and not unless():

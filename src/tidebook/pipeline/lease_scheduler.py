@@ -21,13 +21,13 @@ from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: How long a tail continues after its task, because its successor may start late on busy cores. It is no longer than a
-#: lease: after that, the successor's tail would mistake it for another replicator.
+#: How long a tail continues after its task, because its successor may start late on busy cores. It is at most as long
+#: as a lease: otherwise the successor's tail, when it continues in turn, would mistake it for another replicator.
 HANDOVER_S = 5.0
 #: A lease is abandoned this long after it should have ended: its task is killed and its partitions are leased again.
 OVERDUE_S = 5.0
-#: Each abandoned lease doubles that time for its lane, up to this limit, until a lease ends in time. A lease includes
-#: the start of its worker, which on busy cores may take longer than the lease. Otherwise every worker would be killed
+#: Each abandoned lease doubles that time for its lane, up to this limit, until a lease ends in time. The start of its
+#: worker is a part of a lease and may take longer on busy cores: without the doubling, every worker could be killed
 #: before it has replicated anything.
 OVERDUE_S_MAX = 80.0
 #: The duration of a lease with stop offsets, which ends when it has reached them.
@@ -37,7 +37,7 @@ Share = tuple[Partition, ...]
 
 
 def share_partitions(before: Sequence[Share], partitions: Sequence[Partition], lanes: int) -> list[Share]:
-    """Divide partitions among lanes as evenly as possible; partitions stay in their lane if the number of lanes does.
+    """Divide partitions among lanes as evenly as possible; none changes its lane if the number of lanes is the same.
 
     >>> share_partitions([], [("a", 0), ("a", 1), ("a", 2)], 2)
     [(('a', 0), ('a', 2)), (('a', 1),)]
@@ -209,7 +209,7 @@ class LeaseScheduler:
         if running in self._retired:
             self._retired.discard(running)
             self._on_end(ended.results)
-            return  # an error is ignored: the lease that replaced it encounters it too
+            return  # ignore an error: the lease that replaced this one encounters it too
         lane = self._lanes[running.lane]
         self._remove(lane, running)
         if ended.error is not None:
@@ -228,7 +228,7 @@ class LeaseScheduler:
     def _remove(self, lane: _Lane, running: _LeaseJob) -> None:
         lane.running.remove(running)
         if lane.running and len(self._lanes) >= self._slots:
-            lane.running[0].began_s = time.monotonic()  # it had to wait for the slot of the lease that ended
+            lane.running[0].began_s = time.monotonic()  # it has waited for the slot of the lease that ended
 
     def _cancel(self, running: _LeaseJob) -> None:
         with ignore_spark_exit():

@@ -9,15 +9,7 @@ from hashlib import blake2b
 import msgspec
 
 from tidebook.core.action import Append, Delete, Mark, Purge, Seal
-from tidebook.core.errors import (
-    Corrupt,
-    InvalidInput,
-    LogLost,
-    NotFound,
-    OutcomeUnknown,
-    TidebookError,
-    Unavailable,
-)
+from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.event import Event, restore_event, unpack_events
 from tidebook.core.key import partition_of
 from tidebook.core.payload import decode_json

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tidebook.core.errors import TidebookError
-from tidebook.pipeline.batch_report import STEPS, BatchReport, reports_after
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import ignore_spark_exit, local_uri
 from tidebook.pipeline.task_result import TaskResult
@@ -20,6 +22,8 @@ from tidebook.runtime.metrics import Metrics
 STOP_S = 60.0
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+#: The steps of a micro-batch whose durations are recorded.
+STEPS = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlanning", "walCommit", "commitOffsets")
 
 
 class BatchGate:
@@ -42,6 +46,31 @@ class BatchGate:
         if ended:
             self._running.release()
         return ended
+
+
+class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of Spark's progress report of a micro-batch that are used."""
+
+    #: When the micro-batch began, in a format whose strings sort by time.
+    timestamp: str
+    num_input_rows: int = 0
+    processed_rows_per_second: float = 0.0
+    duration_ms: dict[str, int] = {}
+
+
+def reports_after(query: StreamingQuery, timestamp: str) -> list[BatchReport]:
+    """Return the reports of the micro-batches that began after `timestamp`, the newest first; Spark keeps a hundred.
+
+    Each report is read as one JSON text, because PySpark would call the JVM for each of its hundred fields.
+    """
+    reports: Any = query._jsq.recentProgress()
+    found = []
+    for index in reversed(range(len(reports))):
+        report = msgspec.json.decode(reports[index].json(), type=BatchReport)
+        if report.timestamp <= timestamp:
+            break
+        found.append(report)
+    return found
 
 
 class ReplicationQuery:

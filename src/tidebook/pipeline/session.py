@@ -43,7 +43,7 @@ DEFAULTS = {
     # The checkpoint is never read: each run starts from the store's pointers.
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # The Spark UI is off, so its data need not be updated ten times a second.
+    # The Spark UI is off, so its data need not be up to date; the default interval is 100 ms.
     "spark.ui.liveUpdate.period": "60s",
 }
 LOCAL = {
@@ -57,8 +57,8 @@ LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-#: A machine that fails closes no connection: its executor is lost after half a minute without a heartbeat instead of
-#: two to three, so that its slots do not count much longer than the leases on it.
+#: A machine that fails does not close its connections. Its executor counts as lost after half a minute without a
+#: heartbeat, instead of two to three minutes: its slots must not count much longer than the leases on it last.
 CLUSTER = {
     "spark.executor.heartbeatInterval": "5s",
     "spark.storage.blockManagerHeartbeatTimeoutMs": "30s",
@@ -132,9 +132,9 @@ def submitted() -> bool:
 def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
     """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
 
-    The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session is reused, also one of
-    Spark Connect. Raise `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or a server
-    has the book open.
+    The session is local, or as configured in `[pipeline]` of `tidebook.toml`; a running session, or one of Spark
+    Connect, is reused. Raise `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed or
+    `book` is open through a server.
 
         spark = tidebook.spark("./tidebook-data")
         spark.read.format("tidebook").option("topic", "orders").load().show()
@@ -156,7 +156,7 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
 
 
 def _connect_session() -> SparkSession | None:
-    """Return the session of Spark Connect if this process is its client; the settings are those of its server."""
+    """Return the session of Spark Connect if this process is its client, with the settings of its server; else None."""
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 
@@ -190,8 +190,8 @@ def _job_settings(settings: Settings, more: Mapping[str, str] | None = None) -> 
     if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
         jars = own.jars if own.jars is not None else [str(each) for each in kafka_source_jars()]
         if own.master.startswith("local") and "spark.jars" not in wanted:
-            # On the class path of the one JVM: with spark.jars, its executor would copy and load them before the
-            # first task.
+            # Local mode has one JVM, so the class path suffices: with spark.jars, its executor would copy and load the
+            # jars before the first task.
             wanted[CLASS_PATH] = os.pathsep.join(jars)
         else:
             wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
@@ -232,14 +232,15 @@ def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) 
     wanted |= more or {}
     if _reads_archive(wanted) and (options := read_options(wanted.get(CLASS_PATH, ""))):
         wanted[JAVA_OPTIONS] += f" {options}"
-    # py4j also raises the errors that it logs, and a JVM that is terminated with this process is not an error.
+    # py4j also raises the errors that it logs, and a JVM that is terminated with this process is not an error. Some of
+    # them, such as Ctrl-C, it logs to the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(is_not_of_py4j)  # some of them, Ctrl-C for one, it logs with their tracebacks here
+    logging.getLogger().addFilter(is_not_of_py4j)
     return wanted
 
 
 def is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Return whether a record of the root logger was logged by another package than py4j."""
+    """Return False for a log record of py4j."""
     return Path(record.pathname).parent.name != "py4j"
 
 

@@ -1,4 +1,4 @@
-"""Run requests to the log and the store from a job's thread, so that none of them delays the job's stop."""
+"""Run requests to the log and the store from a job's thread, so that none of them delays a stop of the job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ CHECK_EVERY_S = 0.05
 
 
 class StoppablePortal:
-    """Runs requests on a portal's loop. After a stop, a request gets `within_s`: one in progress, and each later one.
+    """Runs requests on a portal's loop. After a stop, the request in progress and each later one get `within_s`.
 
-    A request that is not answered in this time is cancelled and raises `Unavailable`, as do all others after it, which
-    are not tried.
+    A request that does not end in this time is cancelled and raises `Unavailable`; so do all later ones, unattempted.
     """
 
     def __init__(self, portal: BlockingPortal, stop: threading.Event, *, within_s: float) -> None:

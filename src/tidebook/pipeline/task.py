@@ -1,4 +1,4 @@
-"""The Spark task that replicates log records to the store; it gets them as Arrow batches."""
+"""The Spark task that replicates log records, which it receives as Arrow batches, to the store."""
 
 from __future__ import annotations
 

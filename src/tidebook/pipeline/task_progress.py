@@ -1,4 +1,4 @@
-"""Report how many of its tasks Spark has done, while a job runs."""
+"""Report, while a job runs, how many of its tasks Spark has completed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVERY_S: Final = 1.0
-#: Spark publishes its own counts as often, because its UI is off and they would be a minute old otherwise.
+#: Make Spark update its counts as often: because its UI is off, it would only do so once a minute.
 SPARK_SETTINGS: Final = {"spark.ui.liveUpdate.period": "1s"}
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """How many tasks have the stages that Spark has begun so far, and how many of these tasks are done."""
+    """The number of tasks in all stages that Spark has begun so far, and how many of them are done."""
 
     tasks: int
     done: int

@@ -10,7 +10,7 @@ class TaskResult(msgspec.Struct, frozen=True):
 
     topic: str
     partition: int
-    #: How many records it received, and how many of them it parked.
+    #: How many records the task received for the partition, and how many of them it parked.
     records: int
     parked: int
     seconds: float

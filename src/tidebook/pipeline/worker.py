@@ -1,4 +1,4 @@
-"""The resources that Spark tasks share: a book's log and store inside a Python worker."""
+"""A book's log and store inside a Python worker, shared by its Spark tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def open_settings_store(settings: Settings) -> StoreWriter:
 
 
 class SparkWorker(LogAndStore):
-    """The log and store of one book in one process, opened on first use, which is after the fork."""
+    """The log and store of one book in one process; they are opened on first use, which is after the fork."""
 
     _open: ClassVar[dict[tuple[int, str, OpenStore], SparkWorker]] = {}
 
@@ -80,8 +80,7 @@ class SparkWorker(LogAndStore):
         async with self._lock:
             if self._opened_store is None:
                 self._opened_store = await self._opening(self.settings)
-                # Spark's daemon runs the garbage collector after every task; objects loaded so far are never freed
-                # anyway.
+                # Spark's daemon runs the garbage collector after every task, and objects loaded so far are never freed.
                 gc.freeze()
             return self._opened_store
 

@@ -108,7 +108,7 @@ class TagReader(Protocol):
         """Return the first rows of a tag after `after`, with `from_ms` ≤ time_ms < `until_ms`, in order of TagPosition.
 
         There are at most `limit` of them. The result may be shorter, but is empty only if there is no such row: to
-        read on, call again with the last row's place as `after`. How rows are bucketed is not visible here.
+        read on, call again with the last row's place as `after`.
         """
         ...
 
@@ -137,9 +137,9 @@ class TagReader(Protocol):
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         """Return once any pointer may have moved after the call that returned `since`, or after `timeout_s`.
 
-        Read the pointers after each call: it may return without a move, and an adapter without wake-ups returns after
-        a polling interval, which grows with `since`. Pass the result as the next `since`, so that no move between two
-        calls is missed, or -1 to start with the shortest wait.
+        Read the pointers after each call, because it may return although none has moved: an adapter without wake-ups
+        returns after a polling interval, which grows with `since`. Pass the result as the next `since`, so that no
+        move between two calls is missed, or -1 to start with the shortest wait.
         """
         ...
 
@@ -175,13 +175,13 @@ class StoreInspector(Protocol):
     """The scans of a repair, which return a row that cannot be decoded as `Damage` instead of raising Corrupt."""
 
     def inspect(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head | EventRow | Damage]]]:
-        """Yield what `heads_in` yields, and then what `events_in` yields."""
+        """Yield the pages of `heads_in`, then those of `events_in`."""
         ...
 
     async def inspect_tag(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow | Damage]:
-        """Return what `tag_rows` returns; the `Damage` of a row carries its place, for the next call's `after`."""
+        """Return the same rows as `tag_rows`; a `Damage` has its row's place, for the next call's `after`."""
         ...
 
 
@@ -216,8 +216,8 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation.
 
-        If only deleting the others fails, the snapshot is saved, and the next save deletes them.
-        An adapter may raise TooLarge for a payload over its limit.
+        If only the deletion of the others fails, this raises nothing, and the next save deletes them. An adapter may
+        raise TooLarge for a payload over its limit.
         """
         ...
 
@@ -226,9 +226,9 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
-        """Set a topic's configuration if it equals `expected` (None: is not set); return the one in force afterwards.
+        """Set a topic's configuration if it equals `expected` (None: it has none); return the one in force afterwards.
 
-        If another process has set it meanwhile, that is its configuration and not `config`: compare the result. Raise
+        If another process was faster, the result is its configuration: compare it with `config`. Raise
         NotFound if `expected` is not None and there is no configuration, and InvalidInput or TooLarge if the adapter
         cannot support `config`.
         """
@@ -247,7 +247,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
-        """Set a setting if its value is `expected` (None: is not set); return whether it was."""
+        """Set a setting if its value is `expected` (None: it has none); return True if it was set."""
         ...
 
     def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
@@ -266,7 +266,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
-        """Yield the records that could not be decoded and were parked, of one topic or of all."""
+        """Yield the parked records of one topic or of all."""
         ...
 
     async def unpark(self, parked: Iterable[Parked]) -> None:

@@ -187,9 +187,9 @@ class _Faulty:
         else:
             _spawn(self._send_delayed(fault, record, on_sent))
 
-    def _send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
-        for index in range(len(many.values)):
-            self._send(many.record(index), callback_for(on_sent, index))
+    def _send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
+        for index in range(len(columns.values)):
+            self._send(columns.record(index), callback_for(on_sent, index))
 
     async def _send_delayed(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
         try:

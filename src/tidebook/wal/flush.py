@@ -79,7 +79,7 @@ class Flushed(msgspec.Struct, frozen=True):
 def plan_flush(
     meta: RegionMeta, committed: Mapping[TableIncarnation, int], *, entries_max: int | None = None
 ) -> list[Range]:
-    """Return the entries that the region has and the manifest does not, at most `entries_max` of each table."""
+    """Return the ranges of entries that the region has and the manifest has not, up to `entries_max` for each table."""
     ranges = []
     for table, each in sorted(meta.tables.items()):
         first = max(each.mapping.start, committed.get(TableIncarnation(table, each.incarnation), 0) + 1)
@@ -198,11 +198,11 @@ class FolderManifest(Generic[M]):
         folders = set()
         for move in self.last().moves:
             staged, final = self._output / move.staged, self._output / move.final
-            if staged.exists():  # else it has already been published, and a reader may have moved or removed it
+            if staged.exists():  # otherwise it was published earlier, and a reader may have moved or removed it
                 final.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):  # another process published it just now
                     os.replace(staged, final)
-            if final.parent.exists():  # sync even if another process moved it: it must be durable before a mark
+            if final.parent.exists():  # also if another process published it: that must be durable before a mark
                 folders.add(final.parent)
         for folder in folders:
             _sync(folder)

@@ -1,8 +1,8 @@
 """Group commit: the owner packs concurrent writes of many tables into records and sends them in a pipeline.
 
-A record is valid when it is acknowledged at the next expected offset, so that no other writer's record precedes it.
-After anything else (a gap between two acknowledgements, a failure, an unknown outcome) nothing more is sent until a
-repair has read from the log which records are valid.
+A record is valid if it is acknowledged at the next expected offset: no other writer's record precedes it then. After
+anything else (a gap between two acknowledgements, a failure, an unknown outcome) nothing more is sent until a repair
+has read from the log which records are valid.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class OutcomeScan:
             if not known:
                 unknown[flight] = OutcomeUnknown(
                     f"{self._topics.data}: table {part.table} was cleaned beyond number {part.first}, so it is unknown "
-                    "whether that was written: it will not be written later"
+                    "whether that entry was written; it will not be written later"
                 )
         return unknown
 
@@ -402,14 +402,14 @@ class GroupCommit:
         self._resolve_in_flight(scan, unknown)
 
     def _holds_claim(self) -> bool:
-        """Return whether this writer's claim is in force; if not, set `fenced`."""
+        """Return whether this writer's claim is in force, and adopt its term; if it is not, set `fenced`."""
         if self.meta.writer == self._writer:
-            self._term = self.meta.term  # a claim that was reported as failed may be in force
+            self._term = self.meta.term  # above `_term` if a claim that was reported as failed is in force
             return True
         if self.fenced is None:
             self.fenced = Fenced(
-                f"{self._topics.data}: another writer has claimed term {self.meta.term}, this one held term "
-                f"{self._term}: its writes are no longer valid; open the region again to take it back"
+                f"{self._topics.data}: another writer has claimed term {self.meta.term}, so the writes of this one, "
+                f"which claimed term {self._term}, are no longer valid: open the region again to take it back"
             )
             self._count("wal_fenced")
         return False

@@ -60,7 +60,7 @@ class ByteIndex(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class TableMeta(msgspec.Struct):
     """The state of one table of a region."""
 
-    #: The offset of the record that created the table: it distinguishes tables created again with the same id.
+    #: The offset of the record that created the table: it distinguishes successive tables with the same id.
     incarnation: int
     #: Sequence number → offset, of the entries that are not marked deleted.
     mapping: SeqOffsets = msgspec.field(default_factory=SeqOffsets)
@@ -126,7 +126,7 @@ class RegionMeta(msgspec.Struct):
         return replace(self, tables=tables, byte_index=self.byte_index.from_offset(0))
 
     def replace_with(self, fresh: RegionMeta) -> None:
-        """Replace the contents by another fold of the same log, in place: other components hold this object."""
+        """Replace the contents by another fold of the same log, in place: other components share this object."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
 

@@ -17,9 +17,9 @@ from tidebook.wal.meta import RegionMeta
 from tidebook.wal.record import WalEntry, Write, decode_record, payloads_of, table_id
 from tidebook.wal.topics import RegionTopics
 
-#: The most records that one fetch returns.
+#: The maximum number of records that one fetch returns.
 FETCH_MAX = 1000
-#: Two records of a table with more offsets than this between them are fetched by separate reads.
+#: A read of one table skips a stretch without its records if that is longer than this.
 GAP_MAX = 64
 
 #: Consecutive entries of one table in one record.
@@ -84,7 +84,7 @@ async def read_mapped(
 
 
 def _due_records(mappings: Mapping[int, SeqOffsets]) -> Iterator[tuple[int, dict[int, tuple[int, int]]]]:
-    """Yield each offset with valid entries, in log order, and the range (first, stop) of their numbers by table."""
+    """Yield each offset with wanted entries, in log order, and the range (first, stop) of their numbers by table."""
 
     def batches(table: int, mapping: SeqOffsets) -> Iterator[tuple[int, int, int, int]]:
         for first, stop, offset in mapping.batches():

@@ -3,7 +3,7 @@
     frame (tidebook.core.frame) | length of the head, 4 bytes big-endian | head, msgpack | payloads, concatenated
 
 The fold decodes only the head; payloads are sliced out when an entry is read. The layout of a version never changes and
-every field is bounded, so all readers agree from the bytes alone whether a record is damaged.
+every field is bounded, so all readers agree whether a record is damaged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
 _HEAD_AT: Final = HEADER_BYTES + 4
 _SIZE_BYTES: Final = 4
 _ALL_BYTES: Final = {bytes}
-#: Iterable types that are a single payload, or have no order, and so are not a list of payloads.
+#: Iterable types that are not lists of payloads: single payloads, and types without an order.
 _ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str, Mapping, Set)
 #: Upper bounds of the encoded size: of a head without its parts, and of a part without its payload sizes.
 _HEAD_BYTES_MAX: Final = 64
@@ -88,7 +88,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False, forbi
 
 
 class MarkDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
-    """Mark a table's entries below `seq` as no longer needed. It needs no claim, because marks only advance."""
+    """Mark a table's entries below `seq` as no longer needed. This needs no claim, because marks only advance."""
 
     table: Number
     #: The offset of the record that created the table, so that a late mark never applies to a table created again.
@@ -97,14 +97,14 @@ class MarkDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False,
 
 
 class DropTable(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
-    """Drop this incarnation of a table; the next write creates a new one from sequence number 1. It needs no claim."""
+    """Drop this incarnation of a table; the next write creates a new one from sequence number 1. No claim is needed."""
 
     table: Number
     incarnation: Counter
 
 
 class FlushRequest(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
-    """Ask the owner to flush this incarnation of a table up to `seq`. It needs no claim and removes nothing."""
+    """Ask the owner to flush this incarnation of a table up to `seq`. This needs no claim and removes nothing."""
 
     table: Number
     incarnation: Counter
@@ -155,7 +155,7 @@ def pack_payloads(table: int, payloads: Sequence[Any]) -> Payloads:
     if type(payloads) is not list and not _is_ordered(payloads):
         raise InvalidInput("payloads must be a list: put a single payload in brackets")
     values, kinds = tuple(payloads), b""
-    if len(values) == 1 and type(values[0]) is bytes:  # one short payload is the most frequent write
+    if len(values) == 1 and type(values[0]) is bytes:  # the most frequent write
         return Payloads(table, values, kinds, len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
     if set(map(type, values)) != _ALL_BYTES:
         pairs = [encode_payload(payload) for payload in values]
@@ -271,7 +271,7 @@ def _check_parts(write: Write, body_bytes: int) -> None:
             raise Corrupt("a part of a write-ahead log record has a different number of types and payloads")
         total_bytes += sum(array_from_bytes("I", part.sizes))
     if not write.parts or total_bytes != body_bytes:
-        raise Corrupt("a write-ahead log record has other payloads than its head lists")
+        raise Corrupt("the payloads of a write-ahead log record do not have the sizes that its head lists")
 
 
 def _pack_sizes(values: Sequence[bytes]) -> bytes:
@@ -281,14 +281,14 @@ def _pack_sizes(values: Sequence[bytes]) -> bytes:
 
 
 def array_to_bytes(values: array[int]) -> bytes:
-    """Return the values as little-endian bytes; on a big-endian machine the array itself is swapped."""
+    """Return the values as little-endian bytes; on a big-endian machine this changes the array itself."""
     if sys.byteorder != "little":
         values.byteswap()
     return values.tobytes()
 
 
 def array_from_bytes(code: str, data: bytes) -> array[int]:
-    """Return the array with this type code that `array_to_bytes` converted."""
+    """Return the array of this type code that `array_to_bytes` has converted to these bytes."""
     values = array(code, data)
     if sys.byteorder != "little":
         values.byteswap()

@@ -117,7 +117,7 @@ class Region:
         self._metrics.count(name, n, **self._labels)
 
     async def reopen(self, on_pinned: OnPinned | None) -> None:
-        """Prepare an open region for another caller: refresh a reader, and replace the flush callback if given."""
+        """Prepare an open region for another caller: replace the flush callback if given, and refresh a reader."""
         self._on_pinned = on_pinned or self._on_pinned
         if self._group_commit is None:
             await self.refresh()
@@ -254,7 +254,10 @@ class Region:
     async def _pages(
         self, read: Callable[[RegionMeta], AsyncGenerator[list[Run], None]]
     ) -> AsyncGenerator[EntryPage, None]:
-        """Read as of now, and restart if a cleaner truncates the log before the first page; raise if data is lost."""
+        """Yield the pages of a read as of now; restart it if a cleaner truncates the log before the first page.
+
+        Raise `LogLost` if the log no longer has entries that are still needed.
+        """
         for _ in range(RECOVERY_ATTEMPTS_MAX):
             await self._catch_up()
             meta = self._meta.frozen()
@@ -300,9 +303,9 @@ class Region:
     async def request_flush(self, table: int | None = None) -> list[int]:
         """Ask the region's owner to flush a table, or all tables with entries; return those tables.
 
-        The request is a record of the log. The owner finds it in its next round of cleaning and passes the table to its
-        `on_pinned` callback, however little it retains; the mark that the flush sets fulfils the request, and the same
-        round truncates the log. If there is no owner, the request stays until a flush marks the entries.
+        The request is a record of the log. In its next round of cleaning, the owner passes the table to its `on_pinned`
+        callback, however little the table retains, and truncates the log. The mark that the flush sets fulfils the
+        request; it stays open until then, for example while there is no owner.
         """
         if table is not None:
             await self._current_table(table_id(table))
@@ -394,7 +397,7 @@ class Region:
             if wanted > start:
                 copies = copies_needed(await self._topics.snapshots(), topic_id=self.topic_id, wanted=wanted)
                 await self._put_snapshots(truncated_to=wanted, copies=copies)
-            # Decide from the snapshots read back from the meta topic: one that is unreadable must not count.
+            # Read the snapshots back from the meta topic to decide: one that is unreadable must not count.
             truncation = plan_truncation(await self._topics.snapshots(), topic_id=self.topic_id, wanted=wanted)
             new_start = start
             if truncation is not None:
@@ -459,7 +462,7 @@ class Region:
                 if self._meta.byte_index.total_bytes - self._snapshot_bytes >= self._settings.snapshot_every_bytes:
                     await self.snapshot()
                 self._cleaner_error = None
-            except Exception as error:  # of the callback too; status and metrics report it, the next round retries
+            except Exception as error:  # also the callback's: it is in status and metrics, and the next round retries
                 self._cleaner_error = error
                 self._count("wal_cleaner_failures")
                 if isinstance(error, Fenced):

@@ -24,7 +24,7 @@ class WalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     snapshot_every_bytes: int = 67_108_864
     #: A table whose oldest entry retains more of the log than this is passed to `on_pinned`; 0 disables it.
     force_flush_bytes: int = 536_870_912
-    #: The maximum number of times that a claim, a mark or a write is sent while the log does not accept it.
+    #: How often a claim, a mark or a write is sent if the log does not accept it, including the first attempt.
     attempts_max: int = 3
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Snapshots of a region's state: encode them as chunks, choose the one to recover from, and plan truncations.
 
-A recovery starts at the snapshot with the highest offset; the log is truncated only below what two snapshots need. Such
-a decision stays valid: records that the fold of acknowledged records no longer needs are not needed by a later fold.
+A recovery starts at the snapshot with the highest offset; the log is truncated only below what two snapshots need. This
+remains safe: records that a fold of acknowledged records does not need are not needed by any later fold.
 """
 
 from __future__ import annotations
@@ -89,15 +89,7 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
     truncated_to = max(truncated_to, meta.truncated_to)
     byte_index = meta.byte_index.from_offset(truncated_to)
     return RegionSnapshot(
-        topic_id,
-        meta.next_offset,
-        truncated_to,
-        taken_ms,
-        meta.term,
-        meta.writer,
-        meta.claimed_at,
-        byte_index,
-        tables,
+        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meta.claimed_at, byte_index, tables
     )
 
 
@@ -190,7 +182,7 @@ def _assemble(chunks: Sequence[_Chunk]) -> RegionSnapshot | None:
 def plan_recovery(
     stored: Sequence[StoredSnapshotChunks], *, topic: str, topic_id: str, log_start: int, log_end: int
 ) -> RegionSnapshot | None:
-    """Return the snapshot with the highest offset, None to scan all records; raise `LogLost` if some are missing."""
+    """Return the snapshot to recover from, or None to scan all records; raise `LogLost` if records are missing."""
     if not stored:
         if log_start > 0:
             remedy = "there is no usable snapshot, so the whole log is needed: restore the meta topic"

@@ -80,7 +80,7 @@ class SyncWal(BlockingFacade[Wal]):
 
 
 def _in_worker_thread(on_pinned: OnPinned) -> OnPinned:
-    """Return a callback that runs `on_pinned` in a worker thread, since its calls would deadlock on the loop."""
+    """Return a callback that runs `on_pinned` in a worker thread: its blocking calls would deadlock the loop."""
 
     async def call(pinned: Pinned) -> None:
         result = await asyncio.to_thread(on_pinned, pinned)

@@ -29,7 +29,7 @@ from tidebook.wal.snapshot import (
     restore_meta,
 )
 
-#: Called with each record that a scan folds: offset, record, verdict.
+#: Called for each record that a scan folds, with its offset and the fold's verdict.
 OnRecord = Callable[[int, DataRecord | DamagedWalRecord, Verdict], None]
 
 #: Each topic of a region has one partition.
@@ -100,7 +100,7 @@ class RegionTopics:
             raise NotFound(f"{self.data}: the region was deleted and created again: open it again")
 
     async def create(self) -> None:
-        """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""
+        """Create both topics, or check them if they exist. The data topic is the last: with it the region exists."""
         for topic in (self.meta, self.data):
             created = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
             if created.partitions != 1:
@@ -118,10 +118,10 @@ class RegionTopics:
         return await self.log.end(self.data, PARTITION)
 
     async def read(self, *, start: int, stop: int, limit: int = 1000) -> RecordPage:
-        """Return up to `limit` records of the data topic below `stop`, which it has reached, and where to continue.
+        """Return up to `limit` records of the data topic below `stop`, up to which it is known to have records.
 
-        Raise `Unavailable` if the log reports an earlier end that may be outdated: the records below `stop` exist, and
-        without them writes would be taken for absent.
+        Raise `Unavailable` if the log reports an earlier end, which may be outdated: without the records below `stop`,
+        writes would be mistaken for absent.
         """
         return await self._read(self.data, start=start, stop=stop, limit=limit)
 
@@ -159,7 +159,7 @@ class RegionTopics:
         while start < end:
             try:
                 batch = await self._read(self.meta, start=start, stop=end)
-            except LogLost:  # a cleaner truncated it; the snapshots it relies on may be after the old end
+            except LogLost:  # a cleaner truncated it; the newer snapshots may be after the old end
                 start = max(start + 1, await self.log.start(self.meta, PARTITION))
                 end = await self.log.end(self.meta, PARTITION)
                 continue
@@ -220,7 +220,7 @@ class RegionTopics:
     async def claim_region(self, meta: RegionMeta, writer: bytes) -> None:
         """Claim the next term for a writer and fold up to the claim; raise `Fenced` if other writers won every attempt.
 
-        The state before the claim only selects the term; the state to write on is the one as of the claim.
+        The state before the claim only determines the term; the owner continues from the state as of the claim.
         """
         for _ in range(self.settings.attempts_max):
             claim = OwnerClaim(meta.term + 1, writer)
@@ -228,12 +228,12 @@ class RegionTopics:
             if (meta.term, meta.writer) == (claim.term, writer):
                 return
         raise Fenced(
-            f"{self.data}: {self.settings.attempts_max} claims in a row lost against another writer's: "
-            "does another process open it repeatedly?"
+            f"{self.data}: another writer's claim came before each of {self.settings.attempts_max} claims in a row: "
+            "does another process open the region repeatedly?"
         )
 
     async def append_claim(self, meta: RegionMeta, claim: OwnerClaim, *, on_record: OnRecord | None = None) -> None:
-        """Append a claim and fold up to it. A duplicate is the same claim, so an unknown outcome is safe to retry."""
+        """Append a claim and fold up to it. A duplicate has no effect, so it is safe to retry an unknown outcome."""
         sent = await self.retry(lambda: self.append(claim), when_unavailable=True)
         await self.follow(meta, stop=sent.offset + 1, on_record=on_record)
 

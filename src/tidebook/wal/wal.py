@@ -39,9 +39,9 @@ class Wal:
         self._metrics = metrics
         self._settings = settings or WalSettings()
         self._open: dict[tuple[RegionId, bool], Region] = {}
-        #: Called when a region is open: then there is something to close.
+        #: Called with this object after it has opened a region, which must be closed.
         self._on_open = on_open
-        #: The locks that calls hold or wait for.
+        #: The lock of each region that a call is opening or deleting.
         self._open_locks: WeakValueDictionary[RegionId, asyncio.Lock] = WeakValueDictionary()
 
     async def open_region(
@@ -52,8 +52,8 @@ class Wal:
         A claim fences the previous owner: its later writes raise `Fenced`. Readers need no claim. A second call returns
         the same object, refreshed if it is a reader, unless another writer has claimed the region or it was deleted.
         `on_pinned` is called with each table that retains more than `force_flush_bytes` of the log, so that the
-        application can flush the table. Raise `NotFound` if the region does not exist and `create` is false, `LogLost`
-        if records that are still needed are lost.
+        application can flush the table. Raise `NotFound` if the region does not exist and `create` is false, and
+        `LogLost` if records that are still needed are lost.
 
         >>> async def example(book):
         ...     return await book.wal("metrics").open_region(7, create=True)
@@ -72,7 +72,7 @@ class Wal:
                 raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
             topics.topic_id = found or ""
             if writable or create:
-                await topics.create()  # existing topics too: one with time-based retention is rejected
+                await topics.create()  # or check existing ones: a topic with time-based retention is rejected
             opened = Region(topics, clock=self._clock, ids=self._ids, metrics=self._metrics, on_pinned=on_pinned)
             await opened.open(writable=writable)
             if known is not None:
@@ -104,8 +104,8 @@ class Wal:
                 known = self._open.pop((region, writable), None)
                 if known is not None:
                     await known.close()
-            # The meta topic goes first. After a crash in between, a region without snapshots can still be recovered
-            # by a full scan; snapshots without data would be reported as a loss.
+            # The meta topic is deleted first. After a crash in between, a region without snapshots can still be
+            # recovered by a full scan; snapshots without data would be reported as a loss.
             if await self._log.topic(topics.meta) is not None:
                 await self._log.delete_topic(topics.meta)
             await self._log.delete_topic(topics.data)

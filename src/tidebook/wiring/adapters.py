@@ -54,7 +54,7 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
     """Open the configured log; a missing embedded log is created by the first write."""
     if not settings.section("log").embedded:
         kafka = kafka_settings(settings)
-        log: Log = await extra("tidebook.log.kafka.log", "kafka").open_kafka_log(kafka, metrics=metrics)
+        log: Log = extra("tidebook.log.kafka.log", "kafka").KafkaLog(kafka, metrics=metrics)
         return log
     from tidebook.log.sqlite.log import SqliteLog
     from tidebook.log.sqlite.tables import FILE

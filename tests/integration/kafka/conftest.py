@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.log.kafka import KafkaLog, KafkaSettings
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Kafka
 
@@ -52,7 +52,7 @@ def metrics() -> Metrics:
 def open_log(metrics: Metrics) -> OpenKafkaLog:
     @asynccontextmanager
     async def open_log(url: str, **options: Any) -> AsyncIterator[KafkaLog]:
-        log = await open_kafka_log(KafkaSettings.read(url, options, environment={}), metrics=metrics)
+        log = KafkaLog(KafkaSettings.read(url, options, environment={}), metrics=metrics)
         try:
             yield log
         finally:

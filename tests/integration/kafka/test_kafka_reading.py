@@ -266,10 +266,10 @@ async def test_an_end_below_one_that_was_seen_before_is_no_loss_while_the_topic_
         await send_all(log, topic, 5)
         for start, held in ((5, 7), (6, 5)):
             log._ends[topic, 0] = 8
-            with pytest.raises(Unavailable, match=f"the log ends at 5, but it held offset {held} before"):
+            with pytest.raises(Unavailable, match=f"the log ends at 5, but it contained offset {held} before"):
                 await read_page(log, topic, 0, start=start, stop=8)
             log._ends.clear()
-        with pytest.raises(Unavailable, match="the log ends at 5, but it held offset 7 before"):
+        with pytest.raises(Unavailable, match="the log ends at 5, but it contained offset 7 before"):
             await read_page(log, topic, 0, start=5, stop=8)
         await send_all(log, topic, 3)
         assert len(await read_all(log, topic, 0, start=5, stop=8)) == 3

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.kafka.settings import PASSWORD_VARIABLE
-from tidebook.log.kafka import KafkaSettings, open_kafka_log
+from tidebook.log.kafka import KafkaLog, KafkaSettings
 from tidebook.log.port import Outgoing
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Credentials, Kafka, make_security
@@ -53,7 +53,7 @@ async def test_the_right_password_over_tls_is_accepted(
 async def test_a_password_may_come_from_the_environment(secure_kafka: Kafka, topic: str) -> None:
     options = {"user": "tidebook", "ca_file": authority(secure_kafka)}
     settings = KafkaSettings.read(secure_kafka.url, options, environment={PASSWORD_VARIABLE: PASSWORD})
-    log = await open_kafka_log(settings, metrics=Metrics())
+    log = KafkaLog(settings, metrics=Metrics())
     try:
         await log.create_topic(topic, 1)
         assert (await log.append(Outgoing(topic, 0, b"k", b"v"))).partition == 0

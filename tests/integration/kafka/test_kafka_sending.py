@@ -63,7 +63,7 @@ FORKED = """
 import asyncio, os, sys
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.metrics import Metrics
-from tidebook.log.kafka import KafkaSettings, open_kafka_log
+from tidebook.log.kafka import KafkaLog, KafkaSettings
 from tidebook.log.port import Outgoing
 
 settings = KafkaSettings.read(sys.argv[1])
@@ -74,7 +74,7 @@ async def write(log, value):
     return await log.append(Outgoing(topic, 0, b"k", value))
 
 async def main():
-    log = await open_kafka_log(settings, metrics=Metrics())
+    log = KafkaLog(settings, metrics=Metrics())
     if os.fork() == 0:
         try:
             await write(log, b"wrong")

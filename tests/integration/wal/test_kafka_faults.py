@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.wal.base import contents, make_wal, state_of
 from tidebook.core.errors import OutcomeUnknown, Unavailable
-from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.log.kafka import KafkaLog, KafkaSettings
 from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers.kafka import Kafka
 
@@ -28,7 +28,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @asynccontextmanager
 async def opened(kafka: Kafka, **settings: object) -> AsyncIterator[KafkaLog]:
-    log = await open_kafka_log(KafkaSettings.read(kafka.url, settings), metrics=Metrics())
+    log = KafkaLog(KafkaSettings.read(kafka.url, settings), metrics=Metrics())
     try:
         yield log
     finally:

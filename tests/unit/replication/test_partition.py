@@ -180,7 +180,7 @@ async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
     for record in appends(there):
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
     task = replicator(bench, config)
-    with pytest.raises(LogLost, match="that it held before") as lost:
+    with pytest.raises(LogLost, match="that it contained before") as lost:
         await task.replicate(appends(2, start=5))
     assert (lost.value.first, lost.value.last) == (there, 4)
     assert await bench.numbers() == [(n + 1, n) for n in range(there)]

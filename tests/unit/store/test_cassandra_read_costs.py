@@ -22,12 +22,16 @@ from tidebook.core.buckets import FIXED_AHEAD_MS, Buckets, encode_buckets
 from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
 from tidebook.core.replication_plan import EventRow, PutEvents, TagPosition
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.cassandra import CassandraSettings, CassandraStore, tag_views
 from tidebook.store.cassandra import scan as scans
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra import tag_views
 from tidebook.store.cassandra.mutations import event_batches
 from tidebook.store.cassandra.scan import PAGE_ROWS_MIN, SCANS_AT_ONCE, EventPages, PageSizes, scan_segments
+from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.cassandra.token_ranges import token_ranges
+
+SETTINGS = CassandraSettings(hosts=("one",), keyspace="books")
 
 # ---- sizes of pages
 
@@ -481,11 +485,12 @@ async def test_rows_of_a_tag_whose_page_was_aborted_are_read_in_smaller_pages() 
 
 def test_pauses_between_polls_grow_and_end_in_time() -> None:
     async def program() -> list[tuple[int, float]]:
-        pages = views(CountedServer([], []))
+        session = CassandraSession(None, None, SETTINGS, Metrics())
+        store = CassandraStore(session, SETTINGS, Metrics())
         loop, found, since = asyncio.get_running_loop(), [], -1
         for _ in range(4):
             began = loop.time()
-            since = await pages.pause(0.03, since)
+            since = await store.wait_any(timeout_s=0.03, since=since)
             found.append((since, round(loop.time() - began, 4)))
         return found
 

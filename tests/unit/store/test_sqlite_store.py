@@ -292,7 +292,7 @@ async def test_a_repair_removes_extra_rows_writes_missing_ones_and_leaves_the_re
     given: dict[str, Any] = {
         "rows": (changed,), "extra_rows": (3,), "extra_tags": (tags[2].place,), "tags": (tags[0],), "rev": 1,
     }  # fmt: skip
-    with pytest.raises(Fenced, match="replicated further"):
+    with pytest.raises(Fenced, match="more of its partition was replicated"):
         await store.repair(Repair(key=KEY, partition=0, pointer=pointer(1), head=head, **given))
     assert len(await store.events(KEY, head, after=0, to=9, limit=9)) == 3
     await store.repair(Repair(key=KEY, partition=0, pointer=pointer(2), head=head, **given))

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.log import KafkaLog, open_kafka_log
+from tidebook.log.kafka.log import KafkaLog
 
-__all__ = ["KafkaLog", "KafkaSettings", "open_kafka_log"]
+__all__ = ["KafkaLog", "KafkaSettings"]

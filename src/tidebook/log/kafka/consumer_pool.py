@@ -1,6 +1,6 @@
-"""Reads of slices of partitions, with a bounded pool of consumers.
+"""Read slices of partitions with a bounded pool of consumers.
 
-A read that continues gets the consumer that is already at its offset.
+A read that continues another one gets the consumer that is already at its offset.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LogSlice(msgspec.Struct, frozen=True):
 
 
 class SliceReader:
-    """A consumer with its position and its thread, the only one that uses it; it connects at the first read."""
+    """A consumer, its position, and the only thread that uses it; it connects at the first read."""
 
     def __init__(self, settings: KafkaSettings, metrics: Metrics) -> None:
         self._settings = settings
@@ -71,7 +71,7 @@ class SliceReader:
         self._buffered: Sequence[Message] = ()
 
     def fitness(self, requested: LogSlice) -> int:
-        """Rate how well the consumer is positioned for a read; 3 is exactly at its start, 0 in another partition."""
+        """Rate the consumer's position for a read, from 0 (in another partition) to 3 (exactly at its start)."""
         if self.assigned != (requested.topic, requested.partition):
             return 1 if self.assigned is None else 0
         return 3 if self.next_offset == requested.start else 2
@@ -82,7 +82,7 @@ class SliceReader:
             if self.assigned != (requested.topic, requested.partition) or self.next_offset != requested.start:
                 self._assign(requested, requested.start)
             return self._read_page(requested)
-        except NotFound:  # a client may cache this long after the topic was created again
+        except NotFound:  # the client may cache this even if the topic is created again
             self.close()
             raise
 
@@ -193,7 +193,7 @@ class SliceReader:
     def _check_range(self, page: SlicePage, deadline: float) -> None:
         """Raise LogLost or EndsEarly if the page's next offset is outside the log; else assign it again and continue.
 
-        librdkafka may deliver the event of a position that was left by an assign, and stops fetching in either case.
+        The event may be of the position before the last assign; librdkafka stops fetching in either case.
         """
         requested, offset = page.requested, page.next_offset
         low, high = self._watermarks(requested)
@@ -209,8 +209,8 @@ class SliceReader:
             raise EndsEarly(offset, high)
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"reading {requested}: Kafka reports offset {offset} as out of range, although the log is from {low} "
-                f"to {high}, for {self._timeout_s:g} s: try again later"
+                f"reading {requested}: for {self._timeout_s:g} s, Kafka has reported offset {offset} as out of range, "
+                f"although the log begins at {low} and ends at {high}: try again later"
             )
         self._metrics.count("kafka_consumer_reassigned")
         self._assign(requested, offset)
@@ -234,7 +234,7 @@ class SliceReader:
 
 
 class EndsEarly(Exception):
-    """The broker that was asked knows no record up to an offset from which another read continues."""
+    """According to its broker, the log ends before the offset from which a read continues."""
 
     def __init__(self, offset: int, end: int) -> None:
         super().__init__(offset, end)
@@ -255,7 +255,7 @@ class SlicePage:
 
     @property
     def room(self) -> int:
-        """Return how many more messages the page may need."""
+        """The number of messages that the page may still need."""
         left = self.requested.stop - self.next_offset
         return left if self.requested.key is not None else min(left, self.requested.limit - len(self.records))
 
@@ -323,13 +323,13 @@ class ConsumerPool:
         return await asyncio.shield(reading)
 
     def forget(self, topic: str) -> None:
-        """Unassign the topic: it is or was deleted, so no consumer may continue at its offset."""
+        """Unassign a topic that was deleted or truncated: no consumer may continue at its offset."""
         for reader in self._idle:
             if reader.assigned is not None and reader.assigned[0] == topic:
                 self._run_in_thread(reader, reader.pause)
 
     def reconnect(self) -> None:
-        """Close idle consumers, whose clients may keep asking a broker that no longer leads a partition."""
+        """Close the idle consumers, because their clients may keep asking a broker that no longer leads a partition."""
         for reader in self._idle:
             self._run_in_thread(reader, reader.close)
 

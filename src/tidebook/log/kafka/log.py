@@ -44,11 +44,6 @@ _KEY_BYTES_MAX: Final = FRAME_BYTES - RECORD_FRAME_BYTES
 T = TypeVar("T")
 
 
-async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaLog:
-    """Return a log on a Kafka cluster; clients connect on first use."""
-    return KafkaLog(settings, metrics=metrics)
-
-
 class ValidatedTopic(msgspec.Struct, frozen=True):
     """The fast path to a topic that was sent to before: its producer, and the limits of a record."""
 
@@ -72,10 +67,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class KafkaLog:
-    """Implements `tidebook.log.port.Log`. It belongs to the event loop and the process that opened it."""
+    """Implements `tidebook.log.port.Log`. It belongs to one event loop and process; clients connect on first use."""
 
     indexed_by_key = False
-    #: A partitioned leader may still answer, so only an acknowledged record is a barrier.
+    #: A leader that is cut off from the cluster may still answer, so only an acknowledged record is a barrier.
     end_is_linearizable = False
 
     def __init__(self, settings: KafkaSettings, *, metrics: Metrics) -> None:
@@ -91,7 +86,6 @@ class KafkaLog:
         self._lookups: set[asyncio.Task[None]] = set()
         #: The last known end of each partition: records exist at least up to it.
         self._ends: dict[PartitionKey, int] = {}
-        #: The fast path of each topic that was sent to.
         self._validated_topics: dict[str, ValidatedTopic] = {}
         self._producers: dict[int, KafkaProducer] = {}
         self._topics = Topics(settings)
@@ -289,23 +283,16 @@ class KafkaLog:
             try:
                 page = await self._retry_not_found(topic, partition, lambda: self._pool.read(requested))
             except EndsEarly as error:
-                raise await self._shorter(topic, partition, error.offset, error.end) from error
-            if page.next_offset <= start:
-                await self._check_end(requested)
+                raise await self._shortened_error(topic, partition, error.offset, error.end) from error
+            if page.next_offset <= start and (end := await self._fetch_offset(topic, partition, "end")) <= start:
+                raise await self._shortened_error(topic, partition, requested.stop, end)
         return page
 
-    async def _check_end(self, requested: LogSlice) -> None:
-        """Raise if the log now ends at or before the slice's start, though it was seen to end after it."""
-        topic, partition = requested.topic, requested.partition
-        end = await self._fetch_offset(topic, partition, "end")
-        if end <= requested.start:
-            raise await self._shorter(topic, partition, requested.stop, end)
-
-    async def _shorter(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:
-        """Return the error for a log that ends before `offset`, up to which it was read or seen before.
+    async def _shortened_error(self, topic: str, partition: int, offset: int, end: int) -> TidebookError:
+        """Return the error for a log that ends at `end`, although it was read or seen up to `offset` before.
 
         It is `LogLost` only if the topic was created again: a leader that is cut off, or that was elected just now,
-        may report an earlier end. Clients that know only this leader are discarded.
+        may report an earlier end. Clients that may know only this leader are discarded.
         """
         known, found = self._known.get(topic), await self._topics.find(topic)
         if known is None or found is None or known.state.topic_id != found.state.topic_id:
@@ -323,7 +310,7 @@ class KafkaLog:
         if stop > end and end <= start:
             end = await self._fetch_offset(topic, partition, "end")
             if end < start:
-                raise await self._shorter(topic, partition, start, end)
+                raise await self._shortened_error(topic, partition, start, end)
         return min(stop, end)
 
     async def _read_tail(self, requested: LogSlice) -> RecordPage | None:
@@ -380,7 +367,7 @@ class KafkaLog:
                 self._tail.forget(topic)
 
     async def _end_differs(self, topic: str, partition: int, followed_to: int) -> bool:
-        """Return whether the end of a followed partition differs: the client does not report a deleted topic."""
+        """Return whether the log ends elsewhere than the tail: the client does not report that a topic was deleted."""
         try:
             return await self._fetch_offset(topic, partition, "end") != followed_to
         except Unavailable:

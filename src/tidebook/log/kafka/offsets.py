@@ -1,7 +1,7 @@
 """Start and end offsets of partitions, from their leaders.
 
-One request is in flight, and the next one collects the calls that arrive meanwhile: a call may share only a request
-that was not yet sent when the call began.
+While a request is in flight, later calls wait and share the next one: a call may only use a request that is sent after
+the call began.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Delivery(msgspec.Struct, gc=False):
     def __call__(self, error: KafkaError | None, message: Any) -> None:
         """Resolve the record, or queue it for the loop; the client calls this in the thread that polls."""
         producer = self.producer
-        # Earlier records that are done must be resolved first. If `report` is set, the caller is `resolve`.
+        # Earlier records that are done must be resolved first. If `report` is already set, the caller is `resolve`.
         if self.report is None and (producer.thread_polls or producer.done):
             self.report = error, message
             producer.done.append(self)
@@ -184,9 +184,9 @@ class ProduceBatch:
         self._timestamps_ms: list[int] = []
         #: All later reports, from the first failure or the first one out of order on.
         self._irregular: list[Message] = []
-        #: The records that the client rejected, by their position in the batch.
+        #: The errors of the records that the client rejected, by position in the batch.
         self._rejected: dict[int, TidebookError] = {}
-        #: How many records are not rejected.
+        #: How many records get a report, which are all that were not rejected.
         self.awaited = len(indexes)
         self._done = producer.done
         self._is_resolved = False
@@ -257,12 +257,12 @@ class ProduceBatch:
                 self._producer.callback_failed(error)
 
     def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
-        """Yield the indexes of records with their results; a report has key and value, which identify its record."""
+        """Yield the indexes of records with their results."""
         acknowledged = AcknowledgedBatch(self.partition, self._offsets, self._timestamps_ms)
         if len(acknowledged) == len(self.indexes):
             yield self.indexes, acknowledged
             return
-        # Match reports to records by key and value; equal records are interchangeable.
+        # A report repeats the key and value of its record; records that are equal in both are interchangeable.
         unmatched: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
         for number, index in enumerate(self.indexes):
             if number in self._rejected:
@@ -303,7 +303,7 @@ class KafkaProducer:
         self._metadata_timeout_s = settings.request_timeout_ms / 1000
         self._client_number = 0  # counts the clients created; the last one is in use
         self._client = self._connect()
-        #: Clients with a fatal error, polled until all their records have a result.
+        #: Clients with a fatal error; they are polled until all their records have a result.
         self._retired: list[Producer] = []
         #: Records and batches that were not passed to the client yet.
         self._waiting: deque[Delivery | ProduceBatch] = deque()
@@ -353,11 +353,14 @@ class KafkaProducer:
         self._flush_handle = self._loop.call_soon(self._flush) if at is None else self._loop.call_at(at, self._flush)
 
     def _flush(self) -> None:
-        """Produce the waiting records and resolve those that are done; poll first if it is the loop's turn."""
+        """Produce the waiting records, fail the expired ones, and resolve those that are done.
+
+        Poll before resolving if it is the loop's turn.
+        """
         self._flush_handle = None
         try:
             self._produce_waiting()
-            self._expire_waiting()
+            self._fail_waiting(self._loop.time(), f"no broker accepted the record within {self._timeout_s:g} s")
         finally:  # even after an error, or the thread would wait forever
             if self.thread_polls:
                 self._resolve_done()
@@ -417,10 +420,6 @@ class KafkaProducer:
                 return
             self.in_flight += delivery.awaited
         self._waiting.popleft()
-
-    def _expire_waiting(self) -> None:
-        """Fail the records that have waited past their deadline."""
-        self._fail_waiting(self._loop.time(), f"no broker accepted the record within {self._timeout_s:g} s")
 
     def _fail_waiting(self, deadline: float, why: str) -> None:
         """Fail the waiting records with this deadline or an earlier one; none of them was written."""

@@ -24,7 +24,7 @@ from tidebook.runtime.metrics import Metrics
 
 PartitionKey = tuple[str, int]
 
-#: How long the broker holds an empty fetch; a newly assigned partition waits for the fetch in flight.
+#: How long the broker may delay its answer to a fetch without records, for which a new assignment has to wait.
 _FETCH_WAIT_MS = 50
 _POLL_S = 0.025
 _CONSUME_RECORDS_MAX = 1000
@@ -126,7 +126,7 @@ class LogTail:
         return followed
 
     def forget(self, topic: str) -> None:
-        """Unfollow the topic: it is or was deleted. Its waiters then look up the end themselves."""
+        """Unfollow a topic that may have been deleted or truncated; its waiters then look up the end themselves."""
         for partition_key in [partition_key for partition_key in self._followed if partition_key[0] == topic]:
             self._unfollow(partition_key)
 

@@ -1,4 +1,4 @@
-"""Topics on the broker: create, validate, describe, delete and truncate them."""
+"""Create, validate, describe, delete and truncate topics on the broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL_S = 0.02
 #: The topic configuration that a log requires, and why.
 REQUIRED_CONFIG: Mapping[str, tuple[str, str]] = {
     "cleanup.policy": ("delete", "compaction would drop records that are still needed"),
-    "message.timestamp.type": ("LogAppendTime", "the log's own clock orders records, not its clients'"),
+    "message.timestamp.type": ("LogAppendTime", "the clocks of clients must not order the records"),
     "unclean.leader.election.enable": ("false", "an unclean leader loses acknowledged records"),
 }
 
@@ -171,7 +171,7 @@ class Topics:
     async def _request(self, operation: str, send: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
         """Return the only result of a request, or None after an ignored error; retry while a leader is elected.
 
-        `send` must not hold the client: the traceback of an error may keep it until a garbage collection.
+        `send` must not refer to the client itself: an error's traceback could keep it alive until a garbage collection.
         """
         async with _deadline(self._timeout_s, operation):
             while True:
@@ -201,7 +201,7 @@ class Topics:
             self._refusal = (error, time.monotonic())
 
     def _failed(self, error: KafkaException, operation: str) -> TidebookError:
-        """Return the error of a request; if no server was reachable, use a recent authentication error as the cause."""
+        """Return the error of a request; if no broker was reachable, the last authentication error may be its cause."""
         self._client.poll(0)
         unreachable = kafka_error(error).code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
         if unreachable and self._refusal is not None and time.monotonic() - self._refusal[1] <= self._timeout_s:
@@ -222,7 +222,7 @@ def closed_error() -> Unavailable:
 
 @asynccontextmanager
 async def _deadline(seconds: float, operation: str) -> AsyncIterator[None]:
-    """Bound the time of an operation with an error that names it."""
+    """Raise an error that names the operation if it takes too long."""
     try:
         async with asyncio.timeout(seconds + 1):  # the client's own timeout comes first and has a better message
             yield

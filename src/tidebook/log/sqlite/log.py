@@ -84,9 +84,9 @@ class SqliteLog(SqliteAdapter):
             else:
                 asyncio.get_running_loop().call_soon(on_sent, error)
 
-    def send_many(self, many: port.RecordColumns, on_sent: port.OnSentMany) -> None:
-        for index in range(len(many.values)):
-            self.send(many.record(index), port.callback_for(on_sent, index))
+    def send_many(self, columns: port.RecordColumns, on_sent: port.OnSentMany) -> None:
+        for index in range(len(columns.values)):
+            self.send(columns.record(index), port.callback_for(on_sent, index))
 
     async def append(self, record: port.Outgoing) -> port.Acknowledged:
         sent: port.Acknowledged = await self._run(self._append, record, len(record.value))

@@ -15,8 +15,8 @@ from tidebook.sqlite.forks import no_fork, open_objects
 class RelayLocks:
     """The relay locks of this process.
 
-    A process that is suspended keeps its locks, and one that has ended does not: as long as an owner may still send, no
-    other relay does.
+    A suspended process keeps its locks, and a process that ends loses them: while the owner may still send, no other
+    relay does.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -47,8 +47,8 @@ def channel_of(topic: str, partition: int) -> str:
 class Appender:
     """Assigns offsets and timestamps to records in the order in which they were sent.
 
-    Timestamps never decrease over the whole log. A tick, which carries the time of one partition to another, is
-    therefore never far ahead of the clock.
+    Timestamps never decrease over the whole log. Therefore a tick, which copies the time of one partition to another,
+    is never far ahead of the clock.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -89,9 +89,10 @@ def export(
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The range of a topic to export: starts ≤ position < stops, by partition; stops have the topic's identity.
+    """The range of a topic to export: starts ≤ position < stops, by partition.
 
-    Starts have their epoch, or none if the topic was never exported: the range then includes all epochs in the store.
+    Stops include the topic's identity. Starts include their epoch; if the topic was never exported they have none, and
+    the range includes all epochs in the store.
     """
 
     starts: dict[str, int]
@@ -167,7 +168,7 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
         try:
             each_batch(batch, number)
         except TidebookError as error:
-            failed.append(error)  # Spark would only pass on its text
+            failed.append(error)  # Spark would only report its text
             raise
 
     scratch = Path(tempfile.mkdtemp(prefix="tidebook-export-"))
@@ -286,7 +287,7 @@ class DeltaTarget:
             raise
 
     def _last(self) -> tuple[int, Offsets]:
-        """Return the newest export commit's number and offsets; later commits may be other programs' maintenance."""
+        """Return the number and offsets of the newest export's commit; other programs may have committed after it."""
         path = self._spark._jvm.org.apache.hadoop.fs.Path(self._output, "_delta_log")  # type: ignore[union-attr]
         if not path.getFileSystem(self._spark._jsc.hadoopConfiguration()).exists(path):
             return 0, {}

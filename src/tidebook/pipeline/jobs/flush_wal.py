@@ -89,7 +89,7 @@ class ParquetSink:
         self._source = f"{namespace}/{region.id}/{region.topic_id}"
         self._output = output
         self._manifest = FolderManifest(output, f"region={region.id}", Commit)
-        #: The manifest from which the ranges are planned; the next one must directly follow it.
+        #: The manifest from which the ranges are planned; the commit conflicts if another one has followed it.
         self._base = Commit(VERSION, 0)
 
     async def committed(self) -> Mapping[TableIncarnation, int]:
@@ -153,7 +153,7 @@ def commit(manifests: FolderManifest[M], manifest: M) -> None:
 
 
 def sweep_staging(output: Path, name: str, number: int) -> None:
-    """Remove the staging folders of this and earlier commits; a job that still uses one will conflict."""
+    """Remove the staging folders of this and earlier commits; the commit of a job that still uses one conflicts."""
     for folder in (output / STAGING).glob(f"{name}-*-*"):
         if int(folder.name.split("-")[1]) <= number:
             shutil.rmtree(folder, ignore_errors=True)

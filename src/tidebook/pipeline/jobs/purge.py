@@ -32,7 +32,7 @@ async def purge_expired(
 ) -> AsyncIterator[ExpiredJournal]:
     """Purge every journal whose expiry has passed, and yield each of them.
 
-    A purge takes effect only if the journal has not changed since the store's head.
+    A purge takes effect only if the journal has not changed since its head in the store was written.
     """
     now_ms = book.clock.now_ms()
     for topic in topics or await book.topics():

@@ -58,16 +58,16 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("tidebook.pipeline")
 T = TypeVar("T")
 
-#: A run without progress raises its error only after this many failures and this much time: on a busy machine a Python
-#: worker may need longer to start than the ten seconds that Spark allows.
+#: Without progress, a run with `once` raises a transient error only after this many failures and this much time: on a
+#: busy machine a Python worker may need longer to start than the ten seconds that Spark allows.
 FAILURES_MAX = 5
 FAILING_S = 120.0
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
 #: How long a stop waits for leases, which end within half a second after finishing their current slices.
 LEASES_END_S = 1.5
-#: How long a stop waits for a request to the log or store, which may hang: one in progress, to end the leases, and to
-#: write the status.
+#: How long a stop waits for each request to the log or store, because they may hang: the one in progress, the one that
+#: ends the leases, and the one that writes the status.
 STOP_REQUEST_S = 1.0
 POLL_S = 0.1
 #: How often a run with leases checks whether it must stop.
@@ -220,7 +220,7 @@ class Replication:
                     break
                 self._retry(partial(each.catch_up, moving[at] + 1))
                 self._add(records=each.records, parked=each.parked, stopped={f"{at[0]}/{at[1]}": each.stopped})
-            self._publish_status(self._retry(self._statuses), last=True)
+            self._publish_status(self._retry(self._read_status)[1], last=True)
 
     def _retry(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return run_with_retries(
@@ -230,7 +230,7 @@ class Replication:
 
     @contextmanager
     def _ignore_transient_after_stop(self) -> Iterator[None]:
-        """Ignore transient errors after a stop, because a caller that stops a waiting run does not expect its error."""
+        """Ignore transient errors after a stop: a caller that stops a run that retries does not expect its error."""
         try:
             yield
         except TRANSIENT:
@@ -267,7 +267,7 @@ class Replication:
                 self._report(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
         with self._ignore_transient_after_stop():
-            self._publish_status(self._retry(self._statuses), last=True)
+            self._publish_status(self._retry(self._read_status)[1], last=True)
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
@@ -280,7 +280,7 @@ class Replication:
         return error
 
     def _topics_changed(self) -> bool:
-        """Return whether a failure may come from a change of topics: the next try uses their current configurations.
+        """Return whether a change of topics may have caused a failure: the next attempt reads their configurations.
 
         A topic was deleted from the book, or is not in the configured log until an operator adopts or restores the log.
         """
@@ -314,14 +314,14 @@ class Replication:
         return self._run_leases(configs)
 
     def _backlog(self, statuses: Sequence[PartitionStatus]) -> int:
-        """Return the number of unreplicated records, without those of stopped partitions: no catch-up reaches them."""
+        """Return the number of unreplicated records, without stopped partitions, which a catch-up does not advance."""
         stopped = self._progress.stopped
         return sum(each.lag for each in statuses if f"{each.topic}/{each.partition}" not in stopped)
 
     def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
         """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
         settings, run = self._settings, uuid.uuid4().hex[:12]
-        # A lease that waits longer than it may be overdue would be abandoned before it can report why it waits.
+        # A task that retries for longer than its lease may be overdue would be killed before it can raise the error.
         wait_s = min(settings.wait_s, OVERDUE_S)
         task = partial(LeaseTask, settings_to_json(self._book.settings), wait_s=wait_s, opening=self._opening)
         scheduler = LeaseScheduler(
@@ -350,7 +350,7 @@ class Replication:
     def _revoke(self, run: str, generation: int) -> None:
         try:
             self._portal.run(revoke_leases(self._book.store, run, generation))
-        except TidebookError as error:  # the leases then end when their time has passed
+        except TidebookError as error:  # the leases then end on time
             LOGGER.warning("the leases of this run could not be ended early: %s", error)
 
     def _count_lease(self, results: Sequence[TaskResult]) -> None:
@@ -378,7 +378,8 @@ class Replication:
         from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
         from tidebook.pipeline.task import replicate_task
 
-        spark, settings = self._session(), self._settings
+        settings = self._settings
+        spark = SparkSession.builder.getOrCreate() if isinstance(self._spark, SparkContext) else self._spark
         records = stream_records(spark, self._book.settings, starts, records_max=settings.records_max)
         task = replicate_task(
             settings_to_json(self._book.settings), dict(configs), wait_s=settings.wait_s, opening=self._opening
@@ -390,9 +391,6 @@ class Replication:
             on_batch=self._count_batch,
             metrics=self.metrics,
         )
-
-    def _session(self) -> SparkSession:
-        return SparkSession.builder.getOrCreate() if isinstance(self._spark, SparkContext) else self._spark
 
     def _count_batch(self, number: int, done: Sequence[TaskResult]) -> None:
         self._add(
@@ -443,9 +441,6 @@ class Replication:
                 self._progress = msgspec.structs.replace(
                     self._progress, records_per_s=latest.processed_rows_per_second, batch_s=batch_s
                 )
-
-    async def _statuses(self) -> Sequence[PartitionStatus]:
-        return (await self._read_status())[1]
 
     async def _read_status(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book

@@ -1,7 +1,7 @@
 """Verify the store: fold the log, compare each journal with the store, and optionally repair the differences.
 
-One shuffle groups records, heads, event rows and tag rows by journal, so that the store is scanned instead of queried
-per journal, and each task holds one journal in memory.
+One shuffle groups records, heads, event rows and tag rows by journal. The store is therefore scanned, not queried for
+each journal, and a task has one journal in memory at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPLITS_PER_CORE = 2
 #: The rows that are grouped by journal: records of the log, and heads, events and tag rows of the store.
 ROWS = "topic string, key binary, kind int, n long, partition int, timestamp_ms long, time_ms long, data binary"
 HEAD, RECORD, EVENT, TAG, DAMAGED = range(5)
-#: The key of a damaged tag row whose journal is unknown; no journal has an empty id.
+#: The key of damaged tag rows whose journal is unknown; no journal has an empty id.
 NO_KEY = b""
 RESULT = (
     "what string, topic string, id string, partition int, seq_nr long, expected string, found string, "
@@ -209,14 +209,14 @@ def all_tags(spark: SparkSession, book: Book, portal: BlockingPortal) -> DataFra
 
 
 def record_rows(batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Yield the records with a key, each with the log's time, to which records without a key contribute too."""
+    """Yield the records with a key, each with the log's time, which records without a key advance too."""
     times: dict[tuple[str, int], int] = {}
     for batch in batches:
         for topic, partition, records in partition_runs(batch):
             time_ms = times.get((topic, partition), 0)
             rows: list[_Row] = []
             for record in records:
-                # Only marks carry a time in their payload, and marks have no key.
+                # Only marks have a time in their payload, and marks have no key.
                 if record.key is None:
                     action = read_record(record.value, limit_bytes=2**31)
                     time_ms = advance_time(time_ms, record.timestamp_ms, action)

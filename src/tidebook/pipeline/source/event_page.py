@@ -15,7 +15,7 @@ from tidebook.core.payload import JSON, TEXT, TYPE_NAMES
 from tidebook.core.replication_plan import EventRow
 from tidebook.pipeline.arrow import arrow_schema
 
-#: How a payload is delivered: its bytes, JSON text, or Spark's Variant. Raw bytes are null in the last two.
+#: How a payload is delivered: as bytes, JSON text or Spark's Variant. Payloads of type bytes are null in the last two.
 PayloadForm = Literal["binary", "json", "variant"]
 PAYLOAD_FORMS: tuple[PayloadForm, ...] = get_args(PayloadForm)
 
@@ -45,18 +45,14 @@ def events_schema(form: PayloadForm = "binary") -> str:
     return _COLUMNS.replace("payload binary", f"payload {_SPARK_TYPES[form]}")
 
 
-def _arrow_schema(form: PayloadForm) -> pa.Schema:
-    schema = arrow_schema(_COLUMNS)
-    return schema.set(schema.get_field_index("payload"), pa.field("payload", _ARROW_TYPES[form]))
-
-
 class EventPage:
     """Collects events of one topic until there are enough for an Arrow batch."""
 
     def __init__(self, topic: str, form: PayloadForm = "binary") -> None:
         self._topic = topic
         self._form = form
-        self._schema = _arrow_schema(form)
+        schema = arrow_schema(_COLUMNS)
+        self._schema = schema.set(schema.get_field_index("payload"), pa.field("payload", _ARROW_TYPES[form]))
         self._clear()
 
     def _clear(self) -> None:

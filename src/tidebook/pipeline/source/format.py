@@ -22,7 +22,7 @@ from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_li
 from tidebook.wiring.settings import Settings, settings_to_json
 
 NAME = "tidebook"
-#: Types that Spark prints with another name than the DDL strings of this package use.
+#: Types for which Spark uses another name than the DDL strings of this package.
 _SQL_NAMES = {"long": "bigint"}
 
 

@@ -14,7 +14,7 @@ from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, Tideb
 from tidebook.core.event import decode_event
 from tidebook.core.replication_plan import EventRow, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
-from tidebook.log.port import Log, read_page
+from tidebook.log.port import read_page
 from tidebook.pipeline.source.event_page import EventPage
 from tidebook.pipeline.source.journals import warn_of_lag
 from tidebook.pipeline.source.options import STREAM, Options, check_offsets, one_line_errors
@@ -160,7 +160,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, numbers in starts.items():
             config = await _topic_config(self._worker, topic)
             _check_identity(topic, numbers, topic_identity(config))
-            await _check_log(log, topic, config)
+            await _check_log(self._worker, topic, config)
             for number, start in partition_offsets(numbers).items():
                 first = await log.start(topic, int(number))
                 if first > start:
@@ -187,7 +187,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             page.add([id for id, _ in taken], partition.partition, [row for _, row in taken])
             if page.full:
                 yield from page.take()
-        worker.run(_check_planned_log(worker, topic, config))
+        worker.run(_check_log(worker, topic, config))
         yield from page.take()
 
     def _selects(self, id: str, row: EventRow) -> bool:
@@ -198,7 +198,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(JournalStream):
-    """A stream with wrong options: its first call raises the error, since Spark shows none of `streamReader`."""
+    """A stream with wrong options: its first call raises the error, because Spark hides those of `streamReader`."""
 
     def __init__(self, error: TidebookError) -> None:
         self._error = error
@@ -218,14 +218,14 @@ async def _topic_config(worker: SparkWorker, topic: str) -> TopicConfig:
 
 
 def _check_identity(topic: str, read: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """Raise `Corrupt` if offsets that were read do not identify records of the topic as it is now."""
+    """Raise `Corrupt` if the offsets of a stream are not of the topic's current epoch and incarnation."""
     if epoch_of(read) != epoch_of(now):
         raise Corrupt(
             f"topic {topic}: the stream is in epoch {epoch_of(read)}, and the topic is in epoch {epoch_of(now)}: it "
             "was adopted since. Read the missing events from the store in a batch query, and start a new stream with "
             "a new checkpoint"
         )
-    # An earlier version stored no id.
+    # Checkpoints of an earlier version have no id.
     if read.get(TOPIC_ID) not in (None, now.get(TOPIC_ID)):
         raise Corrupt(
             f"topic {topic}: it was deleted and created again since the stream has read it: start a new stream with a "
@@ -233,15 +233,11 @@ def _check_identity(topic: str, read: Mapping[str, int], now: Mapping[str, int])
         )
 
 
-async def _check_log(log: Log, topic: str, config: TopicConfig) -> None:
+async def _check_log(worker: SparkWorker, topic: str, config: TopicConfig) -> None:
     """Raise `Corrupt` if the log's topic is not the configured one."""
-    state = await log.topic(topic)
+    state = await (await worker.log()).topic(topic)
     if state is None or state.topic_id != config.topic_id:
         raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
-
-
-async def _check_planned_log(worker: SparkWorker, topic: str, config: TopicConfig) -> None:
-    await _check_log(await worker.log(), topic, config)
 
 
 async def _events(

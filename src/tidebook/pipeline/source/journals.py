@@ -53,7 +53,6 @@ from tidebook.runtime.futures import cancel_quietly
 from tidebook.store.port import ScanSplit, StoreWriter
 from tidebook.wiring.spark import has_part, require_book
 
-SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
@@ -70,10 +69,10 @@ class JournalsPlan(msgspec.Struct, frozen=True):
     config: TopicConfig
     since: dict[int, Position]
     until: dict[int, Position]
-    #: The first positions that the store lacked at the planning: rows from there on come from the tail.
+    #: The first positions that the store lacked when the query was planned: rows from there on come from the tail.
     stored_until: dict[int, Position]
     as_of_ms: int
-    #: The unreplicated records. They reach to the end of the log even if `until` is before it, for what they delete.
+    #: The unreplicated records, up to the log's end even if `until` is before it, because later ones may be deletes.
     tails: tuple[TailRange, ...] = ()
 
     def takes(self, row: EventRow, partition: int) -> bool:
@@ -117,7 +116,7 @@ class JournalsReader(DataSourceReader):
         given = Options(options)
         given.check_names(TABLE)
         self._settings = given.settings()
-        self._splits = given.splits() or SPLITS
+        self._splits = given.splits()
         self._selection = given.selection()
         self._freshness = given.freshness()
         self._form = given.payload_form()
@@ -236,8 +235,8 @@ class JournalsReader(DataSourceReader):
 def _next(pointer: Pointer | None, config: TopicConfig) -> Position:
     """Return the first position that is not replicated.
 
-    If the configuration's epoch began after the pointer was read, that is its start: what the store has of older epochs
-    was replicated before, perhaps after that pointer.
+    If the configuration's epoch began after the pointer was read, it is the start of that epoch: all that the store has
+    of older epochs was replicated before, although perhaps after the pointer was read.
     """
     start = Position(config.epoch, 0)
     return start if pointer is None else max(pointer.position.next, start)
@@ -315,7 +314,7 @@ async def warn_of_lag(
     partitions: Collection[int],
     stops: Mapping[int, int],
 ) -> bool:
-    """Log a warning if the log holds records after a read's `pointers` and before its `stops`; return True then."""
+    """Log a warning and return True if the log has records after a read's `pointers` and before its `stops`."""
     if not has_part(worker.settings, "log"):
         return False
     now_ms = SystemClock().now_ms()
@@ -400,12 +399,12 @@ def _visible(rows: list[EventRow], head: Head | None, plan: JournalsPlan, partit
     return rows if plan.as_of_ms == INT_MAX else [row for row in rows if plan.takes(row, partition)]
 
 
-#: The deletes of the plan that this process has read last: it usually runs several tasks of one query.
+#: The deletes of the plan that this process has read last, because it usually runs several tasks of one query.
 _last_deletes: tuple[tuple[SparkWorker, JournalsPlan], dict[str, list[PositionedAction]]] | None = None
 
 
 async def _deletes(worker: SparkWorker, plan: JournalsPlan) -> dict[str, list[PositionedAction]]:
-    """Return the actions of the journals from which the tail deletes."""
+    """Return the actions of the tail on the journals from which it deletes."""
     global _last_deletes
     if not plan.tails:
         return {}

@@ -33,6 +33,7 @@ STREAM = (*_EVENTS, "maxRecordsPerTrigger")
 WAL = (*_ANY, "wal", "region", "table")
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
 INT_MAX = 2**62
+SPLITS = 16
 #: More tasks than this have no benefit: a task reads its split in pages.
 SPLITS_MAX = 10_000
 
@@ -42,14 +43,14 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def _is_number(partition: str) -> bool:
-    """Return whether a string is a partition's number in canonical form: "01" next to "1" would name it twice."""
+    """Return whether a string is a partition's number in canonical form: "01" would name the same partition as "1"."""
     return partition.isascii() and partition.isdecimal() and len(partition) < 10 and str(int(partition)) == partition
 
 
 def check_offsets(name: str, offsets: Offsets, configs: Mapping[str, TopicConfig]) -> None:
-    """Raise `InvalidInput` if an option's offsets name a topic that is not read, or no partition or epoch of it.
+    """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition or epoch that it lacks.
 
-    Such a bound would be ignored silently, and the rows would differ from those that the caller expects.
+    Such a bound would have no effect, and the read would return other rows than the caller expects.
     """
     for topic, numbers in offsets.items():
         if topic not in configs:
@@ -145,7 +146,7 @@ class Options:
         raise InvalidInput(f"the option {name} must be one of {', '.join(known)}, not {text!r}")
 
     def freshness(self) -> Freshness:
-        """Return whether a table has the unreplicated events too."""
+        """Return the freshness of a table."""
         return self.choice("freshness", get_args(Freshness))
 
     def payload_form(self) -> PayloadForm:
@@ -194,12 +195,12 @@ class Options:
                     raise InvalidInput(expected)
         return offsets
 
-    def splits(self) -> int | None:
-        """Return the number of parts in which the store is read, if it is set."""
-        return self.number("splits", 1, least=1, most=SPLITS_MAX) if "splits" in self else None
+    def splits(self) -> int:
+        """Return the number of parts in which the store is read."""
+        return self.number("splits", SPLITS, least=1, most=SPLITS_MAX)
 
     def _tag(self) -> str | None:
-        """Return the tag; an empty one is refused, because it would select everything."""
+        """Return the tag; raise `InvalidInput` for an empty one, which would select everything."""
         if (tag := self.text("tag")) == "":
             raise InvalidInput("the option tag is empty: name a tag")
         return tag

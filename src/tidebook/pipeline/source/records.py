@@ -50,8 +50,8 @@ Offsets = dict[str, dict[str, int]]
 #: The key of a topic's epoch, next to its partition numbers: {"orders": {"epoch": 2, "0": 17, "1": 5}}. An adopted
 #: topic restarts at offset 0 in a new epoch, so offsets alone do not identify the records.
 EPOCH = "epoch"
-#: The key of a number for the log's id of a topic, next to its epoch. A topic that was deleted and created again is in
-#: its first epoch again.
+#: The key of a checksum of the topic's id in the log, next to its epoch: a topic that was deleted and created again is
+#: in its first epoch again.
 TOPIC_ID = "topic_id"
 #: Consecutive records of one log partition: topic, partition, records.
 RecordRun = tuple[str, int, list[Record]]
@@ -76,7 +76,7 @@ def read_records(spark: SparkSession, settings: Settings, starts: Offsets, stops
 
 
 def coalesce_to_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """In local mode, let each core run one task that replicates several log partitions concurrently."""
+    """In local mode, merge partitions into one task per core; it replicates its log partitions concurrently."""
     context = spark.sparkContext
     return records.coalesce(context.defaultParallelism) if str(context.master).startswith("local") else records
 
@@ -119,7 +119,7 @@ def _json(offsets: Any) -> str:
 
 
 class RecordsSlice(InputPartition):
-    """A range of one log partition, start ≤ offset < stop; `identity` is that of its offsets."""
+    """A range of one log partition, start ≤ offset < stop; `identity` is the topic's epoch and, if known, id."""
 
     def __init__(self, topic: str, partition: int, start: int, stop: int, identity: Mapping[str, int]) -> None:
         self.topic = topic
@@ -140,12 +140,12 @@ def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
 
 
 def identity_of(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the epoch of a topic's offsets and, if it is known, the number of the topic's id."""
+    """Return the epoch of a topic's offsets and, if known, the checksum of the topic's id."""
     return {EPOCH: epoch_of(numbers)} | {name: numbers[name] for name in (TOPIC_ID,) if name in numbers}
 
 
 def topic_identity(config: TopicConfig) -> dict[str, int]:
-    """Return the identity of offsets that are read from a topic now."""
+    """Return the identity of a topic's current offsets."""
     return {EPOCH: config.epoch, TOPIC_ID: crc32(config.topic_id.encode())}
 
 

@@ -96,7 +96,7 @@ async def _pages(worker: SparkWorker, namespace: str, wanted: RegionSlice) -> As
 
 
 def open_wal(log: Log, namespace: str) -> Wal:
-    """Open a namespace for reading; the caller opens its regions with `writable=False`."""
+    """Open a namespace; its regions must be opened with `writable=False`."""
     return Wal(log, namespace, clock=SystemClock(), ids=RandomIds(), metrics=Metrics())
 
 
@@ -132,7 +132,7 @@ class RegionsReader(DataSourceReader):
         slices: list[RegionSlice] = []
         regions = await wal.regions() if self._region is None else [self._region]
         if not regions:
-            raise NotFound(f"there is no write-ahead log {self._namespace}: the log has no region of it")
+            raise NotFound(f"there is no write-ahead log {self._namespace}: the log has no region of this namespace")
         for id in regions:
             region = await wal.open_region(id, writable=False)
             mappings = {

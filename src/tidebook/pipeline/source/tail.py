@@ -32,9 +32,9 @@ HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
 #: The maximum number of records whose journals one task folds; their heads are in its memory.
 RECORDS_PER_SHARE = 100_000
-#: Ranges share a task up to this many records: fewer are not worth a separate task.
+#: Ranges share a task up to this many records, because fewer are not worth a separate task.
 RECORDS_PER_TASK = 20_000
-#: How many bytes of values a task keeps between its two passes over the tail; the rest is read a second time.
+#: How many bytes of values a task keeps in memory between its two passes over the tail; the rest is read twice.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 
 #: Actions of journals in log order, each with the id of its journal.
@@ -210,7 +210,7 @@ class _TailNumbers:
 
     def __init__(self, config: TopicConfig) -> None:
         self._config = config
-        #: The heads that the store had when each journal was first read, and the same with the tail folded onto them.
+        #: The store's head of each journal when its first record was read, and that head with the tail folded onto it.
         self.stored: dict[str, Head | None] = {}
         self._folded: dict[str, Head | None] = {}
         self._firsts: dict[int, int] = {}
@@ -240,10 +240,7 @@ class _TailNumbers:
             return
         for index, encoded in enumerate(unpack_events(action.body)):
             if first + index > head.delete_to:
-                yield (
-                    id,
-                    EventRow(first + index, encoded, each.timestamp_ms, each.position, index, each.time_ms),
-                )
+                yield (id, EventRow(first + index, encoded, each.timestamp_ms, each.position, index, each.time_ms))
 
 
 async def _replicated_since(

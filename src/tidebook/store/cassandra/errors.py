@@ -35,7 +35,7 @@ TRANSIENT: Final = (
     errors.CassErrorServerServerError,
     errors.CassErrorSslClosed,
 )
-#: The read timed out: the page was too large, or the nodes are down.
+#: The read timed out: its page was too large, or nodes are down.
 TIMEOUTS: Final = (errors.CassErrorLibRequestTimedOut, errors.CassErrorServerReadTimeout)
 #: The read may have been too large: it timed out, or a node aborted it because of too many tombstones.
 PERHAPS_TOO_LARGE: Final = (*TIMEOUTS, errors.CassErrorServerReadFailure)
@@ -48,7 +48,7 @@ WriteAttempts = Literal["once", "repeatedly"]
 
 @contextmanager
 def translated(request: str, *, attempts: WriteAttempts | None = None) -> Iterator[None]:
-    """Translate the driver's errors; `attempts` is given for writes, which may have had an effect without an answer."""
+    """Translate the driver's errors; `attempts` is given for writes, which may take effect even without a response."""
     try:
         yield
     except errors.CassException as error:
@@ -61,7 +61,7 @@ def translate(error: errors.CassException, request: str, *, attempts: WriteAttem
     if isinstance(error, _REFUSED) or "username and/or password" in message or "Bad credentials" in message:
         return InvalidInput(f"Cassandra refuses {request}: {message}: check user and password in [store]")
     if isinstance(error, errors.CassErrorSourceSsl) and not isinstance(error, TRANSIENT):
-        return InvalidInput(f"Cassandra's certificate or ours is not accepted for {request}: {message}: check [store]")
+        return InvalidInput(f"a TLS certificate was not accepted for {request}: {message}: check [store]")
     if isinstance(error, TRANSIENT):
         if _had_no_effect(error, attempts):
             return Unavailable(

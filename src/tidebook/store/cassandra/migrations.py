@@ -20,7 +20,7 @@ class Migration(NamedTuple):
     statements: tuple[str, ...]
 
 
-#: Created before a lock can be taken or a version read.
+#: The tables that the lock and the schema's version need, so they are created before all others.
 BOOTSTRAP: Final = (
     # One partition per row, because compare-and-sets and serial reads contend within a partition.
     "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section, name)))",
@@ -30,8 +30,7 @@ BOOTSTRAP: Final = (
 #: Stamps come from log positions, so time-window compaction would mix old and new data.
 _LEVELED: Final = "compaction = {'class': 'LeveledCompactionStrategy'}"
 _TIERED: Final = "compaction = {'class': 'SizeTieredCompactionStrategy'}"
-#: Ten days: a replicator that is presumed dead must really be dead before the tombstones of what it could resurrect are
-#: dropped.
+#: Ten days: tombstones must outlive every stalled replicator that could still write the rows that they cover.
 _GRACE: Final = "gc_grace_seconds = 864000"
 
 MIGRATIONS: Final = (
@@ -79,10 +78,10 @@ MIGRATIONS: Final = (
 
 SCHEMA: Final = "schema"
 VERSION: Final = "version"
-#: The tables that are created before all others.
+#: The tables of `BOOTSTRAP`.
 MARKERS: Final = frozenset({"setting", "locks"})
-#: A dead holder blocks the lock for this long. A live one renews it before each statement, and no statement may take
-#: longer than the lease.
+#: The lease of the lock: a dead holder blocks it for this long. A live one renews it before each statement, and no
+#: statement may take longer than the lease.
 LOCK_S: Final = SCHEMA_TIMEOUT_S + 30
 LOCK_WAIT_S_MAX: Final = 3 * LOCK_S
 LOCK_POLL_S: Final = 0.2
@@ -137,7 +136,7 @@ async def _create_keyspace(session: CassandraSession, settings: CassandraSetting
 
 
 async def is_created(session: CassandraSession, keyspace: str) -> bool:
-    """Return whether the schema exists in some version. One whose creation was interrupted counts as missing."""
+    """Return whether the schema exists in some version; if its creation was interrupted, it counts as missing."""
     version = f"SELECT value FROM {keyspace}.setting WHERE section = '{SCHEMA}' AND name = '{VERSION}'"
     listed = await _tables(session, keyspace) >= MARKERS
     return listed and bool(await _retry_until_visible(lambda: session.query(version)))
@@ -152,7 +151,7 @@ async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence
     """Migrate the tables to the current version. A failed migration leaves the version as it was.
 
     Cassandra does not serialize DDL that different nodes execute: two nodes may create one table under two ids and lose
-    what was written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
+    the rows written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
     same node creates for all processes. The lock is only taken after the nodes agree on that table.
     """
     names = await _tables(session, keyspace)
@@ -277,7 +276,7 @@ class _Lock:
         while not await _retry_until_visible(self._acquire):
             if loop.time() > deadline_s:
                 raise Unavailable(
-                    f"another process has held the schema's lock for {LOCK_WAIT_S_MAX} s: see the table `locks`"
+                    f"other processes have held the schema's lock for {LOCK_WAIT_S_MAX} s: see the table `locks`"
                 )
             await asyncio.sleep(LOCK_POLL_S)
         return self

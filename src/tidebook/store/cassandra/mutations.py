@@ -1,4 +1,4 @@
-"""Convert a slice's writes into batches of statements: which rows, with which stamps, in which rounds. No I/O."""
+"""Convert a slice's writes into batches of statements with their write timestamps (stamps), in rounds. No I/O."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NEVER_EXPIRES: Final = 0
 
 
 class CqlStatement(msgspec.Struct, frozen=True, gc=False):
-    """A statement and its values. Each written row has one."""
+    """A CQL text and its values. Each row is written by its own statement."""
 
     cql: str
     values: list[Any]
@@ -66,7 +66,7 @@ def batch_rounds(
     remaining: Mapping[Key, Sequence[EventRow]] | None = None,
     listed: ListedSegments | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """Yield all batches of a slice in rounds: the batches of a round run in any order, and all before the next round.
+    """Yield all batches of a slice in rounds; a round may be written in any order, but before the next one.
 
     The writes of a key are spread over the rounds, which keeps their order and lets the heads of many keys share
     batches. The last round writes only the pointer. `remaining` has the events of packed rows that a delete does not
@@ -209,7 +209,7 @@ def _progress_values(row: TagRow, stamp: int | None) -> list[Any]:
 
 
 def exceeds_head_batch(progress: Batch) -> bool:
-    """Return whether tag progress is too long for the head's batch, and is written before it, with the tag rows."""
+    """Return whether tag progress is too long for its head's batch; it is then written with the tag rows, earlier."""
     return len(progress) > PROGRESS_WITH_HEAD_MAX
 
 
@@ -225,7 +225,7 @@ def _head_values(key: Key, segment: int, head: Head, data: bytes, stamp: int | N
 def segment_batches(write: PutSegments, *, stamp: int | None = None) -> Iterator[Batch]:
     """Yield the rows of an incarnation's segment list.
 
-    Their stamp is that of the incarnation's first record, below everything that clears them: a segment is only unlisted
+    They have the stamp of the incarnation's first record, so that any clear overrules them: a segment is only unlisted
     when all of its numbers are deleted, so it is never needed again.
     """
     topic, id = write.key
@@ -274,7 +274,7 @@ def clear_events(write: ClearEvents, listed: Iterable[int] = ()) -> Iterator[Bat
 def _rewrite_remaining(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
     """Rewrite the events that shared a packed row with deleted ones, above the stamp of that row.
 
-    They win even if a slow replicator writes the whole packed row again.
+    They overrule that row even if a slow replicator writes all of it again.
     """
     yield from event_batches(PutEvents(write.key, write.head, tuple(rows)), stamp=write_stamp(write.head.position))
 
@@ -316,15 +316,15 @@ def parked_row(columns: tuple[Any, ...]) -> Parked:
 
 
 def unpark(parked: Parked) -> CqlStatement:
-    """Delete a parked record under its own stamp, where a tombstone wins, so that a replay does not restore it."""
+    """Return a tombstone with the stamp of the record itself: it wins even if the record is replicated again."""
     epoch, offset = parked.position
     return CqlStatement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
 
 
 def bounded(sized: Iterable[tuple[int, Batch]], rows_max: int = BATCH_ROWS_MAX) -> Iterator[Batch]:
-    """Yield one partition's statements in batches bounded by bytes and rows; a larger group is sent alone.
+    """Yield groups of statements of one partition in batches bounded by bytes and rows.
 
-    Statements that are given as one group stay in one batch.
+    A group is never split over batches; one over the bounds gets its own.
     """
     batch: Batch = []
     batch_bytes = 0
@@ -343,7 +343,7 @@ COALESCED_BYTES_MAX: Final = 5_000
 #: A batch with more rows is not combined with others.
 COALESCED_BATCH_ROWS_MAX: Final = 10
 HEADS_PER_QUERY_MAX: Final = 100
-#: The most ids of a query over several segments, because each segment is searched for all of them.
+#: The maximum number of ids of a query over several segments, because each segment is searched for all of them.
 SEGMENTS_QUERY_IDS_MAX: Final = 15
 #: The assumed size of a value without a length.
 _VALUE_BYTES: Final = 8

@@ -1,7 +1,7 @@
 """Convert the repair of a journal into batches of statements.
 
-All of them carry the stamp of the pointer instead of the records': a repair wins over everything that the pointer has
-passed, and over earlier repairs by its revision. Everything replicated later wins over it.
+All of them have the stamp of the pointer, not of the records. A repair therefore overrules all that was replicated up
+to the pointer and, by its revision, earlier repairs; everything that is replicated later overrules it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def split_packed_rows(pages: EventPages, repair: Repair) -> SplitRows:
     numbers = {*repair.extra_rows, *(row.seq_nr for row in repair.rows)}
     size = repair.head.segment_size
     others: list[EventRow] = []
-    # A row that cannot be decoded may hold more than its last event, so it is replaced last too.
+    # A row that cannot be decoded may be a packed row, so it is replaced last too.
     row_numbers: set[int] = numbers & repair.damaged_rows
     for segment, of_segment in groupby(sorted(numbers), key=lambda number: event_segment(number, size)):
         in_segment = list(of_segment)
@@ -104,7 +104,7 @@ async def rows_after_delete(
 
 
 def _slice_rows(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
-    """Return the rows of a slice after a delete that may share a packed row with what it deletes."""
+    """Return the events of a slice after number `to` that may share a packed row with deleted ones."""
     rows = [row for put in puts[-1:] for row in put.rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
     return [row for row in rows if row.position == rows[0].position and _row_index(row) == _row_index(rows[0])]
 

@@ -18,7 +18,7 @@ from tidebook.core.errors import Corrupt
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow
 
-#: Which events of a record share a row depends only on their index and segment, so all replicators agree on it.
+#: The index and segment of events alone determine which of them share a row, so all replicators agree on it.
 EVENTS_PER_ROW_MAX: Final = 16
 
 
@@ -54,8 +54,8 @@ class PackedEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
         ]
 
 
-# One cell, because a cell costs Cassandra and its drivers about as much as 200 bytes; one decoder call costs less than
-# five columns.
+# A row has one cell, because a cell costs Cassandra and its drivers about as much as 200 bytes, and one call of a
+# decoder costs less than reading five columns.
 _decode = msgspec.msgpack.Decoder(EventRow).decode
 _decode_packed = msgspec.msgpack.Decoder(PackedEvents).decode
 encode_row = msgspec.msgpack.Encoder().encode
@@ -86,7 +86,7 @@ def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
                 rows.append(_decode(cell))
                 continue
             packed = _decode_packed(cell)
-            # It replaces single rows of the same numbers, which an interrupted repair may have written.
+            # A packed row replaces single rows of the same numbers, which an interrupted repair may have written.
             while rows and packed.seq_nr <= rows[-1].seq_nr <= packed.last:
                 rows.pop()
             rows += packed.rows()

@@ -26,7 +26,7 @@ from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows
 from tidebook.store.cassandra.session import CassandraSession, first_column, read_rows, run_bounded
 
 PAGE_BYTES: Final = 4_000_000
-#: The assumed size of an event until a page was read, so the first page has 16 rows.
+#: The assumed size of an event until a page was read; it makes the first page 16 rows long.
 EVENT_BYTES_UNKNOWN: Final = 250_000
 PAGE_ROWS_MIN: Final = 4
 KNOWN_MAX: Final = 10_000
@@ -79,7 +79,7 @@ class PageSizes:
         self._row_bytes[key] = size
 
 
-#: Segments read concurrently where one cannot fill the page, or was empty.
+#: How many segments are read concurrently if one cannot fill the page, or was empty.
 SEGMENTS_AT_ONCE_MAX: Final = 32
 SCANS_AT_ONCE: Final = 16
 #: How many rows of a segment list are read per request.
@@ -105,7 +105,7 @@ class EventPages:
         sizes = self._topics
         if self._journals.knows(key):
             sized_by, sizes = key, self._journals
-        # There are no more rows than numbers, so packing only matters if the range exceeds the limit.
+        # A range has at most one row per number, so packing only matters if the range exceeds the limit.
         rows_max = (
             min(limit, sizes.rows_of_events(sized_by, limit)) if to - after > limit else sizes.rows(sized_by, limit)
         )
@@ -117,8 +117,7 @@ class EventPages:
             self._journals.timed_out(key)
             if rows_max <= PAGE_ROWS_MIN:
                 raise
-        # The page may have been too large, since earlier events do not predict the size of these; a few are small
-        # enough.
+        # Earlier events do not predict the size of these, so the page may have been too large: read a few rows.
         return await self._page(key, head, after, to, limit, PAGE_ROWS_MIN)
 
     async def cells(self, key: Key, segment: int, *, after: int, to: int, limit: int) -> list[bytes]:
@@ -195,7 +194,7 @@ async def listed_segments(
 ) -> Mapping[tuple[Key, Position], Sequence[int]]:
     """Return the listed segments that a slice clears, by incarnation.
 
-    The segments that the slice itself lists must have been written before.
+    Write the segments that the slice itself lists before this call.
     """
     found: dict[tuple[Key, Position], Sequence[int]] = {}
 

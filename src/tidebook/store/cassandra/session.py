@@ -62,9 +62,9 @@ OVERDUE_S: Final = 5.0
 SCHEMA_OVERDUE_S: Final = 15.0
 #: Concurrent serial reads and compare-and-sets of one setting contend, and may time out although all nodes are up.
 SERIAL_ATTEMPTS: Final = 5
-#: The errors of a serial read that contends. One that has to complete another's compare-and-set fails like a write.
+#: The errors of a serial read that contends; it fails like a write if it has to complete another compare-and-set.
 CONTENDED: Final = (errors.CassErrorServerReadTimeout, errors.CassErrorServerWriteTimeout)
-#: The limit of single statements in flight, as a multiple of that of batches: 128 batches or 256 rows saturate a node.
+#: How many single statements may be in flight for each batch that may: 128 batches or 256 rows saturate a node.
 SINGLES_PER_BATCH: Final = 2
 
 _VERIFY: Final = {
@@ -86,7 +86,7 @@ async def _answer(request: Awaitable[T], timeout_s: float, *, overdue_s: float =
 class CassandraSession:
     """Prepared statements on one cluster, for the event loop that opened it.
 
-    `new_batch` creates an unlogged batch that the driver's session can execute; a simulated session has its own.
+    `new_batch` creates an unlogged batch that `session` can execute; a simulated session needs batches of its own.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class CassandraSession:
                 await asyncio.sleep(pause_s)
 
     async def write_once(self, statement: CqlStatement) -> None:
-        """Execute one statement with a single attempt, so that the caller gets a failure at once."""
+        """Execute one statement without retries, so that the caller gets a failure at once."""
         self._refuse_fork()
         with translated("a write", attempts="repeatedly"):
             async with self._singles:
@@ -205,7 +205,11 @@ class CassandraSession:
     async def _attempt(self, batch: Batch) -> None:
         timeout_s = self._settings.write_timeout_s
         if len(batch) == 1:
-            await _answer(self._session.execute(await self._bound(batch[0])), timeout_s)
+            [statement] = batch
+            prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
+            bound = prepared.bind(statement.values, consistency=self._writing, timeout=timeout_s)
+            bound.set_is_idempotent(True)
+            await _answer(self._session.execute(bound), timeout_s)
             return
         driver_batch = self._new_batch(timeout=timeout_s)
         driver_batch.set_consistency(self._writing)
@@ -214,12 +218,6 @@ class CassandraSession:
             prepared = self._prepared.get(each.cql) or await self._prepare(each.cql)
             driver_batch.add_statement(prepared.bind(each.values))
         await _answer(self._session.execute_batch(driver_batch), timeout_s)
-
-    async def _bound(self, statement: CqlStatement) -> Any:
-        prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
-        bound = prepared.bind(statement.values, consistency=self._writing, timeout=self._settings.write_timeout_s)
-        bound.set_is_idempotent(True)
-        return bound
 
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """Execute a conditional statement once; return `[applied]` and, if that is False, the values found."""
@@ -241,7 +239,7 @@ class CassandraSession:
     async def define(self, ddl: str, *, address: str | None = None) -> None:
         """Execute DDL and wait for the nodes to agree on it; the driver stops waiting after ten seconds.
 
-        If `address` is given that node executes it, or any other one if that node is unreachable.
+        If `address` is given, the node there executes it, or any other one if that node is unreachable.
         """
         self._refuse_fork()
         with translated("a change of the schema", attempts="once"):

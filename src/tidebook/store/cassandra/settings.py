@@ -148,7 +148,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     write_timeout_s: float = 5.0
     #: How long an unacknowledged write of a slice is retried before the slice fails.
     write_deadline_s: float = 30.0
-    #: Batches in flight at once; of single rows, twice as many.
+    #: The maximum number of batches in flight; that of single rows is twice as high.
     in_flight_max: int = 128
     #: How many partitions of a table one small request may touch; with 1, every request goes to the replicas of its
     #: partition.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-# Heads. Always whole rows without nulls, so that no old value survives and no tombstone is written.
+# Heads. Rows are written whole and without nulls, so that no old value survives and no tombstone is written.
 PUT_HEAD: Final = (
     "INSERT INTO metajournal (topic, segment, id, head, live, seq_nr, delete_to, epoch, log_offset, expires_at_ms) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
 HEAD: Final = "SELECT head FROM metajournal WHERE topic = ? AND segment = ? AND id = ?"
 HEADS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment = ? AND id IN ?"
-#: Each segment is searched for all the ids, so only for few ids.
+#: Only for few ids, because each segment is searched for all of them.
 HEADS_OF_SEGMENTS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment IN ? AND id IN ?"
 IDS: Final = "SELECT id, live FROM metajournal WHERE topic = ? AND segment = ?"
 CLEAR_HEAD: Final = "DELETE FROM metajournal USING TIMESTAMP ? WHERE topic = ? AND segment = ? AND id = ?"

@@ -54,6 +54,7 @@ from tidebook.store.port import ScanSplit, StoredSnapshot
 CONFIG: Final = "topic_config"
 SETTINGS: Final = "setting"
 IDS_PAGE: Final = 2000
+TAGS_PAGE: Final = 5000
 #: How many topics are read concurrently.
 TOPICS_AT_ONCE: Final = 64
 PARKED_PAGE: Final = 5
@@ -62,6 +63,8 @@ SNAPSHOT_BYTES_MAX: Final = 8_000_000
 LIMIT_BYTES_MAX: Final = 15_000_000
 POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 0.25
+#: How long `wait_any` waits: Cassandra sends no notifications, so its callers poll, less often while they find nothing.
+ANY_POINTER_PAUSE: Final = Backoff(first_s=0.02, max_s=POLL_MAX_S, factor=1.3)
 
 _encode_config = msgspec.json.Encoder().encode
 _config_decoder = msgspec.json.Decoder(TopicConfig)
@@ -99,9 +102,9 @@ async def find_store(session: CassandraSession, settings: CassandraSettings, met
 
 
 class CassandraStore:
-    """A `StoreWriter` for one event loop. The writes of late and repeated slices are overruled by their stamps."""
+    """A `StoreWriter` for one event loop. Stamps make the outdated writes of late and repeated slices ineffective."""
 
-    #: A row's stamp is made of epoch and offset: the rows of a recreated topic would be below the old tombstones.
+    #: Stamps consist of epoch and offset, so the old topic's tombstones would cover the rows of a recreated one.
     deletes_topics = False
     orders_topics = False
 
@@ -208,7 +211,10 @@ class CassandraStore:
         raise InvalidInput(f"topic {topic}: this store does not order the events of a topic: read them from the log")
 
     async def tags(self) -> AsyncIterator[str]:
-        for tag in await self._tags.names():
+        found: list[str] = []
+        async for page in self._session.pages(cql.TAGS, [], page_size=TAGS_PAGE):
+            found += (row.as_tuple()[0] for row in page)
+        for tag in sorted(found):
             yield tag
 
     async def pointers(self, topic: str) -> Mapping[int, Pointer]:
@@ -227,7 +233,9 @@ class CassandraStore:
         return max(times, default=0)
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        return await self._tags.pause(timeout_s, since)
+        pauses = max(since, 0)  # how many there have been since the caller last found something
+        await asyncio.sleep(min(ANY_POINTER_PAUSE.pause_s(pauses), timeout_s))
+        return pauses + 1
 
     async def splits(self, topic: str, *, count: int) -> Sequence[ScanSplit]:
         return token_ranges(count)
@@ -323,7 +331,7 @@ class CassandraStore:
         )
 
     async def delete_topic(self, topic: str) -> None:
-        raise InvalidInput(f"topic {topic}: rows on Cassandra are stamped by epoch, so purge its journals instead")
+        raise InvalidInput(f"topic {topic}: a store on Cassandra cannot delete topics: purge its journals instead")
 
     async def setting(self, name: str) -> str | None:
         return await self._value(SETTINGS, name)
@@ -359,7 +367,11 @@ class CassandraStore:
             await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
-        for query, values in await self._parked_queries(topic):
+        queries: list[tuple[str, list[object]]] = [(cql.ALL_PARKED, [])]
+        if topic is not None:
+            config = await self.topic_config(topic)
+            queries = [(cql.PARKED, [topic, number]) for number in range(config.partitions if config else 0)]
+        for query, values in queries:
             async for page in self._session.pages(query, values, page_size=PARKED_PAGE):
                 for row in page:
                     yield parked_row(row.as_tuple())
@@ -372,12 +384,6 @@ class CassandraStore:
         await self._session.close()
 
     # Internal
-
-    async def _parked_queries(self, topic: str | None) -> list[tuple[str, list[object]]]:
-        if topic is None:
-            return [(cql.ALL_PARKED, [])]
-        config = await self.topic_config(topic)
-        return [(cql.PARKED, [topic, partition]) for partition in range(config.partitions if config else 0)]
 
     async def _head_segments(self, topic: str) -> int | None:
         """Return the number of head segments, which never changes, so it is read once."""

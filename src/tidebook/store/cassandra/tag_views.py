@@ -14,7 +14,6 @@ from tidebook.core.position import tombstone_stamp
 from tidebook.core.repair import Damage
 from tidebook.core.replication_plan import ClearEvents, ClearJournal, PutTags, SliceWrites, TagPosition, TagRow
 from tidebook.core.segments import head_segment
-from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE, TIMEOUTS
@@ -23,14 +22,14 @@ from tidebook.store.cassandra.scan import EventPages, PageSizes
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession, all_columns, first_column, read_rows
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches, tag_positions, tag_row, tag_row_or_damage
 
-#: How often a reader of times that are not fixed yet reads the history again; until then it queries the tag's buckets.
+#: How often the history is read again for times that are not fixed yet; in between, the tag's buckets are queried.
 READ_EVERY_S: Final = 15.0
 #: The result of `bucket_start` before the first bucket.
 NONE_BEFORE: Final = -1
 
 
 class BucketSettings(Protocol):
-    """The part of a store that the history needs."""
+    """The methods of a store that `TagBuckets` needs."""
 
     def setting(self, name: str) -> Awaitable[str | None]: ...
 
@@ -77,7 +76,7 @@ class TagBuckets:
         return text, Buckets() if text is None else decode_buckets(text)
 
     async def bucket_start(self, tag: str, time_ms: int) -> int:
-        """Return the bucket with a tag's rows of a time, from the tag's own buckets where the history is not fixed."""
+        """Return the start of the bucket with a tag's rows of a time; if that is not fixed, query the tag's buckets."""
         now_s = asyncio.get_running_loop().time()
         if time_ms >= self._known.fixed_ms and (self._read_s is None or now_s - self._read_s > READ_EVERY_S):
             self._read_s = now_s
@@ -92,7 +91,6 @@ BUCKETS_PER_QUERY: Final = 500
 BUCKETS_AT_ONCE_MAX: Final = 32
 CLEAR_PAGE: Final = 1000
 CLEARS_AT_ONCE_MAX: Final = 32
-POLL_PAUSE: Final = Backoff(first_s=0.02, max_s=0.25, factor=1.3)
 BUCKET_MS_MAX: Final = max(SIZES_MS.values())
 #: The time range of a page is divided by this when a page fails, and multiplied by `WIDER` after each page that
 #: succeeds.
@@ -112,7 +110,7 @@ RowDecoder = Callable[[str, tuple[Any, ...]], T]
 
 
 class TagViews:
-    """The tag tables of one store."""
+    """Reads and clears the tag rows of one store."""
 
     def __init__(
         self,
@@ -140,7 +138,7 @@ class TagViews:
     async def inspected_rows(
         self, tag: str, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> list[TagRow | Damage]:
-        """Like `rows`, for a repair: a row that cannot be decoded is returned as damage, with its position."""
+        """Return the same page as `rows`, for a repair: a row that cannot be decoded is returned as `Damage`."""
         return await self._stream(tag, after, from_ms, until_ms, limit, tag_row_or_damage)
 
     async def _stream(
@@ -186,7 +184,7 @@ class TagViews:
         while True:
             begin_ms = max(after_key[0], bucket)
             if begin_ms >= end_ms:
-                return found  # the horizon may be before delivered events: a new topic holds it back
+                return found  # the range is empty: a new topic may move the horizon back before delivered events
             to_ms = min(end_ms, begin_ms + self._window_ms)
             try:
                 found += await self._rows(tag, [tag, bucket, *after_key, to_ms, limit - len(found)], decode)
@@ -225,29 +223,13 @@ class TagViews:
         self._sizes.record(tag, len(columns), sum(len(each[-1]) for each in columns))
         return [decode(tag, each) for each in columns]
 
-    async def names(self) -> list[str]:
-        """Return the tags that have, or had, rows."""
-        found: list[str] = []
-        async for page in self._session.pages(cql.TAGS, [], page_size=5000):
-            found += (row.as_tuple()[0] for row in page)
-        return sorted(found)
-
-    async def pause(self, timeout_s: float, since: int) -> int:
-        """Wait before the next poll: Cassandra sends no notifications. The pause grows while nothing new is found.
-
-        `since` is the number of pauses so far; a caller that found something starts again at -1.
-        """
-        pauses = max(since, 0)
-        await asyncio.sleep(min(POLL_PAUSE.pause_s(pauses), timeout_s))
-        return pauses + 1
-
     # Writing
 
     async def clear_rounds(self, writes: SliceWrites, segments: int) -> AsyncIterator[Iterator[Batch]]:
         """Yield the rounds that clear the slice's tag rows, before all its other writes; each round is acknowledged.
 
         Tag rows are found through event rows, so they must be cleared before the events' tombstones are written.
-        Clearing them before the head is written is safe: readers only miss a row that is about to be deleted.
+        Clearing them before the head is written is safe: a reader can only miss rows that are about to be deleted.
         """
         clears = [
             write
@@ -263,7 +245,7 @@ class TagViews:
         for first in range(0, len(clears), CLEARS_AT_ONCE_MAX):
             chunk = clears[first : first + CLEARS_AT_ONCE_MAX]
             running = [self._clear(clear, writes.partition, buckets, segments) for clear in chunk]
-            # One page of each journal per round: each journal's order holds, and journals are cleared concurrently.
+            # Each round has one page of each journal: journals are cleared concurrently, and each of them in its order.
             while running:
                 pages = await asyncio.gather(*(anext(each, None) for each in running))
                 running = [each for each, page in zip(running, pages, strict=True) if page is not None]

@@ -1,4 +1,4 @@
-"""Scan token ranges of the ring, for jobs that read everything."""
+"""Scan a topic by ranges of the token ring, for jobs that read all of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _head_or_damage(topic: str, id: str, data: bytes) -> Head | Damage:
 
 
 def _maybe_replaced(found: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return the last single rows, which a packed row on the next page may replace."""
+    """Return the single rows at the end of a page, which a packed row on the next page may replace."""
     held_back: list[tuple[str, bytes]] = []
     for each in reversed(found[1 - EVENTS_PER_ROW_MAX :]):
         if each[0] != found[-1][0] or is_packed(each[1]):

@@ -277,8 +277,8 @@ def _fetch_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]
     page: list[Any] = []
     size_bytes = 0
     rows: Any = connection.execute(sql, bindings)
-    # Fetching in steps costs half as much as fetching single rows. Steps are short, since their size is not known
-    # before.
+    # Fetching in steps costs half as much as fetching single rows. Steps are short, because their size in bytes is only
+    # known afterwards.
     while size_bytes <= PAGE_BYTES_MAX and (step := list(islice(rows, STEP_ROWS))):
         page += step
         with suppress(TypeError):  # a damaged column may hold a number, which the reader of the page reports

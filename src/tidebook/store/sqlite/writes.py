@@ -85,7 +85,8 @@ def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | 
         )
     if current is not None and current.position > writes.pointer.position:
         return None
-    if writes.topic_id is not None and _topic_id(transaction.connection, writes.topic) != writes.topic_id:
+    config = None if writes.topic_id is None else _config_of(transaction.connection, writes.topic)
+    if writes.topic_id is not None and (config is None or config.topic_id != writes.topic_id):
         return Fenced(
             f"topic {writes.topic} was deleted, created again or adopted after this slice was planned: "
             "read its configuration again"
@@ -103,17 +104,12 @@ def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | 
     return None
 
 
-def _topic_id(connection: apsw.Connection, topic: str) -> str | None:
-    config = _config_of(connection, topic)
-    return None if config is None else config.topic_id
-
-
 @one_by_one
 def repair_journal(transaction: WriteTransaction, planned: Repair) -> Fenced | None:
     """Apply a repair; return Fenced if it is outdated, and otherwise None."""
     if read_pointer(transaction.connection, planned.key.topic, planned.partition) != planned.pointer:
         return Fenced(
-            f"{planned.key}: the store was replicated further while the journal was compared: compare it again"
+            f"{planned.key}: more of its partition was replicated while the journal was compared: compare it again"
         )
     key, head = planned.key, planned.head
     transaction.connection.executemany(_EXTRA_EVENT, [(*key, seq_nr) for seq_nr in planned.extra_rows])
@@ -265,7 +261,7 @@ def delete_topic(transaction: WriteTransaction, topic: str) -> None:
 
 @one_by_one
 def set_setting(transaction: WriteTransaction, new: tuple[str, str, str | None]) -> bool:
-    """Set a setting if its value is `expected`; return whether it was."""
+    """Set a setting if its value is `expected`; return True if it was set."""
     name, value, expected = new
     row: Any = transaction.connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()
     as_expected = (None if row is None else row[0]) == expected
