@@ -21,6 +21,8 @@ TRY_S_MAX = 240.0
 STOP_S_MAX = 60.0
 TRIES = 3
 FIRST_SEED = 11
+#: The result of a run that failed before its workload began: nothing has detected the mutant.
+NOT_RUN = "it did not run"
 
 
 class Mutant(NamedTuple):
@@ -237,9 +239,16 @@ class TryResult(NamedTuple):
     tries: int
 
 
-def run_mutants(names: str | None, say: Callable[[str], None]) -> list[TryResult]:
-    """Run every mutant, or those whose name contains a text, until a run detects it or the limit of runs is reached."""
-    results = []
+def run_mutants(names: str | None, say: Callable[[str], None]) -> Sequence[TryResult]:
+    """Run every mutant, or those whose name contains a text, until a run detects it or the limit of runs is reached.
+
+    The unchanged code runs first: if that fails, as on a machine that is too busy, the runs would prove nothing.
+    """
+    results: list[TryResult] = []
+    with tempfile.TemporaryDirectory(prefix="tidebook-mutant-") as folder:
+        if failed := _run(ROOT / "src", Path(folder) / "run", FIRST_SEED, None):
+            say(f"the unchanged code fails, so that no mutant was tried: {failed}")
+            return results
     for mutant in MUTANTS:
         if names is None or names in mutant.name:
             result = _try(mutant)
@@ -264,7 +273,7 @@ def _try(mutant: Mutant) -> TryResult:
         for number in range(1, TRIES + 1):
             out = Path(name) / f"run-{number}"
             caught = _run(source, out, FIRST_SEED + number, mutant.only)
-            if caught:
+            if caught and caught != [NOT_RUN]:
                 return TryResult(mutant.name, caught, number)
     return TryResult(mutant.name, [], TRIES)
 
@@ -287,10 +296,11 @@ def _run(source: Path, out: Path, seed: int, only: str | None) -> list[str]:
         return []
     report = out / "report.json"
     if not report.exists():
-        return [f"it ended early: {errors.decode()[-200:]}"]
+        print(errors.decode()[-400:], file=sys.stderr)
+        return [NOT_RUN]
     found = json.loads(report.read_text())
     rules = [verdict["rule"] for verdict in found["verdicts"] if not verdict["ok"]]
-    return rules or [*found["ended_badly"], *found["lacking"]] or ["it did not recover"]
+    return rules or [*found["ended_badly"], *found["lacking"], *found["unrecovered"]] or ["it ended early"]
 
 
 def _stop(run: subprocess.Popen[bytes]) -> None:
