@@ -103,6 +103,13 @@ MUTANTS: Sequence[Mutant] = (
         'self._transaction.connection.execute("COMMIT")',
         'self._transaction.connection.execute("COMMIT" if hash(str(time.monotonic_ns())) % 50 else "ROLLBACK")',
     ),
+    Mutant(
+        "a remote append is repeated under a new id",
+        "remote/journal.py",
+        "body = msgspec.structs.replace(body, append_id=None, retry=retry)",
+        "body = msgspec.structs.replace(body, append_id=self._ids.new())",
+        only="http",
+    ),
     # store
     Mutant("a purge leaves rows in the store", _STORE, "_clear_events(transaction, write, 0, LAST)", "pass"),
     Mutant("a delete leaves rows of the tags", _STORE, "transaction.connection.executemany(_CLEAR_TAG, keys)", "pass"),
@@ -125,6 +132,13 @@ MUTANTS: Sequence[Mutant] = (
         "store/sqlite/store.py",
         'ORDER BY log_ms, topic, partition, "offset", "index", epoch LIMIT',
         'ORDER BY "offset", "index" LIMIT',
+    ),
+    Mutant(
+        "the time of the log follows a clock back",
+        "log/sqlite/writes.py",
+        "now_ms = max(self._clock.now_ms(), memory[_LATEST_MS])",
+        "now_ms = self._clock.now_ms()",
+        only="clock",
     ),
     Mutant(
         "offsets of a group are not compared",
@@ -153,6 +167,14 @@ MUTANTS: Sequence[Mutant] = (
         "domain/decider.py",
         "                if is_fresh:\n                    raise\n",
         "                if True:\n                    raise\n",
+    ),
+    Mutant(
+        "a repeated command is executed again",
+        "domain/decider.py",
+        "append_id = None if command_id is None else self._append_id(id, command_id)",
+        "append_id = None",
+        also=("if command_id is not None and (known := entity", "if command_id is None and (known := entity"),
+        only="disk_error",
     ),
     Mutant(
         "a process executes its commands without an id",
@@ -206,6 +228,13 @@ MUTANTS: Sequence[Mutant] = (
         _CLAIMS,
         "WHERE e.status = 'P' AND e.token = ?",
         "WHERE e.status = 'P' AND ? IS NOT NULL",
+    ),
+    Mutant(
+        "leases are compared with the clock of each process",
+        "wiring/queue.py",
+        "SqliteQueues(settings.folder, clock=folder_clock,",
+        "SqliteQueues(settings.folder, clock=clock,",
+        only="clock",
     ),
     Mutant("finished entries stay", _CLAIMS, "session.connection.execute(_DELETE, (ids,))", "pass"),
     Mutant(

@@ -10,6 +10,9 @@ import msgspec
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict
 
+#: The dates of a lease are rounded to milliseconds.
+ROUNDED_MS = 2
+
 
 class Hold(msgspec.Struct):
     """An entry that one worker holds, from its claim to its end."""
@@ -40,13 +43,24 @@ class Hold(msgspec.Struct):
             self.released_ns, self.released_by = min(self.released_ns, call.start_ns), call.op
             self.outcome, self.ended_ns = call.outcome, call.end_ns
 
+    @property
+    def lease_until_ns(self) -> int:
+        """The time by the machine's monotonic clock at which the lease ends at the earliest."""
+        return self.claim.start_ns + (self.lease_until_ms - self.started_ms - ROUNDED_MS) * 1_000_000
+
+    def is_leased_at(self, other: Hold) -> bool:
+        """Return whether the lease was valid, by either clock, when the claim of the other hold began or ended."""
+        return self.lease_until_ms > other.started_ms or self.lease_until_ns > other.claim.end_ns
+
     def may_precede(self, other: Hold) -> bool:
         """Return whether this hold may have ended before the other began.
 
+        A lease must have ended by the store's clock and by the monotonic one: otherwise the store's is not one clock.
         The store dates a claim when its statement begins, but it takes effect at some time during the call.
         """
         took_ms = (other.claim.end_ns - other.claim.start_ns) / 1_000_000
-        return self.lease_until_ms <= other.started_ms + took_ms or self.released_ns <= other.claim.end_ns
+        is_over = self.lease_until_ms <= other.started_ms + took_ms and self.lease_until_ns <= other.claim.end_ns
+        return is_over or self.released_ns <= other.claim.end_ns
 
 
 def _holds(history: RecordedHistory) -> list[Hold]:
@@ -74,11 +88,11 @@ def check_holders(history: RecordedHistory) -> RuleVerdict:
     for hold in _holds(history):
         by_subject[hold.subject].append(hold)
     for subject, holds in by_subject.items():
-        holds.sort(key=lambda hold: (hold.started_ms, hold.claim.end_ns))
+        holds.sort(key=lambda hold: (hold.claim.end_ns, hold.started_ms))
         run.count(len(holds))
         leased: list[Hold] = []
         for second in holds:
-            leased = [first for first in leased if first.lease_until_ms > second.started_ms]
+            leased = [first for first in leased if first.is_leased_at(second)]
             for first in leased:
                 if not first.may_precede(second) and not second.may_precede(first):
                     run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")

@@ -207,6 +207,9 @@ def end(op: str, hold: str, **more: Any) -> tuple[str, Any, dict[str, Any]]:
             ],
             {HOLDER},
         ),
+        # by the store's clock the lease has ended, but no time has passed: each process has another clock
+        ([claim("1", 0), claim("2", 3_600_000, span=(50, 60)), end("finish", "2")], {HOLDER}),
+        ([claim("1", 3_600_000, span=(50, 60)), claim("2", 0, span=(70, 80)), end("finish", "2")], {HOLDER}),
         # a claim that was dated early and took effect late follows the one that it seems to precede
         (
             [
