@@ -134,13 +134,6 @@ MUTANTS: Sequence[Mutant] = (
         'ORDER BY "offset", "index" LIMIT',
     ),
     Mutant(
-        "the time of the log follows a clock back",
-        "log/sqlite/writes.py",
-        "now_ms = max(self._clock.now_ms(), memory[_LATEST_MS])",
-        "now_ms = self._clock.now_ms()",
-        only="clock",
-    ),
-    Mutant(
         "offsets of a group are not compared",
         "tags/sql_offsets.py",
         "if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):",
