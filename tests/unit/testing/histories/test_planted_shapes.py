@@ -99,7 +99,8 @@ def test_journals(history: Script, rules: set[str]) -> None:
     ],
 )
 def test_snapshots(saved: dict[str, Any], loaded: dict[str, Any], rules: set[str]) -> None:
-    history = script()("save_snapshot", **{"key": "t/k", "seq_nr": 2, "payload": "x"} | saved)
+    args: dict[str, Any] = {"key": "t/k", "seq_nr": 2, "payload": "x", **saved}
+    history = script()("save_snapshot", **args)
     broken(history("load_snapshot", {"seq_nr": 2, "payload": "x"} | loaded, key="t/k"), *rules)
 
 
