@@ -33,7 +33,8 @@ from tidebook.core.event import Event
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import HANDOVER_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, spark_session
-from tidebook.replication.tail import Partition, ReplicationTail
+from tidebook.replication.partition import Partition
+from tidebook.replication.tail import ReplicationTail
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json

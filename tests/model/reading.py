@@ -21,7 +21,7 @@ from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
-from tidebook.journal.view import ReadView, ViewBase, is_replicated, stored_base
+from tidebook.journal.view import ReadView, ViewBase, is_replicated, read_events, stored_base
 from tidebook.log.port import RecordPage
 from tidebook.runtime.metrics import Metrics
 
@@ -249,7 +249,7 @@ class Reading:
         log, store = AskedLog(self.world), AskedStore()
         cache = HeadCache(log, store, KEY.topic, 0, CONFIG, self._settings, self._metrics)  # type: ignore[arg-type]
         reader = self._reader(log, store, cache, self._settings, self._metrics)  # type: ignore[arg-type]
-        events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
+        events = reader.decoded_events(KEY, read_events, start=self.start, to=self.to, kind="mark")
         left, barriers_given, yielded, offsets = list(answers), [], [], []
         asked: list[tuple[str, Any]] = []
         if isinstance(reader, HeadKnown):

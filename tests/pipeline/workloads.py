@@ -14,8 +14,8 @@ from tidebook.core.key import Key, partition_of
 from tidebook.core.record import MAGIC
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow
 from tidebook.log.port import Outgoing, read_all
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
+from tidebook.testing.replicating import replicate_slice
 from tidebook.wiring.book import Book
 
 TAG = "paid"

@@ -25,14 +25,15 @@ from tidebook.core.seq_nr import LAST
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
+from tidebook.journal.view import read_events
 from tidebook.log.port import Record
 from tidebook.log.port import RecordPage as LogBatch
-from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore
 from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
 from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.port import StoredSnapshot
+from tidebook.testing.replicating import replicate_slice
 
 #: The duration of faults and appends, in seconds of simulated time.
 TROUBLE_S = 40.0
@@ -242,7 +243,9 @@ class Run:
             first = self._log.size
             seen = []
             try:
-                async for event in reader.events(Key(TOPIC, id), start=start, to=LAST, kind="offset"):
+                async for event in reader.decoded_events(
+                    Key(TOPIC, id), read_events, start=start, to=LAST, kind="offset"
+                ):
                     seen.append((event.seq_nr, event.offset, event.payload))
             except (Unavailable, Truncated):
                 if not seen:

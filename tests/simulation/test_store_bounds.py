@@ -25,7 +25,6 @@ from tidebook.core.position import FIRST_EPOCH, Position, write_stamp
 from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import Parked, Pointer, PutHead, SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.cassandra import CassandraSettings, CassandraStore
 from tidebook.store.cassandra import store as stores
 from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
@@ -33,6 +32,7 @@ from tidebook.store.cassandra.mutations import head_batches
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS
 from tidebook.store.port import StoredSnapshot
 from tidebook.testing.conformance.journal_records import append, purge, records_of, topic_config
+from tidebook.testing.replicating import replicate_slice
 
 TOPIC = "orders"
 

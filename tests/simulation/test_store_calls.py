@@ -24,7 +24,6 @@ from tidebook.core.repair import REV_MAX
 from tidebook.core.replication_plan import Parked, Pointer, SliceWrites, TagPosition, TagRow, TopicPosition
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.cassandra import CassandraSettings
 from tidebook.store.cassandra import store as cassandra_stores
 from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
@@ -32,6 +31,7 @@ from tidebook.store.port import ScanSplit, StoredSnapshot, StoreWriter, next_rep
 from tidebook.store.sqlite import SqliteStore
 from tidebook.store.sqlite import store as sqlite_stores
 from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config
+from tidebook.testing.replicating import replicate_slice
 
 TOPIC = "orders"
 HOUR_MS = 3_600_000

@@ -12,16 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tidebook.core.bounds import (
-    EVENTS_MAX,
-    NUMBER_MAX,
-    OFFSET_MAX,
-    EpochNumber,
-    Identity,
-    Number,
-    Ordinal,
-    TimeMs,
-)
+from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX, OFFSET_MAX, EpochNumber, Identity, Number, Ordinal, TimeMs
 from tidebook.core.errors import InvalidInput
 from tidebook.core.position import Position
 
@@ -44,10 +35,9 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
-    """Add events atomically.
+    """Add events atomically, numbered from `at`, or else after the last event.
 
-    They are numbered after the last event. If `expected` is set, it must be the last number. If `at` is set, the events
-    are numbered from it.
+    If `expected` is set, the append is void unless that is the last number.
     """
 
     epoch: EpochNumber
@@ -63,8 +53,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forb
     floor: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)] | None = None
     #: How many of the events carry each tag, so that tags are numbered without decoding the body.
     tagged: tuple[tuple[str, _EventCount], ...] = ()
-    #: With `expected`: the incarnation that the sender saw. A journal that was purged and grew to the same number again
-    #: is another one, for which the append is void.
+    #: With `expected`: the incarnation that the sender saw. The append is void for any other, as of a journal that was
+    #: purged and has grown to the same number again.
     incarnation: Position | None = None
 
 
@@ -88,7 +78,7 @@ class Purge(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False, forbi
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
-    """Change no journal: a barrier to read up to and, with `time_ms`, a tick that advances the log time when idle."""
+    """Change no journal: a barrier for reads and, with `time_ms`, a tick that advances an idle partition's log time."""
 
     epoch: EpochNumber
     time_ms: TimeMs | None = None

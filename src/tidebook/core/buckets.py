@@ -15,12 +15,12 @@ BUCKETS_SETTING: Final = "tags/buckets"
 SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 #: A change takes effect at least this long after the latest row that is already written.
 LEAD_MS: Final = 60_000
-#: How much log time beyond the written rows one compare-and-set fixes, so that they are rare.
+#: How far beyond the written rows one compare-and-set fixes the history, so that few of them are needed.
 FIXED_AHEAD_MS: Final = 300_000
 
 
 class BucketSizeChange(msgspec.Struct, frozen=True, array_like=True):
-    """The size of the buckets from this log time on."""
+    """A bucket size, and the log time from which it applies."""
 
     from_ms: Counter
     size: str

@@ -45,7 +45,7 @@ class Conflict(TidebookError):
         else:
             wanted = "the journal has reached the largest seq_nr"
         if found is None:
-            rest = "but the last seq_nr was another one, which is no longer known: read the journal, then append again"
+            rest = "but the last seq_nr was different and is no longer known: read the journal, then append again"
         else:
             rest = f"found {found}: read on from there, then append again"
         super().__init__(f"{key}: {wanted}, {rest}")
@@ -91,7 +91,7 @@ class Corrupt(TidebookError):
 
 
 class UnknownVersion(Corrupt):
-    """A record or folder was written by a newer version of Tidebook. Reading stops here until this one is upgraded."""
+    """A record or folder was written by a newer version of Tidebook. It cannot be read until Tidebook is upgraded."""
 
     def __init__(self, subject: str, *, version: int, known: int) -> None:
         super().__init__(
@@ -132,7 +132,7 @@ class UnknownEventType(UnreadableEvent):
 
 
 class Fenced(TidebookError):
-    """A newer owner has taken over, and the writes of this one are refused. Open it again to become the owner again."""
+    """A newer owner or epoch has taken over, and writes of this one are refused. Open the object again to continue."""
 
 
 class ProjectionStopped(TidebookError):
@@ -202,7 +202,7 @@ class MissingTaggedEvent(TidebookError):
     def __init__(self, *, tag: str, topic: str, id: str, missing: tuple[int, int], last_known_offset: Any) -> None:
         super().__init__(
             f"tag {tag!r}: {topic}/{id} lacks tag_seq_nr {missing[0]} to {missing[1]}: "
-            "read again from last_known_offset (what came after it is delivered again)"
+            "read again from last_known_offset (events after that offset are delivered again)"
         )
         self.tag = tag
         self.topic = topic

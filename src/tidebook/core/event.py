@@ -6,21 +6,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import (
-    BYTES,
-    JSON,
-    EncodedJson,
-    decode_payload,
-    encode_json,
-    encode_payload,
-    encode_text,
-)
+from tidebook.core.payload import BYTES, JSON, EncodedJson, decode_payload, encode_json, encode_payload, encode_text
 
 if TYPE_CHECKING:  # the default lets `Event` stand for `Event[Any]`
     from typing_extensions import TypeVar
@@ -38,7 +31,7 @@ TYPE_VERSION_MAX = 2**31 - 1
 #: An event with more tags than this causes a warning, because each tag costs a row. There is no limit.
 TAGS_WARN = 10
 
-#: Used instead of a payload type for an append that is not plain, that is, more than a single payload.
+#: Stands for the payload type of an append that is not plain: one with more than a single payload.
 NOT_PLAIN = -1
 
 #: An event in encodable form: the fields of an `EncodedEvent`, without the last ones if they have their defaults.
@@ -86,15 +79,12 @@ class Event(Generic[P]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
             return NotImplemented
-        return (self.payload, self.tags, self.metadata, self.type, self.version) == (
-            other.payload,
-            other.tags,
-            other.metadata,
-            other.type,
-            other.version,
-        )
+        return _fields(self) == _fields(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_fields = attrgetter(*Event.__slots__)
 
 
 class EncodedEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

@@ -45,16 +45,13 @@ class PurgeApplied(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The append has no effect: the last number is `found`.
-
-    That contradicts its `expected` or `at`, or its events would get numbers above LAST.
-    """
+    """The append has no effect: `found`, the last number, contradicts its `expected` or `at`, or is too near LAST."""
 
     found: int
 
 
 class RetryTooLate(msgspec.Struct, frozen=True, gc=False):
-    """The retry has no effect: it is too late to know whether its first attempt was applied."""
+    """The retry has no effect, because it came too late to determine whether the first attempt was applied."""
 
 
 class TooManyTags(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +63,7 @@ class Stale(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unchanged(msgspec.Struct, frozen=True, gc=False):
-    """Nothing to do: a mark, a purge of no journal, a delete of deleted events, a damaged record."""
+    """The record has no effect: a mark, a purge of no journal, a delete of deleted events, or a damaged record."""
 
 
 UNCHANGED = Unchanged()

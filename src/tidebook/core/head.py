@@ -42,8 +42,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     live: bool
-    #: The last number, never below `delete_to`: a delete on a live journal is capped at it, a delete on no journal sets
-    #: both.
+    #: The last number, never below `delete_to`: a delete in a live journal is capped at it, any other delete sets both.
     seq_nr: int
     delete_to: int
     #: The position of the record that created this incarnation of the journal.

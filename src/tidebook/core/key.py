@@ -73,8 +73,8 @@ def partition_of(id: str, partitions: int) -> Partition:
 def home_of(record_key: bytes | None, partitions: int) -> tuple[str, Partition] | tuple[None, None]:
     """Return the id and the partition of the journal that a record key names, or None for both if it names none.
 
-    A mark has no key. Any client may write to a log, so a key need not be a valid id, and a record may be in another
-    partition than its journal: replication parks such records, and readers skip them.
+    A mark has no key. Any client may write to a log, so a key need not be a valid id, and a record may be in a
+    partition other than its journal's: replication parks such records, and readers skip them.
 
     >>> home_of(b"o-1", 4), home_of(None, 4), home_of(b"", 4)
     (('o-1', 0), (None, None), (None, None))

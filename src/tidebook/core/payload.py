@@ -74,7 +74,7 @@ def encode_text(value: str, label: str) -> bytes:
 
 
 def encode_json(value: object, label: str) -> bytes:
-    """Encode a JSON value; raise InvalidInput, which begins with `label`, if decoding would not return it unchanged."""
+    """Encode a JSON value; raise InvalidInput, whose message begins with `label`, if decoding would change it."""
     _check_json(value, label, 0)
     try:
         return _encode_json(value)

@@ -174,7 +174,7 @@ class PutEvents(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutSegments(msgspec.Struct, frozen=True, gc=False):
-    """List segments that may hold events of this incarnation and that the head no longer implies.
+    """Add segments to the store's list of those that hold events of this incarnation before the head's last run.
 
     The head describes only the last contiguous run of segments, so an append that skips a whole segment lists the
     segments of the run before it. The list may contain segments without events: each costs only an empty read. It
@@ -218,9 +218,9 @@ class ClearJournal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForgetSegments(msgspec.Struct, frozen=True, gc=False):
-    """Unlist the segments whose events are all deleted; for a grave, all segments.
+    """Remove segments whose events are all deleted from the store's list; for a grave, all segments.
 
-    This comes after the events were cleared: a clear that is repeated after a crash finds the segments in the list.
+    This comes after the clear of the events, so that a clear that is repeated after a crash still finds the segments.
     """
 
     key: Key

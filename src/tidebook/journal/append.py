@@ -199,7 +199,7 @@ class PendingAppend(msgspec.Struct, gc=False):
             append_id=action.append_id,
             partition=self.cache.partition,
             offset=offset,
-            # Every offset that this process had seen is below those of the records it had yet to send.
+            # The record's offset is above all offsets that this process had seen when the record was sent.
             floor=self.sent_after + 1 if action.floor is None else action.floor,
             epoch=action.epoch,
         )

@@ -205,7 +205,7 @@ class HeadCache:
         return Unavailable(f"{self.topic}/{self.partition}: the journal was closed during the call: open it again")
 
     def note_competing_writer(self) -> bool:
-        """Record that another writer's record preceded one of ours; return whether that has happened recently before.
+        """Record that another writer's record preceded one of ours; return whether this had already happened recently.
 
         A single occurrence does not justify following the log: a follower also receives all records of its own process.
         """

@@ -46,13 +46,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def timestamp(self) -> datetime:
-        """Return when it was saved, by the clock of the process that saved it."""
+        """When it was saved, by the clock of the process that saved it."""
         return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
-
-
-def read_snapshot(stored: StoredSnapshot) -> Snapshot:
-    """Return a stored snapshot with its payload decoded."""
-    return Snapshot(stored.seq_nr, decode_payload(stored.payload_type, stored.payload), stored.timestamp_ms)
 
 
 #: How many batches of `append_many` may be in flight: this bounds the memory of a call of any size.
@@ -84,7 +79,7 @@ class Journal:
         on_open: Callable[[Journal], object] | None = None,
     ) -> None:
         self.topic = topic_name(topic)
-        #: Called when the topic is open: then there is something to close.
+        #: Called once the topic is open, because only then the journal must be closed.
         self._on_open = on_open
         self._log = log
         self._store = store
@@ -240,10 +235,10 @@ class Journal:
             caches = {id: cache for id, (cache, _) in zip(ids, addresses, strict=True)}
             if unresolved := await self._resolve_heads(caches):
                 others = [index for index, id in enumerate(ids) if id not in unresolved]
-                answers = iter(
+                results = iter(
                     await self._append_many([ids[i] for i in others], [appends[i] for i in others], confirm=True)
                 )
-                return [unresolved[id] if id in unresolved else next(answers) for id in ids]
+                return [unresolved[id] if id in unresolved else next(results) for id in ids]
         outcomes: list[Appended | TidebookError] = []
         sent: deque[PendingBatch] = deque()
         for start in range(0, len(ids), BATCH_RECORDS):
@@ -356,7 +351,7 @@ class Journal:
         barrier: BarrierKind | None = None,
         incarnation: Position | None = None,
     ) -> AsyncIterator[E]:
-        """Return what `read` returns, with the rows decoded by `decode`, which makes one event of each row.
+        """Return what `read` returns, with the rows decoded by `decode`, which returns one event for each row.
 
         With `incarnation`, raise Truncated if the journal is no longer that incarnation.
         """
@@ -474,7 +469,7 @@ class Journal:
     async def save_snapshot(
         self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
     ) -> None:
-        """Save the state as of `seq_nr`, which must exist; replace a snapshot of that number, and retain the newest.
+        """Save the state as of `seq_nr`, an existing number; replace a snapshot of that number, and keep the newest.
 
         A caller that knows the incarnation in which the state was computed passes it: a snapshot of a journal that was
         purged since is then never loaded. Without it, the snapshot belongs to the current incarnation.
@@ -505,8 +500,11 @@ class Journal:
         key, head = await self._head(id)
         if head is None:
             return None
-        stored = await self._store.snapshots(key, head.incarnation)
-        return next((read_snapshot(each) for each in stored if each.seq_nr <= to), None)
+        for stored in await self._store.snapshots(key, head.incarnation):
+            if stored.seq_nr <= to:
+                payload = decode_payload(stored.payload_type, stored.payload)
+                return Snapshot(stored.seq_nr, payload, stored.timestamp_ms)
+        return None
 
     async def snapshots(self, id: str, head: Head) -> Sequence[StoredSnapshot]:
         """Return the snapshots of the incarnation of `head`, the newest first."""

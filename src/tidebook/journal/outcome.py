@@ -68,7 +68,7 @@ def outcome_of(
         case RetryTooLate():
             return OutcomeUnknown(
                 f"{topic}/{id}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
-                "happened is no longer known; read the journal to see it",
+                "was applied is no longer known; read the journal to find out",
                 append_id=action.append_id,
                 partition=partition,
                 offset=position.offset,
@@ -93,7 +93,7 @@ def outcome_from_head(
         if recent.append_id == action.append_id:
             repeated = recent.position != position
             return Appended(recent.first, recent.last, partition, recent.position.offset, repeated=repeated)
-    # The append is not among the recent ones: it was void, or it was evicted since; and a retry may have been void
+    # The append is not among the recent ones: it was void, or it has been evicted. A retry may also have been void
     # because its first attempt had been evicted.
     late = head is not None and action.floor is not None and may_be_evicted(head, action.floor, position.epoch)
     if not late and (head is None or head.evicted is None or head.evicted < position):
@@ -104,7 +104,7 @@ def outcome_from_head(
             found = None
         return Conflict(key=key, expected=action.expected, at=action.at, found=found)
     return OutcomeUnknown(
-        f"{key}: too many appends followed this one to determine its outcome; read the journal to see it",
+        f"{key}: too many appends followed this one to determine its outcome; read the journal to find out",
         append_id=action.append_id,
         partition=partition,
         offset=position.offset,

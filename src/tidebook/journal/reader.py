@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 
 from tidebook.core.action import Mark
 from tidebook.core.errors import LogLost, OutcomeUnknown, Truncated, Unavailable
-from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -28,7 +27,6 @@ from tidebook.journal.view import (
     is_replicated,
     may_continue,
     page_is_valid,
-    read_events,
     stored_base,
 )
 from tidebook.log.port import Log, read_page
@@ -91,7 +89,7 @@ class Barriers:
 
 #: How many plans a read makes, while the journal keeps changing, before it raises Truncated.
 PLANS_MAX = 100
-#: How many journals of a partition are remembered whose rows are not prefetched, because of gaps or large events.
+#: How many journals with gaps or large events are remembered for each partition; their rows are not prefetched.
 SPARSE_IDS_MAX = 4096
 
 
@@ -131,7 +129,7 @@ class Reader:
     async def view(self, key: Key, kind: BarrierKind, *, again: bool = False) -> ReadView:
         """Return the journal as of a barrier fixed now; on a remote log, read the store at the same time.
 
-        With `again`, a view was not readable: use neither the cached head nor a pointer that was read before.
+        With `again`, an earlier view was not readable, so use neither the cached head nor the cached pointer.
         """
         cache = self.cache
         if self._log.end_is_linearizable:
@@ -151,12 +149,7 @@ class Reader:
         return await self._view(key, await fixing, pointer, stored, down)
 
     async def _view(
-        self,
-        key: Key,
-        barrier: int,
-        pointer: Pointer | None,
-        stored: ViewBase | None,
-        down: Unavailable | None = None,
+        self, key: Key, barrier: int, pointer: Pointer | None, stored: ViewBase | None, down: Unavailable | None = None
     ) -> ReadView:
         """Choose the base of the view and fold the tail onto it, up to the barrier or further.
 
@@ -170,11 +163,7 @@ class Reader:
                     await cache.reach(barrier)
                 cached = cache.base(key.id)
                 base = choose_base(
-                    stored=stored,
-                    cached=cached,
-                    pointer=pointer,
-                    tail_start=cache.tail_start,
-                    epoch=cache.config.epoch,
+                    stored=stored, cached=cached, pointer=pointer, tail_start=cache.tail_start, epoch=cache.config.epoch
                 )
                 if base is not None:
                     view = ReadView(base, cache.config, bytes_max=self._settings.tail_bytes_max)
@@ -220,12 +209,6 @@ class Reader:
         view = await self.view(key, kind)
         cache.remember_head(id, view.head, view.as_of)
         return view
-
-    def events(
-        self, key: Key, *, start: int, to: int, kind: BarrierKind, incarnation: Position | None = None
-    ) -> AsyncIterator[ReadEvent]:
-        """Return `decoded_events` as a reader receives them."""
-        return self.decoded_events(key, read_events, start=start, to=to, kind=kind, incarnation=incarnation)
 
     async def decoded_events(
         self,

@@ -86,7 +86,7 @@ def producer_config(settings: KafkaSettings, *, batch_bytes: int) -> dict[str, A
 def consumer_config(settings: KafkaSettings, *, fetch_wait_ms: int) -> dict[str, Any]:
     """Return the settings of a consumer without a group: partitions are assigned, nothing is committed.
 
-    An offset that is out of range is an error, and never reset.
+    An offset that is out of range raises an error; the position is never reset.
     """
     return common_config(settings) | {
         "group.id": f"{settings.client_id}-unused",  # librdkafka requires a group id

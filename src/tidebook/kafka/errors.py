@@ -42,8 +42,8 @@ REFUSED = frozenset(
         KafkaError._SSL,
     }
 )
-#: The leader rejects such a record on every attempt, so it is not in the log. A permission that was revoked or a topic
-#: that was deleted says nothing about an earlier attempt whose acknowledgement was lost.
+#: The leader rejects such a record on every attempt, so it is not in the log. A revoked permission and a deleted topic
+#: are not among these errors: an earlier attempt, whose acknowledgement was lost, may have written the record.
 _INVALID = frozenset(
     {
         KafkaError.TOPIC_EXCEPTION,

@@ -131,7 +131,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def protocol(self) -> Security:
-        """Return the security protocol that the other settings imply."""
+        """The security protocol: `security`, or the default that the other settings imply."""
         if self.security is not None:
             return self.security
         if self.user is not None:

@@ -23,8 +23,8 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.task_result import TaskResult
 from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
-from tidebook.replication.partition import LogAndStore
-from tidebook.replication.tail import Partition, ReplicationTail
+from tidebook.replication.partition import LogAndStore, Partition
+from tidebook.replication.tail import ReplicationTail
 from tidebook.runtime.futures import ignore_failure
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.spark import clears_tags

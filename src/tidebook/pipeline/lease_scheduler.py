@@ -16,7 +16,7 @@ from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.lease import Lease, LeaseTask
 from tidebook.pipeline.session import ignore_spark_exit
 from tidebook.pipeline.task_result import TaskResult
-from tidebook.replication.tail import Partition
+from tidebook.replication.partition import Partition
 from tidebook.runtime.backoff import Backoff
 
 #: The next lease of a lane is submitted this long before the end of the current one.

@@ -106,7 +106,7 @@ class _TooLong(Exception):
     """The server did not answer in time."""
 
 
-#: When the attempts to connect in this thread end.
+#: The deadline of a connection attempt in progress.
 _open_until: ContextVar[float] = ContextVar("open_until")
 
 
@@ -143,6 +143,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 
 
 def _within(gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
+    """Run one of psycopg's generators; raise `_TooLong` if it still waits for the server after the deadline."""
     try:
         wanted = next(gen)
         while True:

@@ -1,4 +1,4 @@
-"""The sequence numbers of replicated appends, which the log does not have: looked up in heads and event rows."""
+"""Look up the sequence numbers of replicated appends, which are not in the log, in heads and event rows."""
 
 from __future__ import annotations
 

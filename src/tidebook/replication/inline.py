@@ -19,7 +19,7 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.log.port import Log
-from tidebook.replication.partition import REASON_CHARS_MAX, LogAndStore, PartitionReplicator
+from tidebook.replication.partition import REASON_CHARS_MAX, LogAndStore, Partition, PartitionReplicator
 from tidebook.replication.status import JobStatus, partition_statuses, this_process, topic_configs, write_job_status
 from tidebook.replication.ticks import Ticker, TickIntervals, needs_ticks, partition_replicators
 from tidebook.replication.ticks import tick as append_ticks
@@ -50,8 +50,6 @@ DRAIN_S = 1.0
 INTERVALS = TickIntervals(followed_s=0.01, idle_s=0.25, pause_s=0.002, check_s=0.1)
 #: Errors after which the same records are tried again soon, with the topic's current configuration.
 TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
-
-Partition = tuple[str, int]
 
 
 class ReplicatorLock(Protocol):
@@ -136,7 +134,7 @@ class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineReplication:
-    """Replicates every partition of every topic until it is closed; see the module."""
+    """Replicates every partition of the book's topics, or of the given ones, until it is closed."""
 
     def __init__(
         self,
@@ -190,13 +188,7 @@ class InlineReplication:
 
     async def _drain(self) -> None:
         """Replicate the log's records, and useful ticks, so that a script's events are visible when it ends."""
-        configs = await topic_configs(self._store, self._topics)
-        ends = {
-            (topic, number): await self._log.end(topic, number)
-            for topic, config in configs.items()
-            for number in range(config.partitions)
-        }
-        await self._catch_up(ends)
+        await self._catch_up(await _log_ends(self._log, await topic_configs(self._store, self._topics)))
         if self._ticker is not None:
             await self._catch_up({partition: offset + 1 for partition, offset in (await self._ticker.tick()).items()})
 
@@ -270,7 +262,7 @@ class InlineReplication:
         finally:
             following, self._following = [task for _, task in self._following.values()], {}
             await cancel_and_wait(ticking, *following)
-            self._stopped = {}  # nothing is retried any more
+            self._stopped = {}  # this process retries none of them any more
 
     async def _follow_topics(self, configs: dict[str, TopicConfig]) -> None:
         """Follow new topics, stop following deleted ones, and restart those whose configuration has changed."""
@@ -403,8 +395,7 @@ async def replicate_to_end(
     for topic, config in configs.items():
         await check_topic(log, store, topic, config)
         await begin_epoch(store, topic, config)
-    partitions = [(topic, number) for topic, config in configs.items() for number in range(config.partitions)]
-    stops = {partition: await log.end(*partition) for partition in partitions}
+    stops = await _log_ends(log, configs)
     replicators = await partition_replicators(log, store, stops, clear_tags=clear_tags)
     await asyncio.gather(*(each.catch_up(stops[partition]) for partition, each in replicators.items()))
     ticked = bool(configs) and (tick or await needs_ticks(store))  # without a topic, all topics would get ticks
@@ -419,7 +410,12 @@ async def replicate_to_end(
     )
 
 
+async def _log_ends(log: Log, configs: Mapping[str, TopicConfig]) -> dict[Partition, int]:
+    partitions = [(topic, number) for topic, config in configs.items() for number in range(config.partitions)]
+    return {partition: await log.end(*partition) for partition in partitions}
+
+
 def _reason(error: Exception) -> str:
-    """Return the text of one of this package's errors; of any other the type, since its text may hold a payload."""
+    """Return the message of one of Tidebook's errors; of any other the type, since its message may hold a payload."""
     text = str(error) if isinstance(error, TidebookError) else ""
     return (text or type(error).__name__)[:REASON_CHARS_MAX]

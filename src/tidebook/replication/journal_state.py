@@ -174,7 +174,7 @@ def _state_before(found: JournalState, since: Position, last: int) -> JournalSta
 
 
 def differences(folded: FoldedJournal, found: JournalState) -> list[Difference]:
-    """Return every difference of a journal; a missing grave is not one, because graves are swept."""
+    """Return every difference of a journal; a missing grave is not one, because graves are removed after a time."""
     if not is_certain(folded, found):
         advice = "the log does not reach back far enough to determine it: restore the store from a backup"
         return [

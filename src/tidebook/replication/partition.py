@@ -18,6 +18,10 @@ from tidebook.runtime.backoff import Backoff
 from tidebook.store.port import StoreWriter
 
 LOGGER = logging.getLogger("tidebook.replication")
+
+#: A topic and the number of one of its partitions.
+Partition = tuple[str, int]
+
 REASON_CHARS_MAX = 500
 #: The maximum number of attempts to apply a slice while other replicators move the pointer.
 FENCED_MAX = 50
@@ -70,7 +74,7 @@ class PartitionReplicator:
         #: The partition's pointer after the last slice.
         self.pointer: Pointer | None = None
         #: Whether another replicator has replicated records that this one was to replicate. Marks do not count, because
-        #: a driver replicates its ticks without serving a partition.
+        #: a Spark driver replicates its ticks itself.
         self.overtaken = False
         #: Why the partition is stopped, if it is.
         self.stopped: str | None = None

@@ -1,4 +1,4 @@
-"""Replicate one slice, a range of consecutive records of a log partition, to the store."""
+"""Plan the writes that replicate a slice, a range of consecutive records of a log partition, to the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.store.port import StoreReader, StoreWriter
+from tidebook.store.port import StoreReader
 
 #: The limits of one slice; the Spark session limits its Arrow batches to the same sizes.
 SLICE_RECORDS_MAX = 100_000
@@ -39,29 +39,6 @@ class SlicePlan(msgspec.Struct, frozen=True):
     pointer: Pointer | None
     writes: SliceWrites | None
     stopped_by: UnknownVersion | None = None
-
-
-async def replicate_slice(
-    store: StoreWriter,
-    topic: str,
-    partition: int,
-    records: Sequence[Record],
-    config: TopicConfig,
-    *,
-    start: int | None = None,
-    stop: int | None = None,
-    clear_tags: bool = True,
-) -> Pointer | None:
-    """Plan and apply a slice; return the partition's pointer afterwards.
-
-    If a newer version of Tidebook wrote one of the records, replicate those before it, then raise `UnknownVersion`.
-    """
-    plan = await plan_slice(store, topic, partition, records, config, start=start, stop=stop, clear_tags=clear_tags)
-    if plan.writes is not None:
-        await store.apply(plan.writes)
-    if plan.stopped_by is not None:
-        raise plan.stopped_by
-    return plan.pointer
 
 
 async def plan_slice(

@@ -1,4 +1,4 @@
-"""Determine how far a topic is replicated: start offsets, lag, records that the log lost, and a run's last report."""
+"""Determine how far topics are replicated: first unreplicated offsets, lag, lost records, and a run's last report."""
 
 from __future__ import annotations
 

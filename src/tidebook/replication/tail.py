@@ -16,13 +16,13 @@ from tidebook.replication.partition import (
     RETRY_FIRST_S,
     RETRY_MAX_S,
     LogAndStore,
+    Partition,
     PartitionReplicator,
 )
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.futures import cancel_quietly
 
 T = TypeVar("T")
-Partition = tuple[str, int]
 #: The shortest time from the start of one slice of a partition to the next: on a busy partition, each slice then holds
 #: several records and their writes are batched.
 SLICE_EVERY_S = 0.03

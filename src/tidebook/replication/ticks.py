@@ -1,4 +1,4 @@
-"""Ticks: `Mark` records that advance the time of idle partitions, so that these do not hold the horizon back."""
+"""Ticks: `Mark` records that advance the log time of idle partitions, so that these do not hold the horizon back."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Acknowledged, Log, Outgoing
-from tidebook.replication.partition import LogAndStore, PartitionReplicator
+from tidebook.replication.partition import LogAndStore, Partition, PartitionReplicator
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
 
-#: The greatest replicated time of all pipelines that share a store: which ticks must advance the horizon past.
+#: The store's setting with the greatest replicated time of all pipelines, which ticks must advance the horizon past.
 REPLICATED_TIME_SETTING = "tags/shown"
 SHARE_ATTEMPTS_MAX = 5
 #: A stream counts as live for this long after its setting changed.
 FOLLOWED_FOR_S = 10.0
-FOLLOWED_EVERY_S = 0.1
-#: The pause of a ticker with live streams after a step that found nothing to tick.
-NO_TICK_PAUSE_S = 0.01
-IDLE_EVERY_S = 5.0
 #: How often a ticker without live streams reads their setting.
 FOLLOWED_CHECK_S = 1.0
 #: How long a topic gets no ticks after one of them failed.
@@ -45,16 +41,15 @@ class TickIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """The intervals at which a ticker sends ticks, where they are useful."""
 
     #: The interval while there are live streams.
-    followed_s: float = FOLLOWED_EVERY_S
+    followed_s: float = 0.1
     #: The interval without live streams.
-    idle_s: float = IDLE_EVERY_S
+    idle_s: float = 5.0
     #: The pause of a ticker with live streams after a step that found nothing to tick.
-    pause_s: float = NO_TICK_PAUSE_S
+    pause_s: float = 0.01
     #: How often the setting of live streams is read.
     check_s: float = FOLLOWED_CHECK_S
 
 
-Partition = tuple[str, int]
 #: The offset of the last tick of each partition.
 Ticks = Mapping[Partition, int]
 
@@ -101,7 +96,7 @@ async def partition_replicators(
 async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -> None:
     """Replicate in this process the ticks that are the first unreplicated record of their partition.
 
-    They need not wait for a micro-batch then; the job skips records that are already replicated.
+    These then need not wait for a micro-batch; the job skips records that are already replicated.
     """
     if not 0 < len(ticks) <= ADJACENT_TICKS_MAX:
         return
@@ -239,7 +234,7 @@ class Ticker:
     def _failed(self, error: Exception, metrics: Metrics) -> None:
         """Report an error of a step, which is retried: without ticks the horizon would never advance again."""
         metrics.count("tags_tick_failures")
-        if not isinstance(error, TidebookError):  # the replication fails likewise and reports it
+        if not isinstance(error, TidebookError):  # replication fails for the same reason, and reports that error
             LOGGER.error("a tick failed; it is retried", exc_info=error)
 
     async def _is_followed(self) -> bool:

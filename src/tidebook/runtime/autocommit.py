@@ -73,7 +73,7 @@ def _driver_commits(driver: str, connection: Any) -> bool:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    """Return the report of the driver's connection or, for a driver that only SQLAlchemy knows, of its dialect."""
+    """Ask the driver's connection or, for a driver that only SQLAlchemy knows, SQLAlchemy's dialect."""
     inner = getattr(connection.connection, "driver_connection", None)
     driver = driver_of(inner)
     if driver is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: The pause does not grow further after this many, so that its factor stays a finite number.
+#: After this many pauses the pause grows no further: a higher power of the factor could overflow.
 PAUSES_MAX = 200
 
 

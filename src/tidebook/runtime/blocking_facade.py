@@ -36,7 +36,7 @@ def blocking(
 
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        portal = self._portal  # first: a facade that is not open raises, and would leave a coroutine that never ran
+        portal = self._portal  # a facade that is not open raises here, before it creates a coroutine that never runs
         coroutine: Coroutine[Any, Any, T] = getattr(self._target, method.__name__)(*args, **kwargs)
         return portal.run(coroutine)
 

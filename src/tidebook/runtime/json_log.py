@@ -1,7 +1,7 @@
 """Logs as JSON: one object per line on standard error, without secrets and payloads.
 
-A log line must be safe to send to another system. Text of this package's errors names keys and numbers, and is kept;
-the text of any other error, and any argument that is not text or a number, may hold a payload, and only its type is
+A log line must be safe to send to another system. The messages of Tidebook's own errors are written, because they
+contain no payloads. Of any other error, and of any argument that is neither text nor a number, only the type is
 written. Text that looks like a token or a password is replaced wherever it occurs.
 """
 
@@ -26,7 +26,7 @@ TEXT_CHARS_MAX: Final = 2_000
 #: How many of the innermost calls of a traceback are written.
 FRAMES_MAX: Final = 30
 
-#: The attributes of every record; any others of a record were given as `extra`, and are fields.
+#: The attributes that every record has; all others were passed as `extra`, and are written as fields.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SECRET_NAMES: Final = re.compile(r"(?i)passw|secret|token|authorization|cookie|credential|payload|^data$|^body$|_key$")
 #: The user and the password of a URL.
@@ -50,7 +50,7 @@ def redact(text: str) -> str:
 
 
 def redact_urls(text: str) -> str:
-    """Return the text with the users and passwords of its URLs replaced; other words, which a person reads, are kept.
+    """Return the text with the users and passwords of its URLs replaced, and nothing else, for text that people read.
 
     >>> redact_urls("postgresql://me:hunter2@host/shop needs a password: ask for one")
     'postgresql://***@host/shop needs a password: ask for one'
@@ -93,7 +93,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _argument(value: object) -> object:
-    """Return the form of an argument that a message may show."""
+    """Return an argument as a message may show it: only its type if it may hold a payload."""
     if value is None or isinstance(value, str | int | float | Enum | TidebookError):
         return value
     return f"<{type(value).__name__}>"
@@ -108,7 +108,7 @@ def _field(name: str, value: object) -> object:
 
 
 def _error(error: BaseException) -> dict[str, Any]:
-    """Return the type of an error and the calls that led to it; its text only if it is one of this package's."""
+    """Return an error's type and the calls that led to it, and its message if it is one of Tidebook's errors."""
     found: dict[str, Any] = {"type": type(error).__qualname__}
     if isinstance(error, TidebookError):
         found["message"] = _cut(redact(str(error)))
@@ -122,7 +122,7 @@ def _cut(text: str) -> str:
 
 
 def log_as_json() -> None:
-    """Write all logs of the process as JSON to standard error: this package's from level info, others from warning."""
+    """Write all logs of the process as JSON to standard error: Tidebook's from level info, others from warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

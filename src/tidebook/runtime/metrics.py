@@ -18,7 +18,7 @@ PORT_MAX = 65_535
 #: The upper bounds of the buckets of a duration.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-#: The counters by name: what each counts, and its labels. They are exported as `tidebook_NAME_total`.
+#: The description and the labels of each counter. They are exported as `tidebook_NAME_total`.
 COUNTERS: dict[str, tuple[str, ...]] = {
     "cassandra_write_retries": ("Writes to Cassandra that were retried.", "reason"),
     "sqlite_commits": ("Commits of an embedded file.", "file"),
@@ -92,7 +92,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "wal_records": ("Records that were written to a region.", "namespace", "region"),
     "wal_snapshots": ("Snapshots that were written.", "namespace", "region"),
 }
-#: The gauges by name, exported as `tidebook_NAME`.
+#: The description and the labels of each gauge, exported as `tidebook_NAME`.
 GAUGES: dict[str, tuple[str, ...]] = {
     "kafka_brokers_down": ("1 while no broker is reachable.",),
     "outbox_exactly_once": ("1 while a fence is in force.", "topic"),
@@ -111,7 +111,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     "wal_snapshot_age_seconds": ("The age of the latest snapshot.", "namespace", "region"),
     "wal_tables": ("The tables of a region.", "namespace", "region"),
 }
-#: The durations by name, exported as the histogram `tidebook_NAME_seconds`.
+#: The description and the labels of each duration, exported as the histogram `tidebook_NAME_seconds`.
 DURATIONS: dict[str, tuple[str, ...]] = {
     "cassandra_read": ("Requests that read from Cassandra.",),
     "cassandra_slice": ("Slices that were applied to Cassandra.",),
@@ -165,12 +165,12 @@ class Metrics:
         self._child(DURATIONS, name, labels).observe(seconds)
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """Return a counter with its labels, for a caller that counts so often that it keeps the counter."""
+        """Return a counter with its labels; a caller that counts often keeps it, which saves the lookup."""
         found: Counter = self._child(COUNTERS, name, labels)
         return found
 
     def duration(self, name: str, **labels: object) -> Histogram:
-        """Return a duration with its labels, for a caller that times so often that it keeps the object."""
+        """Return a duration with its labels; a caller that times often keeps it, which saves the lookup."""
         found: Histogram = self._child(DURATIONS, name, labels)
         return found
 

@@ -40,7 +40,7 @@ class MicroBatcher(Generic[Item, Result]):
         self._group_max = group_max
         self._share_max = share_max
         self._weight_in_flight = 0
-        self._weigh = weigh or _weigh_one
+        self._weigh = weigh or (lambda _: 1)
         self._flights_max = flights_max
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._in_flight = 0
@@ -107,7 +107,3 @@ class MicroBatcher(Generic[Item, Result]):
             return 0
         waiting = sum(self._weigh(item) for item, future in self._waiting if not future.done())
         return (waiting + self._weight_in_flight) // self._flights_max
-
-
-def _weigh_one(item: object) -> int:
-    return 1

@@ -1,4 +1,4 @@
-"""The parts of a book by name, without memory for names that were only asked for."""
+"""The parts of a book by name; a name that was only looked up takes no memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Part = TypeVar("Part")
 
 
 class NamedParts(Generic[Part]):
-    """One object of each name in use, so that its callers share it.
+    """One object for each name in use, shared by its callers.
 
-    An object that was not opened holds nothing, and is forgotten when its last caller has dropped it: a server is asked
-    for any number of names that do not exist. An opened one is kept.
+    An object that is not open yet is only kept while a caller refers to it, because the clients of a server may ask for
+    any number of names that do not exist. An open object is kept until it is removed.
     """
 
     def __init__(self) -> None:
-        #: Those that are kept, by name; a caller may look here first.
+        #: The open objects by name; callers may read it, to avoid a call.
         self.opened: dict[str, Part] = {}
         self._unopened: WeakValueDictionary[str, Part] = WeakValueDictionary()
 
     def find(self, name: str) -> Part | None:
-        """Return the object of a name; None if nobody uses it."""
+        """Return the object of a name; None if no caller uses it."""
         return self.opened.get(name) or self._unopened.get(name)
 
     def add(self, name: str, part: Part) -> Part:

@@ -43,15 +43,6 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @runtime_checkable
-class Runnable(Protocol):
-    """A part that runs until it is cancelled or stopped."""
-
-    async def run(self) -> object:
-        """Run; an error that this raises is reported, and the part is restarted after a pause."""
-        ...
-
-
-@runtime_checkable
 class Stoppable(Protocol):
     """A part that finishes what it has begun before `run` returns."""
 
@@ -123,7 +114,7 @@ class Supervisor:
     async def until_stopped(self) -> None:
         """Wait for SIGTERM or SIGINT, then return: leaving the block drains. A second signal has its usual effect.
 
-        Use it where nothing else handles signals, as a web server does. Call it in the main thread.
+        Use it where nothing else, such as a web server, handles signals. Call it in the main thread.
         """
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
         with on_stop_signal(lambda: loop.call_soon_threadsafe(stopped.set)):

@@ -92,7 +92,7 @@ def span(name: str, **attributes: Any) -> Iterator[TraceSpan | None]:
 
 @contextmanager
 def continuing(name: str, parent: object, **attributes: Any) -> Iterator[TraceSpan | None]:
-    """Trace the block as a span below `parent`, a trace context, and as the current span of what the block calls."""
+    """Trace the block as a span below `parent`, a trace context, and make it the current span within the block."""
     begun = begin(name, parent=parent, **attributes)
     if begun is None:
         yield None
@@ -112,19 +112,15 @@ def valid_context(carried: object) -> str | None:
     return carried if isinstance(carried, str) and _CONTEXT.fullmatch(carried) else None
 
 
-def delivered(name: str, metadata: Mapping[str, Any] | None, **attributes: str | int) -> None:
-    """Record the delivery of an event as a span of the trace that its metadata carries; nothing if there is none."""
-    context = None if metadata is None else _parse(metadata.get(KEY))
-    if context is None or not is_on():
-        return
-    api: Any = sys.modules[_API]
-    parent = api.set_span_in_context(api.NonRecordingSpan(context))
-    named = {f"tidebook.{key}": value for key, value in attributes.items()}
-    api.get_tracer("tidebook").start_span(name, context=parent, attributes=named).end()
+def delivered(name: str, metadata: Mapping[str, Any] | None, **attributes: Any) -> None:
+    """Record the delivery of an event as a span of the trace that its metadata carries, if it carries one."""
+    parent = None if metadata is None else metadata.get(KEY)
+    if _parse(parent) is not None and (begun := begin(name, parent=parent, **attributes)) is not None:
+        begun.end()
 
 
 def with_context(events: Sequence[Event[Any]], begun: TraceSpan | None) -> Sequence[Event[Any]]:
-    """Return the events with the trace context of a span in their metadata; a context that one has is kept."""
+    """Return the events with the trace context of a span in their metadata, unless an event already has one there."""
     if begun is None or begun.carried is None or type(events) is not list:
         return events
     return [_with_context(event, begun.carried) for event in events]
@@ -132,7 +128,7 @@ def with_context(events: Sequence[Event[Any]], begun: TraceSpan | None) -> Seque
 
 def _with_context(event: Event[Any], carried: str) -> Event[Any]:
     if type(event) is not Event or not (event.metadata is None or isinstance(event.metadata, Mapping)):
-        return event  # is refused when it is encoded
+        return event  # encoding it will raise InvalidInput
     metadata = {KEY: carried, **(event.metadata or {})}
     return Event(event.payload, tags=event.tags, metadata=metadata, type=event.type, version=event.version)
 

@@ -1,7 +1,7 @@
 """Execute statements with many rows of values at once.
 
-Every step of a statement releases the GIL, and getting it back from a busy thread takes up to 5 ms: rows that are
-inserted one by one would each pay that.
+Every step of a statement releases the GIL, and getting it back from a busy thread takes up to 5 ms, which rows that are
+inserted one by one would each wait for.
 """
 
 from __future__ import annotations

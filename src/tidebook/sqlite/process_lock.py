@@ -1,7 +1,7 @@
 """A lock that one open book holds for as long as its process lives: the kernel releases it when the process ends.
 
-A process that is stopped or hangs keeps it. So the holder calls `take` regularly (a beat), and another process may
-seize the lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
+A process that is suspended or hangs keeps the lock. So the holder calls `take` regularly (a beat), and another process
+may seize the lock of a holder that is silent: it replaces the file, which the former holder notices at its next beat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProcessLock:
         """Take the lock, or renew a held one; return False if another holder has it or the folder does not exist."""
         if self._file is not None:
             if self._is_current(self._file):
-                self._beat(self._file)
+                os.utime(self._file)
                 return True
             self.release()
             return False
@@ -60,7 +60,7 @@ class ProcessLock:
             return None
 
     def seize(self) -> None:
-        """Take the lock from its holder: of several that do so at once, the last one keeps it."""
+        """Take the lock from its holder; of several processes that do so at once, the last one keeps it."""
         self.release()
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}-{threading.get_ident()}")
         with no_fork():
@@ -77,7 +77,7 @@ class ProcessLock:
             self._hold(file)
 
     def _hold(self, file: int) -> None:
-        self._beat(file)
+        os.utime(file)
         self._file = file
         open_objects.add(self)
 
@@ -97,9 +97,6 @@ class ProcessLock:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
         except FileNotFoundError:
             return False
-
-    def _beat(self, file: int) -> None:
-        os.utime(file)
 
     def release(self) -> None:
         """Release the lock, if this object holds it."""

@@ -98,7 +98,7 @@ class SharedFile:
 
 
 class SqliteAdapter:
-    """The base of adapters on a folder's files: reads in the calling thread, writes by the file's writer, waits."""
+    """The base of adapters on a folder's files: it reads in the calling thread and writes through the file's writer."""
 
     def __init__(self, folder: str | Path, name: str, schema: Schema, metrics: Metrics | None) -> None:
         self._file = SharedFile.open(folder, name, schema, metrics=metrics)

@@ -96,8 +96,8 @@ OperationOutcome = tuple[QueuedOperation, Any]
 class Writer:
     """Executes operations from any event loop, in order, and reports each outcome in the loop that posted it.
 
-    Operations are collected during an iteration of their event loop and handed over at its end: if the first one woke
-    the thread, both would compete for the GIL during the whole iteration, for commits of a few operations each.
+    Operations are collected during an iteration of their event loop and handed over at its end. If the first one woke
+    the writer's thread, the two threads would compete for the GIL, and each commit would have only a few operations.
     """
 
     def __init__(self, database: Database, wakeups: Wakeups, *, metrics: Metrics | None = None) -> None:

@@ -96,7 +96,7 @@ class DelayedStream:
                 self._last[_incarnation_of(row)] = (row.tag_seq_nr, row.place)
 
     async def read_new(self) -> AsyncIterator[TagRow]:
-        """Yield the new events up to the delay and, when due, those that arrived late."""
+        """Yield the new events that are older than the delay and, when a backtrack is due, those that arrived late."""
         until_ms = self._clock.now_ms() - int(self._settings.delay_s * 1000)
         read = 0
         async for row in self._rows(self._position, self._from_ms, until_ms):
@@ -115,7 +115,7 @@ class DelayedStream:
             await self._evict_journals()
 
     async def backtrack(self) -> AsyncIterator[TagRow]:
-        """Yield events that arrived late, of journals without a later event."""
+        """Yield late events of journals that have no later event, which would have revealed a gap."""
         if self._position is None:
             return
         self._metrics.count("tags_backtracks", tag=self._tag)
@@ -144,7 +144,7 @@ class DelayedStream:
             position = rows[-1].place
 
     async def _with_missing(self, row: TagRow) -> AsyncIterator[TagRow]:
-        """Yield the row after the missing ones of its journal; nothing if it was delivered before."""
+        """Yield the missing rows of the row's journal, then the row itself; nothing if it was delivered before."""
         if self._is_before_start(row.place):
             return
         journal = _incarnation_of(row)
@@ -159,7 +159,7 @@ class DelayedStream:
         yield row
 
     async def _fill(self, gap: Gap) -> Sequence[TagRow]:
-        """Return the rows of a gap; after the timeout, accept the gap of a journal not seen before, else raise."""
+        """Return the rows of a gap. After the timeout, raise, or accept the gap if the journal was not seen before."""
         known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
@@ -212,7 +212,7 @@ class DelayedStream:
         return [row async for row in rows if _incarnation_of(row) == gap.journal and self._is_missing(row, gap)]
 
     async def _in_journal(self, gap: Gap) -> tuple[list[TagRow], bool] | None:
-        """Return the journal's events that the stream may lack, and whether the view has no others.
+        """Return the journal's events that the stream may lack, and whether none of these can have been deleted.
 
         Return None if the journal is not replicated up to the row yet, or changed during the search. Events that are
         missing in the journal were deleted. Deletes remove events from the front, so the remaining ones are numbered
@@ -244,9 +244,9 @@ class DelayedStream:
         return [tag_row(tag, key, row.partition, row.incarnation, number, event) for number, event in numbered], has_all
 
     async def _known_through(self, key: Key, head: Head, gap: Gap) -> int:
-        """Return a number through which the stream knows all events; bisect, so as not to read long journals.
+        """Return a number through which the stream knows all events, with at most NEAR_EVENTS known ones after it.
 
-        Positions grow with numbers; few known events remain after it.
+        Positions grow with numbers, so bisection finds it without reading a long journal.
         """
         low, high = head.delete_to, gap.row.seq_nr - 1
         middle = high - NEAR_EVENTS

@@ -28,7 +28,7 @@ LOGGER = logging.getLogger("tidebook.tags")
 
 #: The time of a partition that was never replicated: it holds everything back.
 NEVER_MS = -1
-#: The most reads while topics are being registered, and how many topics are read at once.
+#: How often `read` starts over while topics are being registered, and how many topics are read concurrently.
 READS_MAX = 3
 CONCURRENT_READS_MAX = 64
 #: The store's setting that live streams renew. Its value is a time, but a ticker only watches whether it changes.
@@ -37,13 +37,13 @@ RENEW_MS = 3_000
 #: Replication without progress for this long, while the log has more records, is reported, and again every minute.
 STALL_MS = 5_000
 REPORT_EVERY_MS = 60_000
-#: How often a stream without new events checks.
+#: How often a stream without new events checks for a stall.
 CHECK_EVERY_MS = 1_000
 #: How long a check waits for the log, and the pause after a log that did not answer.
 LOG_S_MAX = 1.0
 LOG_DOWN_MS = 30_000
-#: How long a topic's configuration is used to count records that are not replicated: a store that keeps it in a
-#: compare-and-set table needs several round trips to read it, and concurrent readers of one row disturb each other.
+#: How long a topic's configuration is cached for counting unreplicated records. A store with compare-and-set tables
+#: needs several round trips to read it, and concurrent readers of one row delay each other.
 CONFIG_S = 15.0
 REMEDY = "run 'tidebook up' or 'tidebook pipeline replicate', or open an embedded book with replicate=True"
 
@@ -215,7 +215,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     #: For how long the horizon has not moved while a stream waited; 0 if no stream was waiting.
     stalled_s: float = 0.0
-    #: The remedy, as a sentence; None if nothing is waiting.
+    #: How to replicate the missing records; None if there are none, or if the log does not answer.
     remedy: str | None = None
 
     def describe(self) -> str:
@@ -251,8 +251,8 @@ def status_of(horizon: Horizon, lag: int | None, *, now_ms: int, stalled_s: floa
 async def renew_followed(store: StoreWriter, clock: Clock) -> bool:
     """Renew the setting that announces a live stream: while it changes, idle partitions get ticks often.
 
-    Return False if there is no topic yet. If two streams renew it at the same time, one of them succeeds, which is
-    enough. It is only a hint, so errors of the store are ignored: a store that rejects writes may still serve reads.
+    Return False if there is no topic yet. Of two streams that renew it at the same time one succeeds, which is enough.
+    The setting is only a hint, so errors of the store are ignored: a store that rejects writes may still serve reads.
     """
     with suppress(Unavailable, OutcomeUnknown):
         if not await store.topics():  # there is nothing to tick, and a reader must not create the store
@@ -299,7 +299,7 @@ class HorizonWait:
         """Renew the hint to the pipeline that a stream is live, unless a stream of this book did so recently."""
         now_ms, horizons = self._clock.monotonic_ms(), self._horizons
         if now_ms >= horizons.renew_at_ms:
-            horizons.renew_at_ms = now_ms + RENEW_MS  # set before the call, so that no other stream repeats it
+            horizons.renew_at_ms = now_ms + RENEW_MS  # before the call, so that no other stream of this book renews too
             if not await renew_followed(self._store, self._clock):
                 horizons.renew_at_ms = now_ms
 

@@ -180,7 +180,7 @@ class _Rebuild(msgspec.Struct, frozen=True):
         raise _too_busy(key)
 
     async def _stale(self, key: Key, head: Head | None, rows: Sequence[TagRow], *, clear: bool) -> Sequence[TagRow]:
-        """Return the rows without an event; those of deleted and purged events only if they must be cleared."""
+        """Return the rows without an event; rows of deleted and purged events are only included with `clear`."""
         if head is None:
             return rows
         current = [

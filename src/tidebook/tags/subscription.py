@@ -77,7 +77,7 @@ def rebalanced(
     """Return the group with the member's lease renewed and its shares rebalanced.
 
     The shares are assigned to the members in turn, in the order of their names. The member releases shares of others,
-    and takes its own if no live member owns them. `alive` are members that count as live regardless of their leases.
+    and takes its own if no live member owns them. The members in `alive` count as live regardless of their leases.
     """
     members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
     members[member] = now_ms + lease_ms
@@ -261,7 +261,7 @@ class Subscription(Generic[E]):
         return await self._renew()
 
     async def _keep_alive(self) -> None:
-        """Renew the lease while an event is being handled; the shares do not change, so the event's is not lost."""
+        """Renew the lease while an event is being handled, without a change of shares: its share must not be lost."""
 
         def change(group: GroupAssignment) -> GroupAssignment:
             return replace(group, members={**group.members, self._member: self._clock.now_ms() + self._lease_ms})
@@ -336,14 +336,15 @@ class Subscription(Generic[E]):
             idle = self._advance_idle(found, self._position)
             return rebalanced(idle, self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive)
 
-        group = await self._change(change)
-        before, self._shares = self._shares, owned_shares(group, self._member)
-        new = {n for n, share in self._shares.items() if n not in before or before[n].term != share.term}
-        if not new:
-            return False
-        if self._offsets is not None:
+        shares = owned_shares(await self._change(change), self._member)
+        new = {n for n, share in shares.items() if n not in self._shares or self._shares[n].term != share.term}
+        if new and self._offsets is not None:
+            # Until they are read, the new shares are not in `_shares`: if this fails, they are released as they are.
             found = await asyncio.to_thread(self._offsets, new)
             self._external |= {number: found.get(number, "") for number in new}
+        before, self._shares = self._shares, shares
+        if not new:
+            return False
         starts = [self._position] if before else []
         for number in new:
             offset = self._resume_offset(number, self._shares[number])
@@ -358,7 +359,8 @@ class Subscription(Generic[E]):
     def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
         """Return the members that count as live regardless of their leases, because clocks differ.
 
-        A member whose lease was seen to change is alive. A live stream watches others for a whole lease.
+        These are the members whose stored lease has changed within the last `lease_s`, by this member's clock. A live
+        stream also includes members that it first saw within that time.
         """
         leases = {}
         for member, until_ms in group.members.items():
@@ -388,7 +390,7 @@ class Subscription(Generic[E]):
             except OutcomeUnknown:
                 if loop.time() >= deadline_s:
                     raise
-                # Every change is idempotent, so it is retried.
+                # The change may have been stored; it is idempotent, so it is retried.
             if loop.time() >= deadline_s:
                 raise Unavailable(f"{self._setting}: others changed it for {CHANGE_RETRY_S:.0f} s: try again")
             await asyncio.sleep(_random.uniform(0, backoff.next_s()))

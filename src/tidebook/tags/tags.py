@@ -27,14 +27,7 @@ from tidebook.tags.event import (
     position_before,
     start_position,
 )
-from tidebook.tags.horizon import (
-    Horizon,
-    Horizons,
-    HorizonStatus,
-    HorizonWait,
-    OnWaiting,
-    status_of,
-)
+from tidebook.tags.horizon import Horizon, Horizons, HorizonStatus, HorizonWait, OnWaiting, status_of
 from tidebook.tags.rebuild import Rebuilt, rebuild_tag
 from tidebook.tags.settings import Consistency, TagSettings
 from tidebook.tags.subscription import LEASE_S, Offsets, Subscription, SubscriptionPage
@@ -42,7 +35,7 @@ from tidebook.tags.subscription import LEASE_S, Offsets, Subscription, Subscript
 #: A delayed stream may have new events whenever time has passed, even if no pointer moved.
 DELAYED_POLL_S = 0.25
 BUCKET_CHANGES_MAX = 10
-#: How many sets of topics have gauges; a reader may ask for any set, also of topics that do not exist.
+#: How many sets of topics have gauges; a reader may ask for any set, even of topics that do not exist.
 REPORTED_MAX = 1_000
 
 #: Returns the decoder of the payloads of classes.
@@ -273,7 +266,7 @@ class Tags:
         return await rebuild_tag(self._store, tag, check_topics(topics), clear=self._settings.deletes == "follow")
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
-        """Return the time below which streams are complete, and the partition that holds it there."""
+        """Return the time below which streams are complete, and the partition that determines it."""
         return await self._horizons.read(check_topics(topics))
 
     async def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:

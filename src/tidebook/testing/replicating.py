@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidebook.core.errors import Fenced
-from tidebook.core.replication_plan import first_unreplicated_offset
+from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
-from tidebook.log.port import Log
-from tidebook.replication.slice import replicate_slice
+from tidebook.log.port import Log, Record
+from tidebook.replication.slice import plan_slice
 from tidebook.store.port import StoreWriter
 
 
@@ -51,3 +53,26 @@ async def _replicate_partition(
         except Fenced:
             continue  # another replicator was faster: plan the next slice from its pointer
         done += 1
+
+
+async def replicate_slice(
+    store: StoreWriter,
+    topic: str,
+    partition: int,
+    records: Sequence[Record],
+    config: TopicConfig,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+    clear_tags: bool = True,
+) -> Pointer | None:
+    """Plan and apply a slice; return the partition's pointer afterwards.
+
+    If a newer version of Tidebook wrote one of the records, replicate those before it, then raise `UnknownVersion`.
+    """
+    plan = await plan_slice(store, topic, partition, records, config, start=start, stop=stop, clear_tags=clear_tags)
+    if plan.writes is not None:
+        await store.apply(plan.writes)
+    if plan.stopped_by is not None:
+        raise plan.stopped_by
+    return plan.pointer

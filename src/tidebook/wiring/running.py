@@ -13,7 +13,8 @@ import msgspec
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.log.port import Log
 from tidebook.outbox.outbox import AsyncOutbox
-from tidebook.replication.inline import InlineReplication, InlineStatus, Partition, replicate_to_end
+from tidebook.replication.inline import InlineReplication, InlineStatus, replicate_to_end
+from tidebook.replication.partition import Partition
 from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_facade import BlockingFacade
 from tidebook.runtime.blocking_portal import BlockingPortal

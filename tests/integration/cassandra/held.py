@@ -14,10 +14,11 @@ from tests.integration.cassandra.conftest import KEYSPACE
 from tidebook.core.key import partition_of
 from tidebook.core.replication_plan import SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.store.cassandra import CassandraSettings, CassandraStore
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import Step, records_of
+from tidebook.testing.replicating import replicate_slice
 
 OpenStore = Callable[[], Awaitable[CassandraStore]]
 #: Segments of two events: every action of these histories crosses a segment boundary.

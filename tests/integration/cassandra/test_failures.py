@@ -16,7 +16,6 @@ from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import TagRow
-from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.clock import SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
@@ -25,6 +24,7 @@ from tidebook.store.port import StoredSnapshot
 from tidebook.tags.tags import Tags
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config
 from tidebook.testing.conformance.store_suite import assert_equals_fold
+from tidebook.testing.replicating import replicate_slice
 from tidebook.testing.servers import Cassandra
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tidebook.core.key import Key
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.testing.conformance.journal_records import Step, append, delete, expected_journals, purge, records_of
+from tidebook.testing.replicating import replicate_slice
 
 pytestmark = pytest.mark.cassandra
 

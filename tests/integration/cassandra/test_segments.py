@@ -20,11 +20,12 @@ from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import EventRow, Pointer, PutSegments
 from tidebook.core.topic_config import TopicConfig
 from tidebook.replication.journal_state import FoldedJournal, JournalState, plan_repair
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of
+from tidebook.testing.replicating import replicate_slice
 
 pytestmark = pytest.mark.cassandra
 

@@ -27,7 +27,7 @@ from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import (
@@ -39,6 +39,7 @@ from tidebook.testing.conformance.journal_records import (
     purge,
     records_of,
 )
+from tidebook.testing.replicating import replicate_slice
 
 pytestmark = pytest.mark.cassandra
 

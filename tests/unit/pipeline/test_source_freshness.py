@@ -27,8 +27,8 @@ from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journals import JournalsReader
 from tidebook.pipeline.source.tail import RECORDS_PER_SHARE, TailRange, assign_shares
 from tidebook.pipeline.worker import SparkWorker
-from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.testing.replicating import replicate_slice
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import read_settings, settings_to_json
 

@@ -15,7 +15,6 @@ from tidebook.core.key import partition_of
 from tidebook.log.port import Record
 from tidebook.replication import event_numbers
 from tidebook.replication.event_numbers import number_events
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.journal_records import (
     FIRST_MS,
@@ -28,6 +27,7 @@ from tidebook.testing.conformance.journal_records import (
 )
 from tidebook.testing.conformance.store_slices import newer_version
 from tidebook.testing.faults import Faults
+from tidebook.testing.replicating import replicate_slice
 
 TOPIC = "t"
 CONFIG = topic_config()

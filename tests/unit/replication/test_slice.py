@@ -19,12 +19,13 @@ from tidebook.core.replication_plan import Pointer, PutEvents, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.replication import slice as slices
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.store.sqlite.store import SqliteStore
 from tidebook.testing.conformance.journal_records import FIRST_MS, append, records_of, topic_config
 from tidebook.testing.conformance.store_slices import newer_version
+from tidebook.testing.replicating import replicate_slice
 
 TOPIC = "orders"
 

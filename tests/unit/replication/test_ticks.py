@@ -20,8 +20,8 @@ from tidebook.log.port import Outgoing
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.replication.ticks import (
     FOLLOWED_CHECK_S,
-    FOLLOWED_EVERY_S,
     Ticker,
+    TickIntervals,
     replicate_adjacent_ticks,
     ticking,
 )
@@ -32,6 +32,8 @@ from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
+
+FOLLOWED_EVERY_S = TickIntervals().followed_s
 
 
 class Seconds:

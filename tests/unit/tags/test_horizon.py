@@ -13,7 +13,6 @@ from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.slice import replicate_slice
 from tidebook.tags.horizon import (
     FOLLOWED_SETTING,
     NEVER_MS,
@@ -24,6 +23,7 @@ from tidebook.tags.horizon import (
     horizon_of,
 )
 from tidebook.testing.clock import ManualClock
+from tidebook.testing.replicating import replicate_slice
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
 

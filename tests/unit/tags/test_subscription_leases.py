@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +259,29 @@ async def test_a_restarted_group_with_external_offsets_does_not_read_the_tag_aga
     await append(book, "t", [30, 31])
     assert await handle(tags, offsets, database) == [30, 31]
     assert store.rows == 2
+
+
+async def test_shares_whose_external_offsets_cannot_be_read_are_released_as_they_are(
+    book: Book, tags: Tags, database: Path
+) -> None:
+    def unreadable(shares: Iterable[int]) -> Mapping[int, str]:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    async def take_over() -> None:
+        async with tags.subscribe("paid", "sums", follow=False, offsets=unreadable) as member:
+            assert await all_records(member) == [], (
+                "the events of the shares that it takes next are before its position"
+            )
+            await owner.__aexit__(None, None, None)
+            await member._renew()
+
+    offsets = SqlOffsets("paid", "sums", lambda: sqlite3.connect(database))
+    await append(book, "t", range(10), journals=3)
+    owner = tags.subscribe("paid", "sums", follow=False, offsets=offsets)
+    await owner.__aenter__()
+    with pytest.raises(sqlite3.OperationalError):
+        await take_over()
+    assert await handle(tags, offsets, database) == list(range(10))
 
 
 async def test_a_group_whose_external_offsets_are_restored_gets_its_events_again(

@@ -32,6 +32,7 @@ from tidebook.pipeline.session import PipelineSettings, pipeline_settings
 from tidebook.pipeline.stoppable_portal import StoppablePortal
 from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
+from tidebook.replication.partition import Partition
 from tidebook.replication.status import (
     JobStatus,
     PartitionStatus,
@@ -44,7 +45,6 @@ from tidebook.replication.status import (
     topic_configs,
     write_job_status,
 )
-from tidebook.replication.tail import Partition
 from tidebook.replication.ticks import Ticker, partition_replicators, send_ticks, ticking
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal

@@ -18,13 +18,14 @@ import pytest
 
 from tidebook.core.errors import Fenced, InvalidInput, NotFound
 from tidebook.core.key import Key
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.store.port import StoredSnapshot, StoreWriter
 from tidebook.testing.conformance.journal_records import append, records_of, topic_config
 from tidebook.testing.conformance.store_reading import StoreReadingCases
 from tidebook.testing.conformance.store_scanning import ScanningCases
 from tidebook.testing.conformance.store_slices import SliceCases
 from tidebook.testing.conformance.store_suite import OpenStore
+from tidebook.testing.replicating import replicate_slice
 
 
 class StoreContract(SliceCases, StoreReadingCases, ScanningCases):

@@ -10,10 +10,10 @@ from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.replication_plan import Pointer, PutHead, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoredSnapshot, StoreWriter
 from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, expected_journals, purge, records_of
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, read_pages
+from tidebook.testing.replicating import replicate_slice
 
 
 class StoreReadingCases(StoreSuite):

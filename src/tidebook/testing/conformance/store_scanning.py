@@ -11,10 +11,10 @@ from tidebook.core.position import Position
 from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import EventRow, Pointer, PutEvents, SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.journal_records import Step, append, delete, expected_journals, purge, records_of
 from tidebook.testing.conformance.store_suite import StoreSuite, assert_equals_fold, read_pages
+from tidebook.testing.replicating import replicate_slice
 
 STEPS: list[Step] = [
     *((f"j-{i}", append(1 + i % 7)) for i in range(40)),

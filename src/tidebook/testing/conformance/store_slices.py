@@ -14,7 +14,7 @@ from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.replication.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.journal_records import (
     FIRST_MS,
@@ -26,6 +26,7 @@ from tidebook.testing.conformance.journal_records import (
     records_of,
 )
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, assert_equals_fold
+from tidebook.testing.replicating import replicate_slice
 
 #: Histories of every kind of action; each is replicated in one slice, record by record, and in two slices, cut at each
 #: record.
