@@ -47,7 +47,8 @@ def main(arguments: list[str]) -> int:
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
         )  # either signal ends the current run with its processes
-        return 0 if all(result.caught_by for result in run_mutants(given.mutants or None, _say)) else 1
+        results = run_mutants(given.mutants or None, _say)
+        return 0 if results and all(result.caught_by for result in results) else 1
     seed = random.randrange(10**6) if given.seed is None else given.seed
     folder = given.out or Path(tempfile.mkdtemp(prefix="tidebook-faults-"))
     command = f"./dev faults --minutes {given.minutes:g} --seed {seed}"

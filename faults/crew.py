@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from faults.disk import FAIL_SIGNAL, HEAL_SIGNAL
-from faults.plan import Plan
+from faults.plan import CONSUMERS, Plan
 from faults.roles.play import play_role, run_command
 from tidebook.testing.servers.process import Process, birth_of
 
@@ -23,7 +23,7 @@ from tidebook.testing.servers.process import Process, birth_of
 ROLES = {
     "writer": 2,
     "replicator": 2,
-    "consumer": 2,
+    "consumer": CONSUMERS,
     "producer": 1,
     "relay": 2,
     "worker": 2,
@@ -206,11 +206,11 @@ class Crew:
         self._say(f"  ENDED UNEXPECTEDLY: {text}")
 
     def _note_end(self, name: str) -> None:
-        """Count a command that ended because a server was unavailable; report any other process that has failed."""
+        """Count a command that ended because a server was unavailable; report any other process that has ended."""
         code = self._running[name].exitcode
         if name in (SERVER, PIPELINE) and code == UNAVAILABLE:
             self.restarts[name] = self.restarts.get(name, 0) + 1
-        elif code not in (None, 0):
+        elif code is not None:  # even 0: a role ends only when it is stopped
             self.report_bad_end(f"{name}.{self._incarnations[name]} ended with {code}")
 
     def revive(self) -> None:

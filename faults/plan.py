@@ -24,6 +24,8 @@ SERVER_REST, SERVER_GENERATIONS = 15.0, 3.0
 #: Writers switch to other journals after this time, so that the checker can decide the history of each.
 GENERATION_S = 5.0
 KEYS = 6
+#: The number of consumers; each follows every tag.
+CONSUMERS = 2
 ACCOUNT_GENERATION_S, ACCOUNTS_AT_ONCE = 20.0, 3
 
 

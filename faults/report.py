@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,11 +19,11 @@ from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHist
 PAGE = Path(__file__).with_name("report.html")
 #: Errors that count as answered, because the book was available.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
-#: After one broker and one node have been down for this long, calls must succeed again.
-AVAILABLE_AFTER_S = 8.0
-#: The number of calls of one operation in the timeline.
+#: After one broker and one node have been down for this long, calls must succeed again: before the servers are
+#: restarted or, if a call begins just before that, within this time.
+AVAILABLE_AFTER_S, ANSWERED_WITHIN_S = 8.0, 5.0
+#: The number of calls of one operation that succeeded, and of those that did not, in the timeline.
 POINTS_MAX = 4_000
-
 
 #: The operations that must succeed again after a fault of a server.
 SERVER_OPS = {
@@ -51,6 +51,14 @@ class _OperationCalls:
         first, last = bisect_left(self._starts, start_ns), bisect_right(self._starts, end_ns)
         return self._answered[last] - self._answered[first], last - first
 
+    def answered_in_time(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return how many calls of this period were answered while it lasted or quickly, and how many began in it."""
+        calls = self.calls[bisect_left(self._starts, start_ns) : bisect_right(self._starts, end_ns)]
+        limit_ns = int(ANSWERED_WITHIN_S * 1e9)
+        return sum(_answered(call) and call.end_ns <= max(end_ns, call.start_ns + limit_ns) for call in calls), len(
+            calls
+        )
+
     @property
     def answered(self) -> int:
         """The number of answered calls."""
@@ -63,7 +71,7 @@ class _Successes:
     def __init__(self, history: RecordedHistory) -> None:
         self._ends: dict[str, list[int]] = defaultdict(list)
         for call in history.calls:
-            if call.outcome == "ok":
+            if call.outcome == "ok" and call.op != "restarted":
                 self._ends[call.process.rsplit(".", 1)[0]].append(call.end_ns)
                 self._ends[call.op].append(call.end_ns)
         for ends in self._ends.values():
@@ -112,10 +120,15 @@ def _availability(operations: Mapping[str, _OperationCalls], start_ns: int, end_
 
 
 def _available_after(fault: DoneFault, operations: Mapping[str, _OperationCalls]) -> dict[str, list[int]]:
-    """Return the answered calls while servers were down, after the time in which the others take over."""
+    """Return the calls that were answered while servers were down, after the time in which the others take over.
+
+    What is answered only because the servers were restarted does not count.
+    """
     if fault.kind != ONE_DOWN or fault.down_ns is None:
         return {}
-    return _availability(operations, fault.start_ns + int(AVAILABLE_AFTER_S * 1e9), fault.down_ns)
+    start_ns = fault.start_ns + int(AVAILABLE_AFTER_S * 1e9)
+    found = {op: calls.answered_in_time(start_ns, fault.down_ns) for op, calls in operations.items()}
+    return {op: [answered, count] for op, (answered, count) in found.items() if count}
 
 
 def _sum(counts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
@@ -150,6 +163,21 @@ def _by_kind(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _errors(calls: Sequence[RecordedCall]) -> dict[str, int]:
+    """Return how many calls ended with each error, the most frequent first; a killed process ends its calls without."""
+    found = Counter(call.error or "process killed" for call in calls if call.outcome != "ok")
+    return dict(found.most_common())
+
+
+def _restarts(result: RunResult, history: RecordedHistory) -> dict[str, int]:
+    """Return how often each command, server or part of a process was started again after an error."""
+    parts = Counter(
+        f"{call.process.rsplit('.', 1)[0]} ({call.args['part']}, {call.result['error']})"
+        for call in history.of("restarted")
+    )
+    return {**result.restarts, **dict(sorted(parts.items()))}
+
+
 def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
     """Return the report as data."""
     by_operation, successes = _by_operation(history, result), _Successes(history)
@@ -159,6 +187,7 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
             "ok": sum(call.outcome == "ok" for call in found.calls),
             "answered": found.answered,
             "unknown": sum(call.outcome == "unknown" for call in found.calls),
+            "errors": _errors(found.calls),
             "latency_ms": _latency_ms(found.calls),
         }
         for op, found in by_operation.items()
@@ -188,9 +217,10 @@ def facts(result: RunResult, history: RecordedHistory) -> dict[str, Any]:
         "recovery_s": _spread(fault["recovery_s"] for fault in faults),
         "recovered_s": result.recovered_s,
         "recovery_s_max": result.recovery_s_max,
-        "restarts": result.restarts,
+        "restarts": _restarts(result, history),
         "caught_up_s": result.caught_up_s,
         "lacking": result.lacking,
+        "unrecovered": result.unrecovered,
         "ended_badly": result.ended_badly,
         "ended_early": result.ended_early,
         "quiet_s": round((result.quiet_ns - result.began_ns) / 1e9, 2),
@@ -211,7 +241,8 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of these facts that the command prints."""
     yield f"{found['calls']:,} calls, {len(found['faults'])} faults"
     for verdict in found["verdicts"]:
-        yield f"  {'holds   ' if verdict['ok'] else 'VIOLATED'} {verdict['rule']} ({verdict['checked']:,} checked)"
+        holds = "VIOLATED" if not verdict["ok"] else "holds   " if verdict["checked"] else "NO FACTS"
+        yield f"  {holds} {verdict['rule']} ({verdict['checked']:,} checked)"
         for violation in verdict["violations"][:5]:
             yield f"           {violation[:400]}"
     if found["recovery_s"] is not None:
@@ -223,7 +254,9 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
             share = 100 * answered / calls
             yield f"{op} with one broker and one node down, after {AVAILABLE_AFTER_S:g} s: {share:.1f} % of {calls}"
     for name, count in found["restarts"].items():
-        yield f"{name} ended {count} times because a server was unavailable or did not answer, and was restarted"
+        yield f"{name} ended {count} times with an error or because a server was unavailable, and was restarted"
+    for operation in found["unrecovered"]:
+        yield f"NOT RECOVERED within {found['recovery_s_max']:g} s: {operation}"
     for lacking in found["lacking"]:
         yield f"NOT CAUGHT UP: {lacking}"
     for ended in found["ended_badly"]:
@@ -233,20 +266,27 @@ def summarize(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"checked in {found['checker_s']:.1f} s; repeat: {found['command']}"
 
 
+def _points(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Return the calls that the timeline shows: evenly chosen ones that succeeded, and ones that did not."""
+    found: list[RecordedCall] = []
+    for succeeded in (True, False):
+        chosen = [call for call in calls if (call.outcome == "ok") == succeeded]
+        found += chosen[:: -(-len(chosen) // POINTS_MAX) or 1]
+    return sorted(found, key=lambda call: call.start_ns)
+
+
 def write_report(folder: Path, found: Mapping[str, Any], result: RunResult, history: RecordedHistory) -> Path:
     """Write the facts as `report.json` and `report.html` into the folder of the run; return the page's path."""
     (folder / "report.json").write_text(json.dumps(found, indent=1))
     points = {}
     for op, of_operation in _by_operation(history, result).items():
-        calls = of_operation.calls
-        step = max(1, len(calls) // POINTS_MAX)
         points[op] = [
             [
                 round((call.start_ns - result.began_ns) / 1e6),
                 round((call.end_ns - call.start_ns) / 1e6, 2) if call.end_ns < NEVER_NS else None,
                 0 if call.outcome == "ok" else 1 if _answered(call) else 2 if call.outcome == "fail" else 3,
             ]
-            for call in calls[::step]
+            for call in _points(of_operation.calls)
         ]
     # Only "</" could end the script element early.
     data = json.dumps({"facts": found, "points": points}).replace("</", "<\\/")

@@ -52,6 +52,18 @@ RECOVERY_S_MAX = 30.0
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
 SERVER_START_S_MAX = 480.0
+#: The operations that must succeed again in every process of a role. The other roles record none, or deliver what
+#: these have written; that they work is known when everything has caught up.
+RECOVERING = {
+    "writer": ("append", "read"),
+    "remote": ("append", "read"),
+    "producer": ("transaction", "put"),
+    "worker": ("claim", "finish"),
+    "wal": ("wal_replay",),
+    "decider": ("execute",),
+}
+#: An owner of a write-ahead log may lose it before it has written, so that one write by any of them is enough.
+ANY_OWNER = ("wal", "wal_write")
 #: A rolling upgrade waits this long for one process before it stops the next.
 UPGRADED_S_MAX = 60.0
 HTTP = "http"
@@ -88,6 +100,8 @@ class RunResult(msgspec.Struct):
     recovered_s: float | None = None
     #: How long the consumers took to catch up after the last write.
     caught_up_s: float | None = None
+    #: The operations that did not succeed again within the bound, and their processes.
+    unrecovered: list[str] = []
     lacking: list[str] = []
     ended_badly: list[str] = []
     #: Why the run ended before its time; None if it did not.
@@ -101,10 +115,10 @@ class RunResult(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        """Whether no rule is violated, everything recovered and caught up, and nothing ended unexpectedly."""
+        """Whether every rule was checked and holds, everything recovered and caught up, and nothing ended badly."""
         recovered = self.recovered_s is not None and self.caught_up_s is not None
         ended = not self.ended_badly and self.ended_early is None
-        return recovered and ended and all(verdict.ok for verdict in self.verdicts)
+        return recovered and ended and all(verdict.ok and verdict.checked for verdict in self.verdicts)
 
 
 async def run_faults(
@@ -158,8 +172,9 @@ async def run_faults(
     try:
         for name in crew.names:
             crew.start(name)
-        if await _recovered(crew, plan, plan.began_ns, start_s_max) is None:
-            raise RuntimeError(f"the processes did not start within {start_s_max:g} s: see the logs in {folder}")
+        _, missing = await _recovered(crew, plan, plan.began_ns, start_s_max)
+        if missing:
+            raise RuntimeError(f"no {', '.join(missing)} within {start_s_max:g} s: see the logs in {folder}")
         if servers is not None:
             async with asyncio.timeout(start_s_max):
                 await _replicated_some(book)
@@ -181,8 +196,9 @@ async def run_faults(
         await injector.disturb(schedule, seconds)
         plan.be_quiet()
         result.quiet_ns = time.monotonic_ns()
-        recovered_s = result.recovered_s = await _recovered(crew, plan, result.quiet_ns, recovery_s_max)
-        say("not recovered" if recovered_s is None else f"all recovered {recovered_s:.1f} s after the last fault")
+        took_s, result.unrecovered = await _recovered(crew, plan, result.quiet_ns, recovery_s_max)
+        result.recovered_s = None if result.unrecovered else took_s
+        say("not recovered" if result.unrecovered else f"all recovered {took_s:.1f} s after the last fault")
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
         # The inspector of a long run takes longer, because it records more data.
         await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
@@ -385,27 +401,35 @@ def _mode(kind: str) -> Mode:
     return kind  # type: ignore[return-value]
 
 
-async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> float | None:
-    """Wait until each process that records calls had a success after this moment; return how long it took."""
-    recording = [
-        name for name in crew.names if name.rsplit("-", 1)[0] in ("writer", "producer", "worker", "remote", "decider")
-    ]
+async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> tuple[float, list[str]]:
+    """Wait until each process succeeded at its operations after this moment.
+
+    Return how long it took, and the operations without a success within the bound.
+    """
+    awaited = awaited_successes(crew.names)
     deadline = time.monotonic() + bound_s
-    first: dict[str, int] = {}
     sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # their earlier successes are older
-    while len(first) < len(recording):
-        if time.monotonic() > deadline:
-            return None
+    while True:
+        # This runs in a thread, so that the proxies of this process continue.
+        first = await asyncio.to_thread(first_successes_ns, plan, since_ns, sizes)
+        missing = awaited - first.keys()
+        if not missing or time.monotonic() > deadline:
+            took_s = (max((first[each] for each in awaited & first.keys()), default=since_ns) - since_ns) / 1e9
+            return took_s, [f"{op} of {name}" for name, op in sorted(missing)]
         await asyncio.sleep(0.2)
-        for name in recording:
-            if name not in first:
-                # This runs in a thread, so that the proxies of this process continue.
-                moment = await asyncio.to_thread(_first_success_ns, plan, name, since_ns, sizes)
-                if moment is not None:
-                    first[name] = moment
-    return (max(first.values()) - since_ns) / 1e9
 
 
-def _first_success_ns(plan: Plan, name: str, since_ns: int, sizes: Mapping[Path, int]) -> int | None:
-    lines = read_lines(plan.histories.glob(f"{name}.*.ndjson"), after=sizes)
-    return min((line.ns for line in lines if line.type == "ok" and line.ns > since_ns), default=None)
+def awaited_successes(names: Sequence[str]) -> set[tuple[str, str]]:
+    """Return the operations that must succeed again, each with its process, or with its role if any process will do."""
+    return {(name, op) for name in names for op in RECOVERING.get(name.rsplit("-", 1)[0], ())} | {ANY_OWNER}
+
+
+def first_successes_ns(plan: Plan, since_ns: int, sizes: Mapping[Path, int]) -> dict[tuple[str, str], int]:
+    """Return when each operation first succeeded after a moment, by process and by role."""
+    found: dict[tuple[str, str], int] = {}
+    for line in read_lines(plan.histories.iterdir(), after=sizes):
+        if line.type == "ok" and line.ns > since_ns:
+            name = line.process.rsplit(".", 1)[0]
+            for who in (name, name.rsplit("-", 1)[0]):
+                found[who, line.op] = min(line.ns, found.get((who, line.op), line.ns))
+    return found

@@ -55,6 +55,10 @@ class Context:
         self._values += 1
         return f"{self.name}-{self._values}"
 
+    def report_restart(self, part: str, error: BaseException) -> None:
+        """Record that a part of this process ended with an error, and is started again."""
+        self.history.observe("restarted", {"error": type(error).__name__}, part=part)
+
     async def pause(self, most_s: float = PAUSE_S) -> None:
         """Wait for a random time, or until the role stops."""
         try:

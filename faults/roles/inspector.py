@@ -8,7 +8,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from typing import Any
 
-from faults.plan import ACCOUNTS, CAUSED, GROUP, GROUP_TAG, MAIL, MIRROR, NAMESPACE, QUEUE, REGION, TAGS, TOPIC, Plan
+from faults.plan import (
+    ACCOUNTS,
+    CAUSED,
+    CONSUMERS,
+    GROUP,
+    GROUP_TAG,
+    MAIL,
+    MIRROR,
+    NAMESPACE,
+    QUEUE,
+    REGION,
+    TAGS,
+    TOPIC,
+    Plan,
+)
 from faults.roles import deciders, journals, streams, wal
 from faults.roles.context import Context
 from tidebook.core.action import Append, Delete, Purge
@@ -121,11 +135,7 @@ async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[st
     surviving = await wanted.surviving()
     if late := surviving - {value for values in events.values() for value in values}:
         found.append(f"{len(late)} events are not below the horizon")
-    delivered: dict[tuple[str, str], set[str]] = {}
-    for line in read_lines(context.plan.histories.glob("consumer-*.ndjson")):
-        if line.op == "deliver":
-            delivered.setdefault((line.args["stream"], line.args["tag"]), set()).add(line.result["value"])
-    for (stream, tag), values in delivered.items():
+    for (stream, tag), values in delivered_values(context.plan).items():
         if late := set(events[tag]) - values:
             found.append(f"{stream} lacks {len(late)} events of {tag}")
     effects = _effects(context)
@@ -143,6 +153,15 @@ async def _lacking(context: Context, book: Any, wanted: WantedEvents) -> list[st
     if status.waiting or status.processing:
         found.append(f"the queue has {status.waiting} waiting and {status.processing} running entries")
     found += [f"{each.waiting} messages of {each.topic} wait" for each in await book.outbox.status() if each.waiting]
+    return found
+
+
+def delivered_values(plan: Plan) -> dict[tuple[str, str], set[str]]:
+    """Return what each stream has delivered, by consumer and tag; a stream without a delivery has an empty set."""
+    found = {(f"consumer-{number}", tag): set[str]() for number in range(1, CONSUMERS + 1) for tag in TAGS}
+    for line in read_lines(plan.histories.glob("consumer-*.ndjson")):
+        if line.op == "deliver":
+            found[line.args["stream"], line.args["tag"]].add(line.result["value"])
     return found
 
 
@@ -180,6 +199,7 @@ async def _dump_journals(context: Context, book: Any, topic: str) -> None:
                 ids.add(id)
                 rows.append(_record_row(record, f"{topic}/{id}", config))
         context.history.observe("dump_log", rows, topic=topic, partition=partition)
+    ids.update([id async for id in book.store.ids(topic)])  # also journals that the log does not have
     stored = {}
     accounts = deciders.accounts_of(book)
 

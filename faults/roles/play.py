@@ -60,8 +60,9 @@ def play_role(role: str, name: str, folder: str, seed: int, log: str) -> None:
             try:
                 await _roles()[role](context)
                 return
-            except* Unavailable:  # a server was down when the book was opened
+            except* Unavailable as errors:  # a server was down when the book was opened
                 traceback.print_exc()
+                context.report_restart(role, errors.exceptions[0])
             await context.pause(2.0)
 
     asyncio.run(play())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from typing import Any, Literal
 
@@ -59,19 +59,22 @@ def create_effects(context: Context) -> None:
 async def consume(context: Context) -> None:
     """Follow each tag, be a member of the group, and run the projection, until stopped."""
     async with context.open_book() as book:
-        await _until_stopped(
-            context,
-            *(lambda tag=tag: follow(context, book, tag) for tag in TAGS),
-            lambda: join(context, book),
-            lambda: project(context, book),
-            lambda: cause(context, book),
-        )
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            f"follow {tag}": lambda tag=tag: follow(context, book, tag)  # type: ignore[misc]
+            for tag in TAGS
+        }
+        parts |= {
+            "join": lambda: join(context, book),
+            "project": lambda: project(context, book),
+            "cause": lambda: cause(context, book),
+        }
+        await _until_stopped(context, parts)
 
 
-async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]) -> None:
+async def _until_stopped(context: Context, parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
     """Run the parts until the role stops, and restart each after an error."""
 
-    async def run(number: int, part: Callable[[], Awaitable[None]]) -> None:
+    async def run(name: str, part: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await part()
@@ -79,10 +82,11 @@ async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]
                 seconds = (time.monotonic_ns() - context.plan.began_ns) / 1e9
                 # Printed to the log of the process, because a part that fails repeatedly would look like one that
                 # waits.
-                print(f"{seconds:.1f} s: part {number}: {type(error).__name__}: {error}", flush=True)
+                print(f"{seconds:.1f} s: {name}: {type(error).__name__}: {error}", flush=True)
+                context.report_restart(name, error)
                 await context.pause(0.5)
 
-    tasks = [asyncio.create_task(run(number, part)) for number, part in enumerate(parts)]
+    tasks = [asyncio.create_task(run(name, part)) for name, part in parts.items()]
     stopping = asyncio.create_task(context.stopping.wait())
     ended, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in ended:

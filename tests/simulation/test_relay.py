@@ -20,8 +20,7 @@ from tidebook.outbox.scan_floor import ScanFloor
 from tidebook.outbox.store import OutboxStore
 from tidebook.outbox.topic_relay import TopicRelay
 
-#: Together with the other simulations, the short form runs more than 20,000 seeds.
-PARTS, SEEDS, LONG_SEEDS = 8, 2_100, 10_000
+PARTS, SEEDS, LONG_SEEDS = 8, 2_300, 10_000
 SEEDS_MAX = 600
 
 

@@ -22,7 +22,7 @@ def check_history(history: RecordedHistory, *, configurations_max: int = CONFIGU
     return [
         journals.check_linearizability(history, evidence, configurations_max=configurations_max),
         journals.check_appends(history, evidence),
-        journals.check_events(history, evidence),
+        journals.check_events(history, evidence, folded),
         journals.check_removals(history, evidence),
         journals.check_snapshots(history),
         stores.check_store(history, folded),

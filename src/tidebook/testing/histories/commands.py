@@ -14,7 +14,7 @@ from tidebook.testing.histories.linearizability import (
     Step,
     find_order,
 )
-from tidebook.testing.histories.log_fold import LoggedJournal
+from tidebook.testing.histories.log_fold import FoldedEvent, LoggedJournal
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few, repeated
 
 
@@ -72,7 +72,7 @@ def check_commands(
     *,
     configurations_max: int = CONFIGURATIONS_MAX,
 ) -> RuleVerdict:
-    """Check that some order of an entity's commands explains all results, and that the log has each command once."""
+    """Check that some order of an entity's commands explains all results, and that the log has only them, each once."""
     run = RuleRun("commands of deciders take effect once, in one order")
     by_key: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("execute", "balance"):
@@ -117,6 +117,9 @@ def _check_log(run: RuleRun, calls: list[RecordedCall], numbers: Mapping[str, in
             run.violated(call.args["key"], f"acknowledged, but not in the log: {call}")
         elif call.args["command_id"] not in succeeded and call.args["value"] in numbers:
             run.violated(call.args["key"], f"failed, but in the log: {call}")
+    commanded = {call.args["value"] for call in executed}
+    if invented := [value for value in numbers if value not in commanded]:
+        run.violated(calls[0].args["key"], f"in the log without a command: {first_few(invented)}")
 
 
 def check_effects(history: RecordedHistory, folded: Mapping[str, LoggedJournal] | None) -> RuleVerdict:
@@ -127,25 +130,30 @@ def check_effects(history: RecordedHistory, folded: Mapping[str, LoggedJournal] 
             continue
         subject = f"{dump.args['process']} ({dump.args['effect']})"
         sources = {call.args["key"] for call in history.of("execute")} & folded.keys()
-        places = {event.value: event.place for key in sources for event in folded[key].events}
+        events = {event.value: event for key in sources for event in folded[key].events}
         run.count(len(dump.result))
         if twice := list(repeated(row["value"] for row in dump.result)):
             run.violated(subject, f"caused twice: {first_few(twice)}")
         present = {row["value"] for row in dump.result}
-        if invented := [value for value in present if value not in places]:
+        if invented := [value for value in present if value not in events]:
             run.violated(subject, f"caused by no event: {first_few(invented)}")
-        if missing := [value for value in places if value not in present]:
+        if missing := [value for value in events if value not in present]:
             run.violated(subject, f"never caused: {first_few(missing)}")
         if dump.args["effect"] == "command":
-            _check_order(run, subject, dump, places)
+            _check_order(run, subject, dump, events)
     return run.verdict()
 
 
-def _check_order(run: RuleRun, subject: str, dump: RecordedCall, places: Mapping[str, tuple[int, int, int]]) -> None:
-    last: dict[str, str] = {}
+def _check_order(run: RuleRun, subject: str, dump: RecordedCall, events: Mapping[str, FoldedEvent]) -> None:
+    """Check that the commands of each source are in the order of its events."""
+    last: dict[str, FoldedEvent] = {}
     for row in dump.result:
-        key, value = row["key"], row["value"]
-        if value in places:
-            if key in last and places[value] < places[last[key]]:
-                run.violated(subject, f"{key}: {value} took effect after {last[key]}")
-            last[key] = value
+        event = events.get(row["value"])
+        if event is None:
+            continue
+        if event.key != row["key"]:
+            run.violated(subject, f"{event.value} of {event.key} took effect as one of {row['key']}")
+        before = last.get(event.key)
+        if before is not None and event.place < before.place:
+            run.violated(subject, f"{event.key}: {event.value} took effect after {before.value}")
+        last[event.key] = event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from tidebook.testing.histories.linearizability import (
     Undecided,
     find_order,
 )
-from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
+from tidebook.testing.histories.log_fold import LoggedJournal
+from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few, repeated
 
 OPERATIONS = ("append", "read", "pointer", "delete", "purge")
 
@@ -156,7 +158,7 @@ def _matters(call: RecordedCall, evidence: Evidence) -> bool:
 
 
 def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
-    """Check that every acknowledged append is in the log, and that no failed one is seen anywhere."""
+    """Check that every acknowledged append is in the log, that no failed one is anywhere, and that none is in part."""
     run = RuleRun("acknowledged appends are kept")
     succeeded = {call.args["append_id"] for call in history.of("append") if call.outcome != "fail"}
     for call in history.of("append"):
@@ -167,14 +169,20 @@ def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
             if lost:
                 run.violated(call.args["key"], f"acknowledged, but not in the log: {first_few(lost)} of {call}")
         elif call.outcome == "fail" and call.args["append_id"] not in succeeded:
-            seen = [value for value in values if value in evidence.sightings]
+            seen = [value for value in values if evidence.is_known(value)]
             if seen:
                 run.violated(call.args["key"], f"failed, but seen: {first_few(seen)} of {call}")
+        elif call.outcome == "unknown" and evidence.events is not None:
+            present = [value for value in values if value in evidence.events]
+            if 0 < len(present) < len(values):
+                run.violated(call.args["key"], f"is in the log in part: {first_few(present)} of {call}")
     return run.verdict()
 
 
-def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
-    """Check that no event is in two places, that none is invented, and that reads are in order and have no gaps."""
+def check_events(
+    history: RecordedHistory, evidence: Evidence, folded: Mapping[str, LoggedJournal] | None
+) -> RuleVerdict:
+    """Check that no event is in two places, that none is invented, and that the numbers of a read increase."""
     run = RuleRun("events are once and in order")
     appended: dict[str, RecordedCall] = {}
     for call in history.of("append"):  # sorted by their beginning: a retry follows the first attempt
@@ -192,6 +200,7 @@ def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
             run.violated(sightings[0].key, f"{value} was appended to {origin.args['key']}")
         elif any(each.call.precedes(origin) for each in sightings):
             run.violated(sightings[0].key, f"{value} was seen before it was appended")
+    _check_logged(run, appended, folded or {})
     for call in history.of("read"):
         if call.outcome == "ok":
             run.count()
@@ -199,6 +208,28 @@ def check_events(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
             if any(b <= a for a, b in pairwise(numbers)):
                 run.violated(call.args["key"], f"numbers do not increase: {call}")
     return run.verdict()
+
+
+def _check_logged(run: RuleRun, appended: Mapping[str, RecordedCall], folded: Mapping[str, LoggedJournal]) -> None:
+    """Check the events of the folded log, including those that nobody has read, in the topics of these appends."""
+    topics = {_topic_of(call.args["key"]) for call in appended.values()}
+    logged = [event for journal in folded.values() if _topic_of(journal.key) in topics for event in journal.events]
+    if twice := list(repeated(event.value for event in logged)):
+        run.violated(", ".join(sorted(topics)), f"in the log twice: {first_few(twice)}")
+    for event in logged:
+        run.count()
+        call = appended.get(event.value)
+        if call is None:
+            run.violated(event.key, f"{event.value} was never appended, but is in the log")
+            continue
+        if event.key != call.args["key"]:
+            run.violated(event.key, f"{event.value} was appended to {call.args['key']}, and is in the log of this one")
+        if event.index != call.args["values"].index(event.value):
+            run.violated(event.key, f"{event.value} is event {event.index} of its record, not as in {call}")
+
+
+def _topic_of(key: str) -> str:
+    return key.split("/", 1)[0]
 
 
 def check_removals(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:

@@ -3,58 +3,73 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from tidebook.testing.histories.call import RecordedCall, RecordedHistory
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict, first_few
 
 
+class Arrival(NamedTuple):
+    """Where a message arrived."""
+
+    topic: str
+    key: str
+    #: The partition and the offset.
+    place: tuple[int, int]
+
+
 def check_outbox(history: RecordedHistory) -> RuleVerdict:
     """Check the messages that arrived in each topic against the transactions that published to it."""
     run = RuleRun("outbox messages arrive once, if committed, in key order")
-    places = _arrived(history, run)
-    if places is None:
+    arrivals = _arrived(history, run)
+    if arrivals is None:
         return run.verdict()
     by_key: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
     for call in history.of("transaction"):
         values = [value for _, _, value in call.args["messages"]]
-        present = [value for value in values if value in places]
+        present = [value for value in values if value in arrivals]
         run.count(len(values))
         match call.outcome:
             case "ok" if len(present) < len(values):
-                lost = [value for value in values if value not in places]
+                lost = [value for value in values if value not in arrivals]
                 run.violated(call.name, f"committed, but never arrived: {first_few(lost)}")
             case "fail" if present:
                 run.violated(call.name, f"rolled back, but arrived: {first_few(present)}")
             case "unknown" if 0 < len(present) < len(values):
                 run.violated(call.name, f"arrived in part: {first_few(present)} of {first_few(values)}")
-        for place in {(topic, key) for topic, key, value in call.args["messages"] if value in places}:
-            by_key[place].append(call)
+        for topic, key, value in call.args["messages"]:
+            arrival = arrivals.get(value)
+            if arrival is not None and (arrival.topic, arrival.key) != (topic, key):
+                run.violated(value, f"was published to {topic}/{key}, and arrived in {arrival.topic}/{arrival.key}")
+        for published_to in {(topic, key) for topic, key, value in call.args["messages"] if value in arrivals}:
+            by_key[published_to].append(call)
     published = {value for call in history.of("transaction") for _, _, value in call.args["messages"]}
-    for value in places:
+    for value in arrivals:
         if value not in published:
             run.violated(value, "arrived, but was never published")
     for (topic, key), calls in by_key.items():
-        _check_order(run, f"{topic}/{key}", [(call, _places_of(call, topic, key, places)) for call in calls])
+        _check_order(run, f"{topic}/{key}", [(call, _places_of(call, topic, key, arrivals)) for call in calls])
     return run.verdict()
 
 
-def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, tuple[int, int]] | None:
-    """Return the partition and offset of each message; None if the history has no dump of the messages."""
+def _arrived(history: RecordedHistory, run: RuleRun) -> dict[str, Arrival] | None:
+    """Return where each message arrived; None if the history has no dump of the messages."""
     dumps = [call for call in history.of("dump_messages") if call.outcome == "ok"]
     if not dumps:
         return None
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, Arrival] = {}
     for dump in dumps:
         for row in dump.result:
+            arrival = Arrival(dump.args["topic"], row["key"], (row["partition"], row["offset"]))
             if row["value"] in found:
-                run.violated(f"{dump.args['topic']}/{row['key']}", f"{row['value']} arrived twice")
-            found[row["value"]] = (row["partition"], row["offset"])
+                run.violated(f"{arrival.topic}/{arrival.key}", f"{row['value']} arrived twice")
+            found[row["value"]] = arrival
     return found
 
 
-def _places_of(call: RecordedCall, topic: str, key: str, places: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
+def _places_of(call: RecordedCall, topic: str, key: str, arrivals: dict[str, Arrival]) -> list[tuple[int, int]]:
     values = (value for t, k, value in call.args["messages"] if (t, k) == (topic, key))
-    return [places[value] for value in values if value in places]
+    return [arrivals[value].place for value in values if value in arrivals]
 
 
 def _check_order(run: RuleRun, subject: str, calls: list[tuple[RecordedCall, list[tuple[int, int]]]]) -> None:

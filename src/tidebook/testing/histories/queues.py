@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import msgspec
 
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 from tidebook.testing.histories.verdict import RuleRun, RuleVerdict
+
+#: The dates of a lease are rounded to milliseconds.
+ROUNDED_MS = 2
 
 
 class Hold(msgspec.Struct):
@@ -22,10 +24,11 @@ class Hold(msgspec.Struct):
     #: Both times are by the clock of the store, which decides leases.
     started_ms: int
     lease_until_ms: int
-    #: When the worker began to give the entry back, finished or failed.
+    #: When the worker began to finish the entry or to give it back, in a call that did not fail: one that failed has
+    #: changed nothing.
     released_ns: int = NEVER_NS
     released_by: str | None = None
-    #: The outcome of that call; None if there was none.
+    #: The outcome of that call, ok or unknown; None if there was none. The call may have been retried.
     outcome: str | None = None
     ended_ns: int = NEVER_NS
 
@@ -33,6 +36,31 @@ class Hold(msgspec.Struct):
     def subject(self) -> str:
         """The key, or the entry if it has none, which only one worker may hold at a time."""
         return self.key if self.key is not None else f"entry {self.id}"
+
+    def release(self, call: RecordedCall) -> None:
+        """Take a call that may have released the entry; of several, one that was acknowledged counts."""
+        if call.outcome != "fail" and self.outcome != "ok":
+            self.released_ns, self.released_by = min(self.released_ns, call.start_ns), call.op
+            self.outcome, self.ended_ns = call.outcome, call.end_ns
+
+    @property
+    def lease_until_ns(self) -> int:
+        """The time by the machine's monotonic clock at which the lease ends at the earliest."""
+        return self.claim.start_ns + (self.lease_until_ms - self.started_ms - ROUNDED_MS) * 1_000_000
+
+    def is_leased_at(self, other: Hold) -> bool:
+        """Return whether the lease was valid, by either clock, when the claim of the other hold began or ended."""
+        return self.lease_until_ms > other.started_ms or self.lease_until_ns > other.claim.end_ns
+
+    def may_precede(self, other: Hold) -> bool:
+        """Return whether this hold may have ended before the other began.
+
+        A lease must have ended by the store's clock and by the monotonic one: otherwise the store's is not one clock.
+        The store dates a claim when its statement begins, but it takes effect at some time during the call.
+        """
+        took_ms = (other.claim.end_ns - other.claim.start_ns) / 1_000_000
+        is_over = self.lease_until_ms <= other.started_ms + took_ms and self.lease_until_ns <= other.claim.end_ns
+        return is_over or self.released_ns <= other.claim.end_ns
 
 
 def _holds(history: RecordedHistory) -> list[Hold]:
@@ -49,8 +77,7 @@ def _holds(history: RecordedHistory) -> list[Hold]:
             if call.outcome == "ok":
                 hold.lease_until_ms = max(hold.lease_until_ms, call.result["lease_until_ms"])
         else:
-            hold.released_ns, hold.released_by = call.start_ns, call.op
-            hold.outcome, hold.ended_ns = call.outcome, call.end_ns
+            hold.release(call)
     return list(found.values())
 
 
@@ -61,23 +88,38 @@ def check_holders(history: RecordedHistory) -> RuleVerdict:
     for hold in _holds(history):
         by_subject[hold.subject].append(hold)
     for subject, holds in by_subject.items():
-        holds.sort(key=lambda hold: (hold.started_ms, hold.claim.end_ns))
+        holds.sort(key=lambda hold: (hold.claim.end_ns, hold.started_ms))
         run.count(len(holds))
-        for first, second in pairwise(holds):
-            # The store dates a claim when its statement begins, but it takes effect at some time during the call.
-            took_ms = (second.claim.end_ns - second.claim.start_ns) / 1_000_000
-            if second.started_ms + took_ms < first.lease_until_ms and second.claim.end_ns < first.released_ns:
-                run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
-        finished = {hold.id: hold for hold in holds if hold.released_by == "finish" and hold.outcome == "ok"}
+        leased: list[Hold] = []
+        for second in holds:
+            leased = [first for first in leased if first.is_leased_at(second)]
+            for first in leased:
+                if not first.may_precede(second) and not second.may_precede(first):
+                    run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
+            leased.append(second)
+        by_id: dict[int, list[Hold]] = defaultdict(list)
         for hold in holds:
-            end = finished.get(hold.id)
-            if end is None or end is hold:
+            by_id[hold.id].append(hold)
+        for same in by_id.values():
+            _check_ends(run, subject, same)
+    return run.verdict()
+
+
+def _check_ends(run: RuleRun, subject: str, holds: Sequence[Hold]) -> None:
+    """Check that nobody else held an entry when it was released, and that nobody claimed or finished it afterwards."""
+    for end in holds:
+        if end.outcome != "ok":
+            continue
+        for hold in holds:
+            if hold is end:
                 continue
-            if hold.claim.start_ns > end.ended_ns:
+            is_finished = end.released_by == "finish"
+            if is_finished and hold.claim.start_ns > end.ended_ns:
                 run.violated(subject, f"{hold.claim.name} claimed what {end.claim.name} had finished")
             elif end.claim.precedes(hold.claim) and hold.claim.end_ns < end.released_ns:
-                run.violated(subject, f"{end.claim.name} finished what {hold.claim.name} had claimed meanwhile")
-    return run.verdict()
+                run.violated(subject, f"{end.claim.name} released what {hold.claim.name} had claimed meanwhile")
+            elif is_finished and (hold.released_by, hold.outcome) == ("finish", "ok"):
+                run.violated(subject, f"{hold.claim.name} and {end.claim.name} both finished it")
 
 
 def check_puts(history: RecordedHistory) -> RuleVerdict:
@@ -98,7 +140,10 @@ def check_puts(history: RecordedHistory) -> RuleVerdict:
         held.add(hold.value)
         if hold.value not in puts_by_value:
             run.violated(hold.subject, f"{hold.value} was never put")
-        elif hold.released_by == "finish" and hold.outcome != "fail":
+            continue
+        if puts_by_value[hold.value].outcome == "fail":
+            run.violated(hold.subject, f"{hold.value} was claimed, and its put has failed")
+        if hold.released_by == "finish":
             done[hold.key or hold.value].append(puts_by_value[hold.value])
     lost_claim_ns = max((call.start_ns for call in history.of("claim") if call.outcome == "unknown"), default=0)
     puts: dict[str, list[RecordedCall]] = defaultdict(list)

@@ -95,6 +95,8 @@ def check_consumers(history: RecordedHistory, events: Mapping[str, FoldedEvent] 
             if event is None:
                 run.violated(subject, f"{row} is not an event of this consumer")
                 continue
+            if event.key != row["key"]:
+                run.violated(subject, f"{row} is an event of {event.key}")
             before = last.get(event.key)
             if before is not None and event.place < before.place:
                 run.violated(subject, f"{event.key}: {event.value} was applied after {before.value}")

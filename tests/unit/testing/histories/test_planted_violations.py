@@ -44,7 +44,10 @@ class Script:
         span: tuple[int, int] | None = None,
         **args: Any,
     ) -> Script:
-        start, end = span or (self.ns + 10, self.ns + 20)
+        began = self.ns + 10
+        if op == "claim" and result:  # the clock of the store is that of the machine
+            began = max(began, result[0]["started_ms"] * 1_000_000)
+        start, end = span or (began, began + 10)
         self.ns = max(self.ns, end)
         outcome = "unknown" if unknown else "ok" if error is None else "fail"
         number = len(self.calls) + 1

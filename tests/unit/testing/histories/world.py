@@ -266,6 +266,7 @@ class World:
                     "hold": hold, "id": number, "key": key, "value": value,
                     "started_ms": started_ms, "lease_until_ms": started_ms + 200,
                 }  # fmt: skip
+                self._ns = max(self._ns, started_ms * 1_000_000)
                 self.call("claim", {}, lambda claimed=claimed: [claimed], process=f"w{attempt}", lost=0)  # type: ignore[misc]
                 self.settle()
             self.call("finish", {"hold": hold}, lambda: None, process="w2", lost=0)
