@@ -73,7 +73,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_corrupt(path: Path) -> None:
 def test_a_flipped_bit_in_a_file_with_small_pages_is_corrupt(path: Path) -> None:
     fill(path, msgspec.structs.replace(ONE, page_bytes=1024))
     sound = path.read_bytes()
-    assert int.from_bytes(sound[16:18]) == 1024
+    assert int.from_bytes(sound[16:18], "big") == 1024
     for bit in random.Random(8).sample(range(len(sound) * 8), FLIPS // 4):
         path.write_bytes(sound)
         flip(path, bit)
