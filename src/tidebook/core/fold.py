@@ -116,7 +116,7 @@ def _append(
                 return head, AppendRepeated(known.first, known.last, known.position)
         if action.floor is not None and may_be_evicted(past, action.floor, at.epoch):
             return head, RetryTooLate()
-    if has_too_many_tags(head, action):
+    if action.tagged and has_too_many_tags(head, action):
         return head, TooManyTags()
     last = head.seq_nr if head is not None and head.live else 0
     if action.expected is not None:

@@ -1,7 +1,7 @@
 """The audit: every call that changes or unmasks something, as an event of topic `tidebook-audit`, hash-chained.
 
 Each server process has a separate chain, the journal of its id, so that servers never conflict. Entries are appended
-in groups; a destructive call waits until its entry is durable, others may lose theirs in a crash.
+in groups, each with one hash; a destructive call waits until its entry is durable, others may lose theirs in a crash.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import secrets
 import socket
 from collections import deque
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 import apsw
-import msgspec
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.payload import EncodedJson
 from tidebook.runtime.backoff import Backoff
-from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, TARGET_CHARS_MAX, AuditEntry, hash_fields
+from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, TARGET_CHARS_MAX, AuditEntry, encode_group
 from tidebook.server.database import ServerDatabase
 from tidebook.server.principal import Principal
 from tidebook.wiring.book import Book
@@ -38,10 +38,6 @@ CLOSE_S: Final = 10.0
 #: How many ends of earlier chains the first entry names.
 PREVIOUS_MAX: Final = 10
 
-#: Fields of a waiting entry: at_ms, who, token, role, client, action, target, status, unmask, detail.
-_Fields = tuple[int, str, str, str, str, str, str, int, bool, Any]
-_encode = msgspec.json.Encoder().encode
-
 
 class Audit:
     """Writes the chain of this process."""
@@ -50,9 +46,13 @@ class Audit:
         self._book = book
         self._database = database
         self._id = ""
+        #: The number of the latest entry.
         self._n = 0
+        #: The hash of the latest group that was written.
         self._hash = GENESIS
-        self._waiting: deque[tuple[_Fields, asyncio.Future[None] | None]] = deque()
+        self._waiting: deque[AuditEntry] = deque()
+        #: The calls that wait for their entries, whose numbers are given.
+        self._awaited: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wanted = asyncio.Event()
         self._urgent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -72,26 +72,24 @@ class Audit:
 
     def record(self, who: Principal, client: str, action: str, target: str, status: int) -> None:
         """Record a call; its entry becomes durable soon."""
-        self._put(self._fields(who, client, action, target, status, False), None)
+        self._put(who.name, who.role.label, client, action, target[:TARGET_CHARS_MAX], status, who.id)
 
     async def record_durably(
         self, who: Principal, client: str, action: str, target: str, status: int, *, unmask: bool = False
     ) -> None:
         """Record a call, and return when its entry is durable."""
+        self._put(who.name, who.role.label, client, action, target[:TARGET_CHARS_MAX], status, who.id, unmask)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(self._fields(who, client, action, target, status, unmask), written)
+        self._awaited.append((self._n, written))
         self._urgent.set()
         await asyncio.shield(written)
 
-    def _fields(self, who: Principal, client: str, action: str, target: str, status: int, unmask: bool) -> _Fields:
-        now_ms = self._book.clock.now_ms()
-        target = target[:TARGET_CHARS_MAX]
-        return now_ms, who.name, who.id, who.role.label, client, action, target, status, unmask, None
-
-    def _put(self, fields: _Fields, written: asyncio.Future[None] | None) -> None:
+    def _put(self, *fields: Any) -> None:
+        """Add an entry with these fields, which follow its number and its time."""
         if self._task is None:
             self._begin()
-        self._waiting.append((fields, written))
+        self._n += 1
+        self._waiting.append(AuditEntry(self._n, self._book.clock.now_ms(), *fields))
         if not self._wanted.is_set():
             self._wanted.set()
 
@@ -102,17 +100,14 @@ class Audit:
         rows = self._database.select("SELECT id, entries, hash FROM chain ORDER BY id DESC LIMIT ?", (PREVIOUS_MAX,))
         previous = [{"id": id, "entries": entries, "hash": hash_} for id, entries, hash_ in rows]
         self._task = asyncio.create_task(self._write_groups())
-        self._put(self._own_fields("server.start", {"previous": previous}), None)
-
-    def _own_fields(self, action: str, detail: Any) -> _Fields:
-        return self._book.clock.now_ms(), "server", "", "", "", action, "", 0, False, detail
+        self._put(*_own_call("server.start"), "", False, {"previous": previous})
 
     async def close(self) -> None:
         """Write the waiting entries and the end of the chain."""
         if self._task is None:
             return
         self._closing = True
-        self._put(self._own_fields("server.stop", None), None)
+        self._put(*_own_call("server.stop"))
         self._urgent.set()
         try:
             await asyncio.wait_for(self._task, CLOSE_S)
@@ -142,20 +137,19 @@ class Audit:
 
     async def _write_first(self, count: int) -> bool:
         """Write the entries that have waited longest; return False if so many do not fit in a record."""
-        group = [self._waiting[index] for index in range(count)]
-        events, n, last = list[Event](), self._n, self._hash
-        for fields, _ in group:
-            n += 1
-            entry, last = _entry(n, fields, last)
-            events.append(Event(entry))
-        if not await self._append(events):
+        group = list(islice(self._waiting, count))
+        payloads, found = encode_group(group, self._hash)
+        if not await self._append([Event(EncodedJson(each)) for each in payloads]):
             return False
-        self._n, self._hash = n, last
-        for _, written in group:
+        self._hash = found
+        for _ in group:
             self._waiting.popleft()
-            if written is not None and not written.done():
+        n = group[-1].n
+        while self._awaited and self._awaited[0][0] <= n:
+            _, written = self._awaited.popleft()
+            if not written.done():
                 written.set_result(None)
-        await self._write_end()
+        await self._write_end(n)
         return True
 
     async def _append(self, events: list[Event]) -> bool:
@@ -181,8 +175,8 @@ class Audit:
             logger.warning("the audit is not written, next try in %.1f s: %s", pause_s, reason)
             await asyncio.sleep(pause_s)
 
-    async def _write_end(self) -> None:
-        row = (self._id, self._n, self._hash)
+    async def _write_end(self, n: int) -> None:
+        row = (self._id, n, self._hash)
         sql = "INSERT OR REPLACE INTO chain (id, entries, hash) VALUES (?, ?, ?)"
 
         def insert(connection: apsw.Connection) -> None:
@@ -194,7 +188,6 @@ class Audit:
             logger.warning("the end of the audit's chain is not written: %s", error)
 
 
-def _entry(n: int, fields: _Fields, prev: str) -> tuple[EncodedJson, str]:
-    """Return an entry, encoded as the payload of its event, and its hash."""
-    found = hash_fields([n, *fields, prev])
-    return EncodedJson(_encode(AuditEntry(n, *fields, prev, found))), found
+def _own_call(action: str) -> tuple[str, str, str, str, str, int]:
+    """Return the first fields of an entry that the server adds by itself."""
+    return "server", "", "", action, "", 0

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tidebook.core.errors import TidebookError
-from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, AuditEntry, hash_of
+from tidebook.server.audit_entry import AUDIT_TOPIC, GENESIS, AuditEntry, GroupHash
 from tidebook.server.database import ServerDatabase
 from tidebook.wiring.book import Book
 
@@ -52,7 +52,7 @@ async def check_audit(book: Book, database: ServerDatabase) -> AuditReport:
     report = AuditReport(findings=[])
     journal = book.journal(AUDIT_TOPIC)
     ends = [ChainEnd(*row) for row in database.select("SELECT id, entries, hash FROM chain")]
-    #: The hash of each entry that an end names, as it was found.
+    #: The hash of each group that an end names, as it was found.
     end_hashes: dict[tuple[str, int], str | None] = {}
     ids = sorted([id async for id in journal.ids()])
     for id in ids:
@@ -86,7 +86,9 @@ async def _named_ends(events: AsyncIterator[Any]) -> list[ChainEnd]:
 async def _check_chain(
     report: AuditReport, id: str, events: AsyncIterator[Any], end_hashes: dict[tuple[str, int], str | None]
 ) -> None:
-    expected, last, missing = 1, GENESIS, set[int]()
+    expected, missing = 1, set[int]()
+    #: The entries since the last one with a hash; `is_complete` is False if their order or their numbers have changed.
+    first, group_hash, is_complete = 1, GroupHash(GENESIS), True
     try:
         async for event in events:
             report.entries += 1
@@ -95,23 +97,26 @@ async def _check_chain(
             except msgspec.ValidationError as error:
                 report.add(id, event.seq_nr, "foreign", f"event {event.seq_nr} is not an entry of the audit: {error}")
                 continue
-            found = hash_of(entry)
-            if found != entry.hash:
-                report.add(id, entry.n, "changed", "its content does not match its hash")
-            if (id, entry.n) in end_hashes:
-                end_hashes[id, entry.n] = found
-            if entry.n == expected:
-                if entry.prev != last:
-                    report.add(id, entry.n - 1, "changed", f"entry {entry.n} was chained to another one")
-            elif entry.n > expected:
+            if entry.n < expected:
+                if entry.n in missing:
+                    missing.discard(entry.n)
+                    report.add(id, entry.n, "reordered", "it comes after entries with higher numbers")
+                else:
+                    report.add(id, entry.n, "repeated", "its number came before")
+                continue
+            if entry.n > expected:
                 missing.update(range(expected, min(entry.n, expected + FINDINGS_MAX)))
-            elif entry.n in missing:
-                missing.discard(entry.n)
-                report.add(id, entry.n, "reordered", "it comes after entries with higher numbers")
-            else:
-                report.add(id, entry.n, "repeated", "its number came before")
-            if entry.n >= expected:
-                expected, last = entry.n + 1, entry.hash
+                is_complete = False
+            expected = entry.n + 1
+            group_hash.add([msgspec.structs.replace(entry, hash="")])
+            if entry.hash:
+                if is_complete and entry.hash != group_hash.hex:
+                    report.add(id, first, "changed", f"entries {first} to {entry.n} do not match their hash")
+                if (id, entry.n) in end_hashes:
+                    end_hashes[id, entry.n] = entry.hash
+                first, group_hash, is_complete = expected, GroupHash(entry.hash), True
+        if first < expected:
+            report.add(id, first, "changed", f"entries {first} to {expected - 1} have no hash")
     except TidebookError as error:
         report.add(id, expected, "damaged", str(error))
     for n in sorted(missing):

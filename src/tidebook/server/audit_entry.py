@@ -1,58 +1,66 @@
-"""An entry of the audit, and the hash that chains it to the one before."""
+"""An entry of the audit, and the hash that chains the entries of a group to those before."""
 
 from __future__ import annotations
 
-from hashlib import sha256
+import hashlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 #: The topic of the audit: only the server writes it, and only an admin reads it.
 AUDIT_TOPIC: Final = "tidebook-audit"
-#: The hash before the first entry of a chain.
+#: The hash before the first group of a chain.
 GENESIS: Final = "0" * 64
 TARGET_CHARS_MAX: Final = 500
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
 
 
-class AuditEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class AuditEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One call: who changed or unmasked what, when, and with which status."""
 
     #: The number in the chain, from 1.
     n: int
     at_ms: int
-    #: The name and the id of the token, and its role.
+    #: The name of the token, and its role.
     who: str
-    token: str
     role: str
     #: The address that the request came from.
     client: str
     action: str
     target: str
     status: int
+    #: The id of the token; empty without one.
+    token: str = ""
     #: Whether masked fields were shown.
-    unmask: bool
-    detail: Any
-    #: The hash of the entry before.
-    prev: str
+    unmask: bool = False
+    detail: Any = None
+    #: In the last entry of a group: the hash of its entries and of the group before.
     hash: str = ""
 
 
-def hash_of(entry: AuditEntry) -> str:
-    """Return the hash of all fields of an entry except its own hash."""
-    return hash_fields([getattr(entry, name) for name in FIELDS])
+class GroupHash:
+    """Computes the hash of a group: of the previous group's hash, and of all its entries without their own hash."""
+
+    def __init__(self, previous: str) -> None:
+        self._sha256 = hashlib.sha256(previous.encode())
+
+    def add(self, entries: Sequence[AuditEntry]) -> list[bytes]:
+        """Add the next entries, which have no hash; return them as they are encoded."""
+        lines = _encoder.encode_lines(entries)
+        self._sha256.update(lines)
+        return lines.split(b"\n")[:-1]
+
+    @property
+    def hex(self) -> str:
+        """The hash of the entries that were added."""
+        return self._sha256.hexdigest()
 
 
-def hash_fields(fields: list[Any]) -> str:
-    """Return the hash of the values of `FIELDS`."""
-    return sha256(_encode(fields)).hexdigest()
-
-
-def chained(entry: AuditEntry) -> AuditEntry:
-    """Return the entry with its hash."""
-    return msgspec.structs.replace(entry, hash=hash_of(entry))
-
-
-#: The fields that are hashed, in this order.
-FIELDS: Final = tuple(name for name in AuditEntry.__struct_fields__ if name != "hash")
+def encode_group(entries: Sequence[AuditEntry], previous: str) -> tuple[list[bytes], str]:
+    """Return the entries of a group, encoded as the payloads of their events, and its hash, which the last one has."""
+    group_hash = GroupHash(previous)
+    encoded, found = group_hash.add(entries), group_hash.hex
+    encoded[-1] = _encoder.encode(msgspec.structs.replace(entries[-1], hash=found))
+    return encoded, found

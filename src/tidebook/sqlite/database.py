@@ -21,8 +21,8 @@ from tidebook.sqlite.forks import GuardedConnection, no_fork, open_objects, refu
 
 BUSY_MS_MAX = 5_000
 LOCK_S_MAX = 10.0
-#: Pages in the write-ahead log at which a commit starts a checkpoint.
-CHECKPOINT_PAGES = 4_000
+#: The size of the pages in the write-ahead log at which a commit starts a checkpoint.
+CHECKPOINT_BYTES = 16_384_000
 WAL_BYTES_KEPT = 64_000_000
 _READ_CACHE_KIB, _WRITE_CACHE_KIB = 4_096, 16_384
 _STATEMENTS_CACHED = 200
@@ -42,6 +42,8 @@ class Schema(msgspec.Struct, frozen=True):
     #: SQLite's `application_id`, which identifies the program that owns a file.
     application_id: int
     steps: tuple[str, ...]
+    #: The page size of a new file. A commit writes whole pages.
+    page_bytes: int = 4_096
 
     @property
     def version(self) -> int:
@@ -162,7 +164,8 @@ class Database:
             connection.execute(  # fetch the rows: a statement that returns one blocks those after it
                 f"""PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA foreign_keys = ON;
                 PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
-                PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; PRAGMA journal_size_limit = {WAL_BYTES_KEPT};
+                PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // self.schema.page_bytes};
+                PRAGMA journal_size_limit = {WAL_BYTES_KEPT};
                 PRAGMA cache_size = -{_WRITE_CACHE_KIB if writable else _READ_CACHE_KIB};
                 PRAGMA query_only = {"OFF" if writable else "ON"}"""
             ).fetchall()
@@ -200,6 +203,7 @@ def _create(path: Path, schema: Schema) -> None:
     new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
     try:
         connection = connect(new)
+        connection.pragma("page_size", schema.page_bytes)
         reserve_checksums(connection)
         connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL").fetchall()
         _upgrade(connection, schema, 0)

@@ -12,7 +12,9 @@ from typing import Any
 
 import apsw
 
-_SIZES = (256, 64, 16, 4, 1)
+#: The numbers of rows of one statement: few, because a connection keeps the compiled statements, but so that a group
+#: commit of any size takes few statements.
+_SIZES = (256, 128, 64, 32, *range(16, 0, -1))
 
 
 def insert_rows(connection: apsw.Connection, sql: str, width: int, values: Sequence[Any]) -> None:

@@ -17,7 +17,7 @@ from tests.integration.server.conftest import CreateToken
 from tests.integration.server.running import client, served, served_book
 from tidebook import Event
 from tidebook.server.audit_check import AuditFinding, check_audit
-from tidebook.server.audit_entry import AuditEntry, chained
+from tidebook.server.audit_entry import GENESIS, AuditEntry, encode_group
 from tidebook.server.database import ServerDatabase
 
 PATH = "/v1/journals/orders/o-1"
@@ -135,9 +135,14 @@ def changed(entries: Entries) -> Entries:
 
 
 def changed_with_its_hash(entries: Entries) -> Entries:
+    end = next(index for index, each in enumerate(entries) if "hash" in each and index >= 2)
+    group = msgspec.convert([{**each, "hash": ""} for each in changed(entries)[: end + 1]], list[AuditEntry])
+    forged, _ = encode_group(group, GENESIS)
+    return [*map(msgspec.json.decode, forged), *entries[end + 1 :]]
 
-    forged = chained(msgspec.convert({**entries[2], "who": "somebody else"}, AuditEntry))
-    return [*entries[:2], msgspec.to_builtins(forged), *entries[3:]]
+
+def without_hash(entries: Entries) -> Entries:
+    return [{name: value for name, value in each.items() if name != "hash"} for each in entries]
 
 
 def extended(entries: Entries) -> Entries:
@@ -173,6 +178,7 @@ def foreign(entries: Entries) -> Entries:
     [
         (changed, "changed"),
         (changed_with_its_hash, "changed"),
+        (without_hash, "changed"),
         (extended, "foreign"),
         (removed, "removed"),
         (first_removed, "removed"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from tidebook.core.errors import Corrupt
@@ -26,8 +27,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "numbers.db"
 
 
-def fill(path: Path) -> None:
-    database = Database(path, ONE)
+def fill(path: Path, schema: Schema = ONE) -> None:
+    database = Database(path, schema)
     with database.writing as connection:
         connection.executemany("INSERT INTO number VALUES (?, ?)", ROWS)
     database.close()
@@ -61,6 +62,19 @@ def test_a_flipped_bit_anywhere_in_a_file_is_corrupt(path: Path) -> None:
     assert len(sound) > 20 * PAGE_BYTES
     flips = random.Random(7).sample(range(len(sound) * 8), FLIPS)
     for bit in [*flips, 20 * 8 + 3]:  # byte 20 marks pages as having checksums
+        path.write_bytes(sound)
+        flip(path, bit)
+        with pytest.raises(Corrupt):
+            read(path)
+    path.write_bytes(sound)
+    assert read(path) == ROWS
+
+
+def test_a_flipped_bit_in_a_file_with_small_pages_is_corrupt(path: Path) -> None:
+    fill(path, msgspec.structs.replace(ONE, page_bytes=1024))
+    sound = path.read_bytes()
+    assert int.from_bytes(sound[16:18], "big") == 1024
+    for bit in random.Random(8).sample(range(len(sound) * 8), FLIPS // 4):
         path.write_bytes(sound)
         flip(path, bit)
         with pytest.raises(Corrupt):

@@ -11,6 +11,8 @@ FILE: Final = "log.db"
 SCHEMA: Final = Schema(
     name="log",
     application_id=0x7B10_0001,
+    # Each record of a commit changes another page of the index by key, so small pages make commits cheaper.
+    page_bytes=1_024,
     steps=(
         """
         CREATE TABLE topic (
