@@ -30,7 +30,7 @@ KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
 #: The last millisecond of the year 9999, the latest that a datetime can hold.
 DATE_MS_MAX: Final = 253_402_300_799_999
-#: The size of a source's name and of a mark's place, which may contain ids of journals, and the number of a part.
+#: The maximum size of the name of a source, which may contain ids of journals, and of the place of a mark.
 SOURCE_BYTES_MAX: Final = 1_000
 PLACE_BYTES_MAX: Final = 32_000
 PART_MAX: Final = 2**31 - 1

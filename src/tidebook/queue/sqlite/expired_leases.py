@@ -123,7 +123,7 @@ def _retire(
 def _merge_into_sibling(
     connection: apsw.Connection, id: int, timeouts: int, now_ms: int, process_at: int | None
 ) -> bool:
-    """Merge an entry into the waiting one of its key; return False if there is none. Delete an expired one."""
+    """Merge an entry into the waiting one of its key; return False if there is none. An expired one is deleted."""
     sibling: int | None = connection.execute(_SIBLING, (id,)).get
     if sibling is None:
         return False
