@@ -17,7 +17,7 @@ from tidebook.outbox.port import FoundMessages, RelaySession, refuse_journals
 
 READ_MAX = 1000
 STEP_S = 0.2
-#: How many offsets before the end the search for a last record begins: offsets have gaps.
+#: The search for the last record begins this many offsets before the end, because offsets have gaps.
 LOOK_BACK_OFFSETS = 100
 #: librdkafka's offset for n records before the end is this value minus n.
 _TAIL = -2000
