@@ -229,10 +229,9 @@ class _Cursor:
         return SourceRow(at, self._topic, id, self._partition, msgspec.structs.replace(row, time_ms=time_ms))
 
 
-def _times(records: Any, time_ms: int, config: TopicConfig) -> tuple[dict[int, int], int]:
+def _times(records: Sequence[Record], time_ms: int, config: TopicConfig) -> tuple[dict[int, int], int]:
     """Return the log time of each record by offset, and that after the last."""
     times: dict[int, int] = {}
-    record: Record
     for record in records:
         action = read_record(record.value, limit_bytes=config.limit_bytes)
         times[record.offset] = time_ms = advance_time(time_ms, record.timestamp_ms, action)
