@@ -1,4 +1,4 @@
-"""Where imported messages go: the outbox or a queue of a book, each with a mark that moves in the same transaction."""
+"""The targets of imported messages: the outbox or a queue of a book, with marks that move in the same transaction."""
 
 from __future__ import annotations
 
