@@ -157,9 +157,7 @@ class LogChannel:
 
     async def _append(self, messages: Sequence[port.RelayedMessage]) -> port.Outcome:
         batch = OrderedBatch(
-            self._topic.topic,
-            [self._record(each) for each in messages],
-            [order_key(each) for each in messages],
+            self._topic.topic, [self._record(each) for each in messages], [order_key(each) for each in messages]
         )
         try:
             results = await self._log.append_in_order(batch)

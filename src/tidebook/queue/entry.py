@@ -108,15 +108,11 @@ def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
     # None means now, which is before any future date; a past date is treated as now.
     dates = [date for date in (old.process_at, new.process_at) if date is not None]
-    return NewEntry(
-        new.keyhash,
-        new.kind,
-        new.data,
-        new.key,
-        min(old.priority, new.priority),
-        max(dates) if dates else None,
-        max(old.expires_at, new.expires_at),
-        new.trace,
+    return msgspec.structs.replace(
+        new,
+        priority=min(old.priority, new.priority),
+        process_at=max(dates, default=None),
+        expires_at=max(old.expires_at, new.expires_at),
     )
 
 

@@ -268,7 +268,9 @@ class Queue(Generic[D]):
         ref = await self._ref()
         own_jobs = self._own_jobs(jobs)
         delay_ms = duration_ms(delay, "delay")
-        failures = [port.Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
+        # Without the characters that a database rejects: NUL and lone surrogates.
+        text = str(reason).replace("\x00", "")[:1_000].encode(errors="replace").decode()
+        failures = [port.Failure(job.held, delay_ms, text) for job in own_jobs]
         with self._ending("queue.fail", own_jobs):
             outcomes = await (await self._runtime.store()).fail(ref, failures)
             self._runtime.failed(ref, outcomes, delay_ms)
@@ -516,8 +518,3 @@ def _held_by(claim: port.FinishingClaim) -> Sequence[port.LeasedEntry]:
 
 def _add(a: port.Put, b: port.Put) -> port.Put:
     return port.Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
-
-
-def _clean_reason(text: object) -> str:
-    """Return the text of an error without the characters that a database rejects: NUL and lone surrogates."""
-    return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()

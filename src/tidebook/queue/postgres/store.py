@@ -114,7 +114,7 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
         return [_ref(row) for row in await self._runner.rows(sql, (), writes=False)]
 
     async def declare(self, queue: port.QueueRef, fields: bytes) -> port.QueueRef:
-        # The number of an older declaration serves too: a rolling upgrade uses both.
+        # An older declaration keeps its number, because a rolling upgrade uses both.
         table = f"{self._schema}.declaration"
         sql = f"SELECT max(format), max(format) FILTER (WHERE fields = %s) FROM {table} WHERE queue = %s"
         ((newest, number),) = await self._runner.rows(sql, (fields, queue.id), writes=False)

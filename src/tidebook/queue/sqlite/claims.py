@@ -13,14 +13,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidebook.queue.port import (
-    SLOW_PRIORITY,
-    Claimed,
-    FinishingClaim,
-    LeasedEntry,
-    QueueRef,
-    limits_without_loss,
-)
+from tidebook.queue.port import SLOW_PRIORITY, Claimed, FinishingClaim, LeasedEntry, QueueRef, limits_without_loss
 from tidebook.queue.sqlite.expired_leases import expire_leases
 from tidebook.queue.sqlite.reads import NEXT_PRIORITY, paused_at
 from tidebook.queue.sqlite.tables import channel_of
