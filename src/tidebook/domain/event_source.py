@@ -111,7 +111,6 @@ class TagSource:
         self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
 
         def request(tag: str, at: At) -> Any:
@@ -130,7 +129,6 @@ class TagSource:
             yield SourcePage((), SourcePosition((horizon.time_ms,)))
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
@@ -150,7 +148,6 @@ class TopicSource:
         self._partitions: dict[str, int] = {}
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
         await self._read_partitions()
 
@@ -174,7 +171,6 @@ class TopicSource:
                 self._partitions[topic] = config.partitions
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, row.position.epoch, row.position.offset, key.id, row.seq_nr)
 
 

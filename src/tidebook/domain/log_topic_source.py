@@ -45,10 +45,7 @@ class LogTopicSource:
         self._scan: TopicScan | None = None
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon.
-
-        A scan of the store begins and ends with a page that jumps.
-        """
+        """Yield the pages of an `EventSource`; a scan of the store begins and ends with a page that jumps."""
         horizon = await self._horizons.read(self.topics)
         starts, is_complete = await self._starts(after.log)
         if in_scan(after.at):
@@ -132,7 +129,6 @@ class LogTopicSource:
         return first_unreplicated_offset(pointer, start.topic, start.partition, start.config)
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return topic_place(key.topic, key.id, row)
 
 

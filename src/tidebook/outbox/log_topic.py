@@ -120,7 +120,6 @@ class LogTarget(port.RelayTarget):
         return LogChannel(topic, self._log, self._run)
 
     def release(self, topic: str) -> None:
-        """Release the topic's lock."""
         self._locks.release(topic)
 
     def scan(

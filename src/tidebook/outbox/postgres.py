@@ -126,7 +126,6 @@ class PostgresListener:
         return any(notification.payload == self._schema for notification in received)
 
     def close(self) -> None:
-        """Stop listening."""
         self._connection.close()
 
 
@@ -145,7 +144,6 @@ class PostgresOutboxDatabase(OutboxDatabase):
         return PostgresOutboxStore(connection, self._floors, self._settings)
 
     def listen(self) -> PostgresListener:
-        """Open a connection that listens."""
         with _translated():
             return PostgresListener(self._open("tidebook-outbox-listener"))
 

@@ -48,7 +48,6 @@ STATEMENTS = BrowseStatements(
 
 
 def remove(session: WriteTransaction, now_ms: int, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
-    """Delete the waiting entries at these places; return how many."""
     removed = 0
     for place in places:
         session.connection.execute(_REMOVE, (queue.id, *place))

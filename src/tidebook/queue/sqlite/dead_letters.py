@@ -33,7 +33,6 @@ _ANNOUNCEABLE = "d.announced_at IS NULL AND d.reserved_until <= ?"
 
 
 def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Put dead letters back in this order; return how many still existed."""
     return sum(_retry(session, now_ms, queue, id) for id in ids)
 
 
@@ -60,14 +59,12 @@ def _retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> 
 
 
 def drop_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Delete dead letters; return how many still existed."""
     sql = "DELETE FROM dead WHERE queue = ? AND id IN (SELECT value FROM json_each(?))"
     session.connection.execute(sql, (queue.id, msgspec.json.encode(list(ids)).decode()))
     return session.connection.changes()
 
 
 def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
-    """Replace the data of a dead letter."""
     sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
     session.connection.execute(sql, (kind, data, queue.format, id, queue.id))
     return session.connection.changes() > 0
@@ -82,7 +79,6 @@ def unannounced(session: WriteTransaction, now_ms: int, limit: int, hold_ms: int
 
 
 def announced(session: WriteTransaction, now_ms: int, ids: Sequence[int]) -> None:
-    """Mark dead letters as reported."""
     _update_all(session, "announced_at", now_ms, ids)
 
 
@@ -93,7 +89,6 @@ def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
 
 
 def newest(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
-    """Return dead letters, newest first."""
     where, parameters = ("", (limit,)) if queue is None else ("WHERE d.queue = ?", (queue.id, limit))
     rows = connection.execute(f"{LETTERS} {where} ORDER BY d.id DESC LIMIT ?", parameters)
     return [DeadLetterRow(*row) for row in rows]

@@ -1,4 +1,4 @@
-"""Queries of queues: due dates, entries and counts. They run in the caller's thread."""
+"""The reads of the store in SQLite: due dates, entries and counts. They run in the caller's thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ _COUNTS = """SELECT count(*) FILTER (WHERE free AND process_at <= ?2), count(*) 
 
 
 def due(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Due:
-    """Return when the queue next has work."""
     execute = connection.execute
     if paused_at(connection, queue) is not None:
         return Due(now_ms, NEVER_MS, ready=False, held=False, paused=True)
@@ -53,14 +52,12 @@ def due(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Due:
 
 
 def entries(connection: apsw.Connection, queue: QueueRef, now_ms: int, limit: int) -> list[WaitingEntry]:
-    """Return the first entries, those being processed first."""
     rows: list[Any] = connection.execute(_PROCESSING, (queue.id, limit)).fetchall()
     rows += connection.execute(_WAITING, (queue.id, now_ms, limit - len(rows))).fetchall()
     return [WaitingEntry(*row) for row in rows]
 
 
 def counts(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Counts:
-    """Return the number of entries, by state."""
     found: Any = connection.execute(_COUNTS, (queue.id, now_ms)).fetchone()
     ready, later, processing, oldest_ms, next_at = found
     dead: int = connection.execute("SELECT count(*) FROM dead WHERE queue = ?", (queue.id,)).get
@@ -68,6 +65,5 @@ def counts(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Counts:
 
 
 def paused_at(connection: apsw.Connection, queue: QueueRef) -> int | None:
-    """Return since when the queue is paused; None if it is not."""
     date_ms: int | None = connection.execute("SELECT paused_at FROM queue WHERE id = ?", (queue.id,)).get
     return date_ms
