@@ -556,8 +556,10 @@ class Decider(Generic[S]):
             entity = await self._load(id, None, to=last if events else LAST)
         except Truncated:  # earlier events are deleted, and no snapshot is old enough
             entity = await self._load(id, known)
-        state, place = self.rules.copy(entity.state), (first, last) if events else (None, None)
-        return Done(state, events, self.topic, id, entity.seq_nr, *place, partition, offset, repeated=True)
+        return Done(
+            self.rules.copy(entity.state), events, self.topic, id, entity.seq_nr, first if events else None,
+            last if events else None, partition, offset, repeated=True,
+        )  # fmt: skip
 
 
 class SyncDecider(BlockingFacade[Decider[Any]]):
