@@ -29,7 +29,7 @@ BEGINNING: Final[At] = ()
 
 
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
-    """A position in a stream, with what its source needs to continue after it."""
+    """A position in a stream, with the offsets of the log that some sources need to continue after it."""
 
     at: At = BEGINNING
     #: The offsets of the log by topic and partition, if the source reads the log.

@@ -247,7 +247,7 @@ class ProjectionTables:
         return and_(MEMBER.c.projection == self.name, MEMBER.c.build == build, *conditions)
 
     def _in_force(self, lease_until: Any) -> Any:
-        """Return the condition that a lease has not ended. It only decides who works; all writes are fenced."""
+        """Return the condition that a lease has not ended. Leases only decide which member works: writes are fenced."""
         return lease_until.between(self._now, self._now + LEASE_S_MAX)
 
     def slices(self, connection: Connection, build: int) -> list[SliceState]:
@@ -291,7 +291,7 @@ class ProjectionTables:
             connection.execute(row)
 
     def renew(self, connection: Connection, build: int, member: str, lease_s: float) -> None:
-        """Renew the member's lease of what it owns, without taking or releasing slices."""
+        """Renew the leases of the member and of its slices, without taking or releasing slices."""
         self._renew_member(connection, build, member, lease_s)
         owned = self._slices(build, SLICE.c.owner == member)
         connection.execute(update(SLICE).where(owned).values(lease_until=self._now + lease_s))

@@ -34,7 +34,7 @@ class MessageImport:
         self._topics = None if topics is None else {*topics}
 
     async def run(self, on_progress: Callable[[str, int], object]) -> list[TopicResult]:
-        """Copy every topic and return the results; report the topic and the number of copied messages as it goes."""
+        """Copy every topic and return the results; report the number of copied messages of a topic after each page."""
         await self._tables.refuse_running()
         chosen = [each for each in await self._tables.topics() if self._topics is None or each.topic in self._topics]
         return [await self._import_topic(each, on_progress) for each in chosen]

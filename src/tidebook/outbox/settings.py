@@ -25,7 +25,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     #: How Kafka fences a relay that was stopped and continues too late.
     fence: Literal["timestamp", "transaction", "none"] = "timestamp"
-    #: A relay loses its topic after this time without a heartbeat.
+    #: A relay loses the lock of its topic after this time without a heartbeat.
     lock_limit_s: float = 60.0
     #: `timestamp`: how old a batch may be when Kafka accepts it; by default a third of the lock limit. The clocks of
     #: database and brokers may differ by at most the difference of the two.

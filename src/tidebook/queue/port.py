@@ -149,7 +149,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def held(self) -> LeasedEntry:
-        """Return what proves the lease."""
+        """Return the hash and token that prove the lease."""
         return LeasedEntry(self.keyhash, self.token, self.slot, self.together)
 
 
@@ -180,7 +180,7 @@ def limits_without_loss(claims: Sequence[FinishingClaim], finished: Set[LeasedEn
 
 
 def split_by_key(held: Sequence[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
-    """Split held entries into as few lists as needed for no key to occur twice in one."""
+    """Split held entries into as few lists as possible, so that no list contains a key twice."""
     while held:
         by_key = {each.keyhash: each for each in held}
         yield list(by_key.values())

@@ -59,7 +59,7 @@ class ClaimCall(NamedTuple):
 
     @property
     def held(self) -> list[port.LeasedEntry]:
-        """Return what proves the leases of the finished jobs."""
+        """Return the hashes and tokens that prove the leases of the finished jobs."""
         return [job.held for job in self.finished]
 
 
