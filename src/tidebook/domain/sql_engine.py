@@ -164,8 +164,8 @@ class LiveTableWritten(InvalidInput):
 
 
 def raise_handler_failed(event: Any, error: BaseException) -> NoReturn:
-    """Raise HandlerFailed; if the current task was cancelled, raise its CancelledError again instead."""
-    if isinstance(error, asyncio.CancelledError):  # a handler may also have let through that of another task
+    """Raise HandlerFailed, but raise a CancelledError again if it is the current task that was cancelled."""
+    if isinstance(error, asyncio.CancelledError):
         with suppress(RuntimeError):  # a thread without an event loop cannot be cancelled
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise error
