@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,7 +83,7 @@ async def test_a_process_that_lists_the_projections_takes_nothing_from_the_shop(
 @pytest.mark.timeout(300)
 async def test_spark_moves_the_measurements_to_parquet_once(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
-    async with tidebook.open(folder, create=True) as book, Measurements(book, folder) as measurements:
+    async with tidebook.open(folder, create=True) as book, aclosing(Measurements(book, folder)) as measurements:
         for number in range(3):
             await measurements.write(MAILS, order=f"o-{number}")
         assert await measurements.flush() == 0, (folder / "flush.log").read_text()

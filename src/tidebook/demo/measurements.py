@@ -8,7 +8,6 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import tidebook
@@ -23,7 +22,7 @@ FLUSH_EVERY_S = 60.0
 class Measurements:
     """Writes measurements to a region, which this process claims at its first write.
 
-    A process that opens the shop only to look at it, as `tidebook projection list` does, takes the region from nobody.
+    A process that only looks at the shop, as `tidebook projection list` does, does not take the region from its owner.
     """
 
     def __init__(self, book: tidebook.Book, folder: Path) -> None:
@@ -32,12 +31,8 @@ class Measurements:
         self._region: Any = None
         self._claiming = asyncio.Lock()
 
-    async def __aenter__(self) -> Measurements:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def aclose(self) -> None:
+        """Close the region, if it was claimed."""
         if self._region is not None:
             await self._region.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine, create_engine
@@ -73,7 +73,7 @@ async def open_shop(book: tidebook.Book) -> AsyncIterator[Shop]:
     read_model = create_engine(f"sqlite:///{folder / 'sales.db'}")
     try:
         order_rows.create(database, checkfirst=True)
-        async with Measurements(book, folder) as measurements:
+        async with aclosing(Measurements(book, folder)) as measurements:
             yield Shop(book, database, read_model, measurements)
     finally:
         database.dispose()

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from types import UnionType
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,7 +42,7 @@ UNKNOWN_MAX: Final = 3
 RETRY_FIRST_S: Final = 0.002
 RETRY_MAX_S: Final = 0.1
 CACHED_MAX: Final = 10_000
-#: How many command ids of an entity are remembered: in its events' metadata, its snapshots and the cache.
+#: How many recent command ids of an entity are known; they are in its events' metadata, its snapshots and the cache.
 COMMANDS_MAX: Final = 128
 #: How many times a load restarts if the journal is purged or truncated while it is read.
 LOADS_MAX: Final = 10
@@ -101,7 +100,7 @@ class Loaded(msgspec.Struct, Generic[S], frozen=True):
 
 
 class _Entity(msgspec.Struct, Generic[S], frozen=True):
-    """The state of an entity, and what else the next command needs."""
+    """The state of an entity, with the position and the recent command ids that the next command needs."""
 
     state: S
     seq_nr: int = 0
@@ -323,9 +322,9 @@ class Decider(Generic[S]):
     async def execute(self, id: str, command: Any, *arguments: Any, command_id: str | None = None) -> Done[S]:
         """Run a command on the entity's state and append its events; return the new state and the events.
 
-        `decide` is called again if another process was first, so it must not have side effects. Errors
-        of `decide` or `evolve` are raised here, and nothing is appended. `OutcomeUnknown` means that the events may
-        have been appended, `Unavailable` that they were not.
+        `decide` is called again if another process was first, so it must not have side effects. Errors of `decide` or
+        `evolve` are raised here, and nothing is appended. `OutcomeUnknown` means that the events may have been
+        appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
         its result is returned, with the current state, and without events if those were deleted or purged since. A
@@ -337,10 +336,7 @@ class Decider(Generic[S]):
         if lock is None:
             lock = self._locks[id] = asyncio.Lock()
         async with lock:
-            return await self._execute(id, partial(self._decide, command, arguments), command_id)
-
-    def _decide(self, command: Any, arguments: Sequence[Any], state: S) -> list[Any]:
-        return self.rules.decide(state, command, arguments)
+            return await self._execute(id, lambda state: self.rules.decide(state, command, arguments), command_id)
 
     async def _execute(self, id: str, decide: Callable[[S], list[Any]], command_id: str | None) -> Done[S]:
         # Not cached while the command is in progress: if it is cancelled, the cached state could be outdated.
@@ -348,7 +344,9 @@ class Decider(Generic[S]):
         is_fresh = entity is None
         if entity is None:
             entity = await self._load(id)
-        append_id = None if command_id is None else self._append_id(id, command_id)
+        append_id: bytes | None = None
+        if command_id is not None:  # the same command id on two entities identifies two appends
+            append_id = blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         conflicts = 0
         while True:
@@ -393,10 +391,6 @@ class Decider(Generic[S]):
                     f"{self.topic}/{id}: the events were appended, but the result could not be read: {error}",
                     partition=appended.partition, offset=appended.offset,
                 ) from error  # fmt: skip
-
-    def _append_id(self, id: str, command_id: str) -> bytes:
-        # The same command id on two entities identifies two appends.
-        return blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()
 
     def _evolved(self, state: S, decided: Sequence[Any], command_id: str | None) -> _Decision[S]:
         """Return the state after the events, before their append: `evolve` must accept them, or every load fails."""
@@ -563,17 +557,9 @@ class Decider(Generic[S]):
         except Truncated:  # earlier events are deleted, and no snapshot is old enough
             entity = await self._load(id, known)
         return Done(
-            state=self.rules.copy(entity.state),
-            events=events,
-            topic=self.topic,
-            id=id,
-            seq_nr=entity.seq_nr,
-            first=first if events else None,
-            last=last if events else None,
-            partition=partition,
-            offset=offset,
-            repeated=True,
-        )
+            self.rules.copy(entity.state), events, self.topic, id, entity.seq_nr, first if events else None,
+            last if events else None, partition, offset, repeated=True,
+        )  # fmt: skip
 
 
 class SyncDecider(BlockingFacade[Decider[Any]]):

@@ -1,4 +1,4 @@
-"""The streams that projections follow: the events of tags or of whole topics, in the order of the horizon.
+"""The streams that projections follow: the events of tags or of whole topics, in the order of their log time.
 
 A position is a tuple that starts with the log time; positions of one source are compared as tuples, so `(time_ms,)` is
 before every event of that time.
@@ -6,7 +6,8 @@ before every event of that time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
@@ -28,10 +29,10 @@ BEGINNING: Final[At] = ()
 
 
 class SourcePosition(msgspec.Struct, frozen=True, array_like=True):
-    """A position in a stream, with what its source needs to continue after it."""
+    """A position in a stream, with the offsets of the log that some sources need to continue after it."""
 
     at: At = BEGINNING
-    #: The offsets of the log, by topic and partition, of a source that reads the log.
+    #: The offsets of the log by topic and partition, if the source reads the log.
     log: dict[str, Any] = {}
 
 
@@ -110,7 +111,6 @@ class TagSource:
         self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
 
         def request(tag: str, at: At) -> Any:
@@ -129,7 +129,6 @@ class TagSource:
             yield SourcePage((), SourcePosition((horizon.time_ms,)))
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
@@ -149,7 +148,6 @@ class TopicSource:
         self._partitions: dict[str, int] = {}
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon."""
         horizon = await self._horizons.read(self.topics)
         await self._read_partitions()
 
@@ -173,7 +171,6 @@ class TopicSource:
                 self._partitions[topic] = config.partitions
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return (row.time_ms, key.topic, row.position.epoch, row.position.offset, key.id, row.seq_nr)
 
 
@@ -215,7 +212,7 @@ async def merged_pages(
         last = min(rows[-1][0] for rows in filled)
         page: dict[At, Any] = {}
         for name, rows in waiting.items():
-            count = _count_up_to(rows, last)
+            count = bisect_right(rows, last, key=_first)
             page.update(rows[:count])
             waiting[name] = rows[count:]
         yield sorted(page.items(), key=_first) if len(filled) > 1 else list(page.items())
@@ -223,12 +220,3 @@ async def merged_pages(
 
 def _first(item: tuple[At, Any]) -> At:
     return item[0]
-
-
-def _count_up_to(rows: Iterable[tuple[At, Any]], last: At) -> int:
-    count = 0
-    for at, _ in rows:
-        if at > last:
-            break
-        count += 1
-    return count

@@ -77,7 +77,7 @@ def _declare(class_: type[T], declared: EventType) -> type[T]:
 def _check_upcasters(declared: EventType) -> None:
     """Raise InvalidInput if an upcaster is superfluous, or missing: events of its version could not be read."""
     if not 1 <= declared.oldest <= declared.version <= TYPE_VERSION_MAX:
-        raise InvalidInput(f"event type {declared.name!r}: oldest is a version from 1 up to {declared.version}")
+        raise InvalidInput(f"event type {declared.name!r}: oldest must be a version from 1 to {declared.version}")
     needed = set(range(declared.oldest, declared.version))
     if missing := sorted(needed - set(declared.upcasters)):
         raise InvalidInput(
@@ -184,7 +184,8 @@ class EventTypes:
             event, tags, metadata = event.payload, event.tags, event.metadata
         codec = self._by_class.get(type(event))
         if codec is None:
-            raise self._not_declared(type(event))
+            names = ", ".join(each.__name__ for each in self._by_class)
+            raise InvalidInput(f"{type(event).__name__} is not among the events of this topic: they are {names}")
         try:
             data = codec.encode(event)
             codec.decode(data)  # an object may hold a value of another type than its class declares
@@ -197,10 +198,6 @@ class EventTypes:
         if isinstance(events, str | bytes) or not isinstance(events, Sequence):
             raise InvalidInput("events must be a list of objects of the declared classes")
         return [self.encode(event) for event in events]
-
-    def _not_declared(self, class_: type) -> InvalidInput:
-        names = ", ".join(each.__name__ for each in self._by_class)
-        return InvalidInput(f"{class_.__name__} is not among the events of this topic: they are {names}")
 
     def decode(self, event: EncodedEvent, topic: str, id: str, seq_nr: int) -> Any:
         """Return the object of an encoded event; raise UnknownEventType or UnreadableEvent, which name the event."""

@@ -45,10 +45,7 @@ class LogTopicSource:
         self._scan: TopicScan | None = None
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
-        """Yield the events below the horizon, then a page without rows at the horizon.
-
-        A scan of the store begins and ends with a page that jumps.
-        """
+        """Yield the pages of an `EventSource`; a scan of the store begins and ends with a page that jumps."""
         horizon = await self._horizons.read(self.topics)
         starts, is_complete = await self._starts(after.log)
         if in_scan(after.at):
@@ -132,7 +129,6 @@ class LogTopicSource:
         return first_unreplicated_offset(pointer, start.topic, start.partition, start.config)
 
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
-        """Return the position of an event in the stream."""
         return topic_place(key.topic, key.id, row)
 
 
@@ -229,10 +225,9 @@ class _Cursor:
         return SourceRow(at, self._topic, id, self._partition, msgspec.structs.replace(row, time_ms=time_ms))
 
 
-def _times(records: Any, time_ms: int, config: TopicConfig) -> tuple[dict[int, int], int]:
+def _times(records: Sequence[Record], time_ms: int, config: TopicConfig) -> tuple[dict[int, int], int]:
     """Return the log time of each record by offset, and that after the last."""
     times: dict[int, int] = {}
-    record: Record
     for record in records:
         action = read_record(record.value, limit_bytes=config.limit_bytes)
         times[record.offset] = time_ms = advance_time(time_ms, record.timestamp_ms, action)

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,7 @@ from tidebook.domain.event_source import (
 )
 from tidebook.domain.projection import Projection
 from tidebook.domain.projection_runner import SliceRunner
-from tidebook.domain.sql_engine import Handler, HandlerFailed, is_transient, raise_own_cancellation
+from tidebook.domain.sql_engine import Handler, HandlerFailed, is_transient, raise_handler_failed
 from tidebook.domain.topic_scan import in_scan, topic_place
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.queue.entry import Date, Entry
@@ -36,7 +37,7 @@ from tidebook.queue.port import ENTRIES_MAX, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 
-#: The bounds that make batches grow or shrink, as for projections; a command takes longer than a projection's handler.
+#: The durations below and above which batches grow or shrink; a command takes longer than a projection's handler.
 SHORT_S: Final = 0.5
 LONG_S: Final = 2.0
 #: How many times marks are read again because another process has moved them.
@@ -127,7 +128,8 @@ class ProcessRunner(SliceRunner):
     ) -> None:
         if calls:
             # Another member may have taken the batch over, and then its effects would only be repeated: check first.
-            await self._check_owner(slices, before)
+            build, member, check = self._build.number, self._member, self._tables.check_owner
+            await self._engine.run(lambda connection: check(connection, build, member, slices, before))
         decided = [(event, await self._decide(handler, event)) for handler, event in calls]
         *first, last = _portions(decided)
         # If a later portion fails, the batch is fenced by the offset of an earlier one, and is read again from there.
@@ -151,8 +153,8 @@ class ProcessRunner(SliceRunner):
         await super()._commit(slices, before, after, publishing)
 
     async def _cause(self, by_slice: Mapping[int, Sequence[_Decided]]) -> None:
-        # The order of each journal is kept; journals of different slices do not wait for one another. All have ended
-        # before a failure is handled: the entity could have forgotten a command that is late.
+        # The order of each journal is kept; journals of different slices do not wait for one another. A failure is
+        # raised only after all have ended: an entity could have forgotten the id of a command that is executed late.
         results = await asyncio.gather(
             *(self._execute_all(of_slice) for of_slice in by_slice.values()), return_exceptions=True
         )
@@ -162,7 +164,7 @@ class ProcessRunner(SliceRunner):
         await self._put_all(by_slice)
 
     async def _renewing(self, causing: Coroutine[Any, Any, None]) -> None:
-        """Cause effects, and renew the lease meanwhile: otherwise a batch that takes longer is never finished."""
+        """Cause effects, and renew the lease meanwhile: otherwise a batch that takes longer would never be finished."""
         task = asyncio.ensure_future(causing)
         build, member, lease_s = self._build.number, self._member, self._settings.lease_s
         try:
@@ -177,10 +179,6 @@ class ProcessRunner(SliceRunner):
             await asyncio.wait([task])
         task.result()
 
-    async def _check_owner(self, slices: Sequence[int], before: str) -> None:
-        build, member = self._build.number, self._member
-        await self._engine.run(lambda connection: self._tables.check_owner(connection, build, member, slices, before))
-
     async def _decide(self, handler: Handler, placed: _Placed) -> Effects:
         effects = Effects(self._name, placed.event, placed.epoch)
         try:
@@ -188,8 +186,7 @@ class ProcessRunner(SliceRunner):
             if result is not None and inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            raise_own_cancellation(error)
-            raise HandlerFailed(placed.event) from error
+            raise_handler_failed(placed.event, error)
         return effects
 
     async def _execute_all(self, decided: Sequence[_Decided]) -> None:
@@ -287,7 +284,7 @@ _Decided = tuple[_Placed, Effects]
 def _portions(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     """Return the events in portions, at least one.
 
-    In a portion, no entity receives more commands than it remembers, and no queue more entries than one call puts.
+    In a portion, no entity gets more commands than it remembers, and no queue more entries than one call may put.
     """
     portions: list[list[_Decided]] = [[]]
     commands: Counter[_EntityKey] = Counter()
@@ -327,8 +324,7 @@ class ProcessManager(Projection):
 
     def __init__(self, *args: Any, queue_of: QueueOf, publish: Publish, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._queue_of = queue_of
-        self._publish_message = publish
+        self._make_runner = partial(ProcessRunner, name=self.name, queue_of=queue_of, publish=publish)
 
     def _prepare(self, row: SourceRow) -> Any:
         found = super()._prepare(row)
@@ -336,14 +332,6 @@ class ProcessManager(Projection):
             return None
         outside_scan = topic_place(row.topic, row.id, row.row) if in_scan(row.at) else row.at
         return found[0], _Placed(found[1], row.at, outside_scan, row.row.position.epoch)
-
-    def _runner(self, *args: Any) -> SliceRunner:
-        build, member, check = args
-        return ProcessRunner(
-            self._rows, self._engine, self._source, self._wait, self._prepare, self._settings, build, member,
-            self._clock, self._progress, self._publish, check,
-            name=self.name, queue_of=self._queue_of, publish=self._publish_message,
-        )  # fmt: skip
 
     def dispose(self) -> None:
         """Close the connections of an engine that the book made for the process."""

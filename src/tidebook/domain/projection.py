@@ -14,14 +14,7 @@ from tidebook.core.errors import EventParked, InvalidInput, ProjectionStopped, U
 from tidebook.core.event import event_type_of
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
-from tidebook.domain.event_source import (
-    At,
-    EventSource,
-    SourceRow,
-    decode_position,
-    describe_source,
-    slice_of,
-)
+from tidebook.domain.event_source import At, EventSource, SourceRow, decode_position, describe_source, slice_of
 from tidebook.domain.event_type import EventTypes, declared_type
 from tidebook.domain.projection_rebuild import Rebuild
 from tidebook.domain.projection_runner import Build, OnFailure, ProjectionSettings, RunnerProgress, SliceRunner
@@ -53,7 +46,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     running: bool
-    #: The slices that this process owns and that make progress, and those that failed, with the reason.
+    #: The slices of this process that make progress, and those that are stopped, with the reason.
     slices: tuple[int, ...]
     stopped: dict[int, str]
     #: How many events and batches were applied, and how many events a batch may have now.
@@ -142,6 +135,7 @@ class Projection:
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
         self._active: SliceRunner | None = None
+        self._make_runner: Callable[..., SliceRunner] = SliceRunner
 
     # Handlers
 
@@ -244,7 +238,7 @@ class Projection:
 
     def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
         progress = self._progress if not build.suffix else RunnerProgress()
-        return SliceRunner(
+        return self._make_runner(
             self._rows, self._engine, self._source, self._wait, self._prepare, self._settings, build, member,
             self._clock, progress, self._publish, check,
         )  # fmt: skip
@@ -449,7 +443,7 @@ class Projection:
         return continued
 
     def _renew_soon(self) -> None:
-        """Make the runner of this process notice a command now; those of other processes do within seconds."""
+        """Make the runner of this process notice a command now; those of other processes notice it within seconds."""
         if self._active is not None:
             self._active.renew_soon()
 

@@ -18,7 +18,7 @@ from tidebook.domain.sql_engine import LiveTableWritten, ProjectionTx, SqlEngine
 from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
 
-#: How long a swap may hold the live build back.
+#: For how long a swap may stop the live build.
 SWAP_S: Final = 60.0
 
 #: Makes the runner of a build for a member; the last argument checks the transaction after each call of a handler.
@@ -60,7 +60,7 @@ class Rebuild:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
             await runner.run_to(_goals(live, is_same=is_same))
-            # Little is left to apply: hold the live build back, and catch up with it.
+            # Little is left to apply: stop the live build, and catch up with it.
             frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
             await runner.run_to(_goals(frozen, is_same=is_same))
             await self._swap(state.build, build, swap)

@@ -393,7 +393,7 @@ class SliceRunner:
                 raise
             except Exception as error:
                 if isinstance(cause := _cause(error), UnknownVersion):
-                    raise cause from error  # this build stops; the event is left to the build that wrote the record
+                    raise cause from error  # only a later version of Tidebook can apply the event: this process stops
                 if is_transient(error):
                     await self._outage(error, outage)
                     continue

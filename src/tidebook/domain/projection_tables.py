@@ -35,7 +35,7 @@ from tidebook.domain.event_source import SourcePosition, encode_position
 
 NAME_CHARS_MAX: Final = 200
 ERROR_CHARS_MAX: Final = 2_000
-#: Longer than any lease: one that seems longer was taken before the database's clock was set back, and has ended.
+#: Longer than any lease. One that seems longer was taken before the database's clock was set back: it counts as ended.
 LEASE_S_MAX: Final = 120.0
 #: The owner of slices that a rebuild has frozen for its swap.
 SWAP_OWNER: Final = "swap:"
@@ -88,9 +88,8 @@ PARKED: Final = Table(
     METADATA,
     Column("projection", String(NAME_CHARS_MAX), primary_key=True),
     Column("build", Integer, primary_key=True),
-    Column(
-        "event_hash", String(32), primary_key=True
-    ),  # with the position; an index on the event itself would be too long for InnoDB
+    # A hash of event and position: an index on the event itself would be too long for InnoDB.
+    Column("event_hash", String(32), primary_key=True),
     Column("event", Text, nullable=False),  # topic/id/seq_nr
     Column("slice", Integer, nullable=False),
     Column("position", Text, nullable=False),
@@ -168,10 +167,9 @@ class ProjectionTables:
             connection.execute(text(f"ALTER TABLE {PROJECTION.name} ADD COLUMN {PROJECTION.c.source.name} TEXT"))
 
     def _has_source(self, connection: Connection) -> bool:
-        """Return whether the table of projections is of this release."""
-        return any(
-            each["name"] == PROJECTION.c.source.name for each in inspect(connection).get_columns(PROJECTION.name)
-        )
+        """Return whether the table of projections has the column `source`, which earlier releases lack."""
+        columns = inspect(connection).get_columns(PROJECTION.name)
+        return any(each["name"] == PROJECTION.c.source.name for each in columns)
 
     def exists(self, connection: Connection) -> bool:
         """Return whether the tables exist."""
@@ -203,7 +201,7 @@ class ProjectionTables:
 
     def state(self, connection: Connection, *, lock: bool = False) -> BuildState | None:
         """Return the projection's row, or None."""
-        # Not its source: the table of an earlier release has none until a process of this one has started.
+        # Without `source`: a table of an earlier release lacks that column until a process of this release starts.
         columns = [each for each in PROJECTION.c if each is not PROJECTION.c.source]
         query = select(*columns).where(PROJECTION.c.name == self.name)
         row = connection.execute(query.with_for_update() if lock else query).one_or_none()
@@ -241,8 +239,15 @@ class ProjectionTables:
     def _slices(self, build: int, *conditions: Any) -> Any:
         return and_(SLICE.c.projection == self.name, SLICE.c.build == build, *conditions)
 
+    def _owned_at(self, build: int, member: str, slices: Sequence[int], position: str, *conditions: Any) -> Any:
+        is_owned = SLICE.c.owner == member
+        return self._slices(build, SLICE.c.slice.in_(slices), is_owned, SLICE.c.position == position, *conditions)
+
+    def _members(self, build: int, *conditions: Any) -> Any:
+        return and_(MEMBER.c.projection == self.name, MEMBER.c.build == build, *conditions)
+
     def _in_force(self, lease_until: Any) -> Any:
-        """Return the condition that a lease has not ended. It only decides who works; all writes are fenced."""
+        """Return the condition that a lease has not ended. Leases only decide which member works: writes are fenced."""
         return lease_until.between(self._now, self._now + LEASE_S_MAX)
 
     def slices(self, connection: Connection, build: int) -> list[SliceState]:
@@ -263,65 +268,39 @@ class ProjectionTables:
         member still owns is taken once that member has released it.
         """
         self._renew_member(connection, build, member, lease_s)
-        connection.execute(
-            delete(MEMBER).where(
-                MEMBER.c.projection == self.name,
-                MEMBER.c.build == build,
-                MEMBER.c.member != member,  # its lease may have ended since it was renewed, if a lock was waited for
-                not_(self._in_force(MEMBER.c.lease_until)),
-            )
-        )
-        query = select(MEMBER.c.member).where(MEMBER.c.projection == self.name, MEMBER.c.build == build)
-        members = sorted(connection.execute(query).scalars())
+        # Not this member: waiting for a lock may have taken longer than its lease.
+        ended = self._members(build, MEMBER.c.member != member, not_(self._in_force(MEMBER.c.lease_until)))
+        connection.execute(delete(MEMBER).where(ended))
+        members = sorted(connection.execute(select(MEMBER.c.member).where(self._members(build))).scalars())
         slices = self.slices(connection, build)
         mine = {each.slice for each in slices if members[each.slice % len(members)] == member}
         release = [each.slice for each in slices if each.owner == member and each.slice not in mine]
         if release:
-            connection.execute(
-                update(SLICE)
-                .where(self._slices(build, SLICE.c.slice.in_(release), SLICE.c.owner == member))
-                .values(owner=None, lease_until=0.0)
-            )
+            released = self._slices(build, SLICE.c.slice.in_(release), SLICE.c.owner == member)
+            connection.execute(update(SLICE).where(released).values(owner=None, lease_until=0.0))
         if mine:
-            connection.execute(
-                update(SLICE)
-                .where(
-                    self._slices(
-                        build,
-                        SLICE.c.slice.in_(sorted(mine)),
-                        or_(
-                            SLICE.c.owner.is_(None),
-                            SLICE.c.owner == member,
-                            not_(self._in_force(SLICE.c.lease_until)),
-                        ),
-                    )
-                )
-                .values(owner=member, lease_until=self._now + lease_s)
-            )
+            free = or_(SLICE.c.owner.is_(None), SLICE.c.owner == member, not_(self._in_force(SLICE.c.lease_until)))
+            taken = self._slices(build, SLICE.c.slice.in_(sorted(mine)), free)
+            connection.execute(update(SLICE).where(taken).values(owner=member, lease_until=self._now + lease_s))
         return [each for each in self.slices(connection, build) if each.owner == member]
 
     def _renew_member(self, connection: Connection, build: int, member: str, lease_s: float) -> None:
-        key = and_(MEMBER.c.projection == self.name, MEMBER.c.build == build, MEMBER.c.member == member)
-        renewed = connection.execute(update(MEMBER).where(key).values(lease_until=self._now + lease_s))
-        if not renewed.rowcount:
-            connection.execute(
-                insert(MEMBER).values(projection=self.name, build=build, member=member, lease_until=self._now + lease_s)
-            )
+        until, own = self._now + lease_s, self._members(build, MEMBER.c.member == member)
+        if not connection.execute(update(MEMBER).where(own).values(lease_until=until)).rowcount:
+            row = insert(MEMBER).values(projection=self.name, build=build, member=member, lease_until=until)
+            connection.execute(row)
 
     def renew(self, connection: Connection, build: int, member: str, lease_s: float) -> None:
-        """Renew the member's lease of what it owns, without taking or releasing slices."""
+        """Renew the leases of the member and of its slices, without taking or releasing slices."""
         self._renew_member(connection, build, member, lease_s)
         owned = self._slices(build, SLICE.c.owner == member)
         connection.execute(update(SLICE).where(owned).values(lease_until=self._now + lease_s))
 
     def leave(self, connection: Connection, build: int, member: str) -> None:
         """Release everything that a member owns."""
-        connection.execute(
-            update(SLICE).where(self._slices(build, SLICE.c.owner == member)).values(owner=None, lease_until=0.0)
-        )
-        connection.execute(
-            delete(MEMBER).where(MEMBER.c.projection == self.name, MEMBER.c.build == build, MEMBER.c.member == member)
-        )
+        owned = self._slices(build, SLICE.c.owner == member)
+        connection.execute(update(SLICE).where(owned).values(owner=None, lease_until=0.0))
+        connection.execute(delete(MEMBER).where(self._members(build, MEMBER.c.member == member)))
 
     def advance(
         self, connection: Connection, build: int, member: str, slices: Sequence[int], before: str, after: str
@@ -331,20 +310,8 @@ class ProjectionTables:
         This is the first statement of every batch. It locks the rows, so if two members believe that they own a slice,
         one waits and is then refused.
         """
-        moved = connection.execute(
-            update(SLICE)
-            .where(
-                self._slices(
-                    build,
-                    SLICE.c.slice.in_(slices),
-                    SLICE.c.owner == member,
-                    SLICE.c.position == before,
-                    SLICE.c.error.is_(None),
-                )
-            )
-            .values(position=after)
-        )
-        if moved.rowcount != len(slices):
+        owned = self._owned_at(build, member, slices, before, SLICE.c.error.is_(None))
+        if connection.execute(update(SLICE).where(owned).values(position=after)).rowcount != len(slices):
             raise self._fenced(slices)
 
     def _fenced(self, slices: Sequence[int]) -> Fenced:
@@ -352,9 +319,7 @@ class ProjectionTables:
 
     def is_at(self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str) -> bool:
         """Return whether slices are at a position and owned by the member."""
-        query = select(func.count()).where(
-            self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.owner == member, SLICE.c.position == position)
-        )
+        query = select(func.count()).where(self._owned_at(build, member, slices, position))
         return bool(connection.execute(query).scalar_one() == len(slices))
 
     def check_owner(
@@ -371,7 +336,7 @@ class ProjectionTables:
         """Stop a slice at its position, with the event that it failed at; raise Fenced as `advance` does."""
         stopped = connection.execute(
             update(SLICE)
-            .where(self._slices(build, SLICE.c.slice == slice_, SLICE.c.owner == member, SLICE.c.position == before))
+            .where(self._owned_at(build, member, [slice_], before))
             .values(error=error[:ERROR_CHARS_MAX], failed_position=failed_position, failed_event=failed_event)
         )
         if stopped.rowcount != 1:
@@ -379,9 +344,11 @@ class ProjectionTables:
 
     def park(self, connection: Connection, build: int, slice_: int, event: str, position: str, error: str) -> None:
         """Record an event that is skipped."""
+        # With the position, because a journal that was purged has the same numbers again, at other positions.
+        event_hash = blake2b(f"{event}\0{position}".encode(), digest_size=16).hexdigest()
         connection.execute(
             insert(PARKED).values(
-                projection=self.name, build=build, event_hash=_hash(event, position), event=event, slice=slice_,
+                projection=self.name, build=build, event_hash=event_hash, event=event, slice=slice_,
                 position=position, error=error[:ERROR_CHARS_MAX], parked_at=self._now,
             )
         )  # fmt: skip
@@ -395,7 +362,7 @@ class ProjectionTables:
         ]
 
     def parked_at(self, connection: Connection, build: int, events: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the event, the position and the error of those that were skipped; a number may occur again."""
+        """Return the event, position and error of each skip; after a purge, the same event number may occur again."""
         query = select(PARKED.c.event, PARKED.c.position, PARKED.c.error).where(
             PARKED.c.projection == self.name, PARKED.c.build == build, PARKED.c.event.in_(events)
         )
@@ -436,11 +403,10 @@ class ProjectionTables:
         return msgspec.structs.replace(state, last_build=build)
 
     def is_rebuilding(self, connection: Connection, state: BuildState) -> bool:
-        """Return whether a process rebuilds: one that was killed does so until its lease ends."""
-        members = select(func.count()).select_from(MEMBER)
+        """Return whether a process rebuilds the projection; one that was killed counts until its lease ends."""
         is_newer = and_(MEMBER.c.projection == self.name, MEMBER.c.build > state.build)
-        newer = and_(is_newer, self._in_force(MEMBER.c.lease_until))
-        return bool(connection.execute(members.where(newer)).scalar_one())
+        query = select(func.count()).select_from(MEMBER).where(is_newer, self._in_force(MEMBER.c.lease_until))
+        return bool(connection.execute(query).scalar_one())
 
     def abandoned_builds(self, connection: Connection, state: BuildState) -> list[int]:
         """Return the builds left by earlier rebuilds whose processes were killed."""
@@ -475,17 +441,12 @@ class ProjectionTables:
         before = self.required_state(connection).build
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(build=build, swapping=None))
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=None, lease_until=0.0))
-        # Its only member was the rebuild, which would be assigned slices until its lease ends.
-        connection.execute(delete(MEMBER).where(MEMBER.c.projection == self.name, MEMBER.c.build == build))
+        # Its only member was the rebuild, which would otherwise be assigned slices until its lease ends.
+        connection.execute(delete(MEMBER).where(self._members(build)))
         if source is not None:
             self.set_source(connection, source)
         if before != build:
             self.remove_build(connection, before)
-
-
-def _hash(event: str, position: str) -> str:
-    # A journal that was purged has the same numbers again, at other positions.
-    return blake2b(f"{event}\0{position}".encode(), digest_size=16).hexdigest()
 
 
 def create_tables(connection: Connection, tables: Iterable[Table]) -> None:
@@ -494,5 +455,5 @@ def create_tables(connection: Connection, tables: Iterable[Table]) -> None:
         table.create(connection, checkfirst=True)
 
 
-#: Errors that may occur if two processes create the same tables or rows at once: the loser reads again.
+#: Errors that may occur if two processes create the same tables or rows at once: the second one tries again.
 RACES: Final = (IntegrityError, OperationalError, ProgrammingError)

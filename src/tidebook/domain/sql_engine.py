@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -163,12 +163,13 @@ class LiveTableWritten(InvalidInput):
         super().__init__("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
 
 
-def raise_own_cancellation(error: BaseException) -> None:
-    """Raise a CancelledError again if the current task was cancelled; any other is one that a handler let through."""
+def raise_handler_failed(event: Any, error: BaseException) -> NoReturn:
+    """Raise HandlerFailed, but raise a CancelledError again if it is the current task that was cancelled."""
     if isinstance(error, asyncio.CancelledError):
         with suppress(RuntimeError):  # a thread without an event loop cannot be cancelled
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise error
+    raise HandlerFailed(event) from error
 
 
 def check_handler(handler: Any) -> None:
@@ -219,8 +220,7 @@ def _call_all(
                 take(handler, result)
             guard(tx)
         except (Exception, asyncio.CancelledError) as error:
-            raise_own_cancellation(error)
-            raise HandlerFailed(event) from error
+            raise_handler_failed(event, error)
 
 
 async def _await_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx, guard: _Guard) -> None:
@@ -232,8 +232,7 @@ async def _await_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx, gua
                 await result
             guard(tx)
         except (Exception, asyncio.CancelledError) as error:
-            raise_own_cancellation(error)
-            raise HandlerFailed(event) from error
+            raise_handler_failed(event, error)
 
 
 async def _apply_async(

@@ -1,6 +1,6 @@
 """All events of topics from the store, journal after journal, for those that the log no longer has.
 
-A scan has the events after a position `base` and before a time `until_ms`, each once, ordered by topic, id and number.
+A scan yields the events after a position `base` and before a time `until_ms`, once each, by topic, id and number.
 A position within it is that of `base`, then `until_ms`, topic, id and number: it is after `base` and before all
 remaining events, and determines where to continue. Below the horizon no event is added, so that any process continues
 any scan.
@@ -99,9 +99,9 @@ def in_scan(at: At) -> bool:
 
 
 def can_join(at: At, other: At) -> bool:
-    """Return whether a stream at `at` that reaches `other` has delivered the same events as one at `other`.
+    """Return whether a stream that continues from `at` to `other` has then delivered the same events as one at `other`.
 
-    Within a scan, that holds only for positions of the same scan.
+    Outside scans it always has; otherwise both positions must be in the same scan.
     """
     size = PLACE_SIZE + 1
     return at[:size] == other[:size] if in_scan(at) or in_scan(other) else True

@@ -90,7 +90,7 @@ class PlannedAppend(msgspec.Struct, frozen=True):
 
 
 class AppendPlanner:
-    """Joins events into appends: as many as fit, never across a gap in the numbers or through one Kafka record."""
+    """Joins events into appends: as many as fit, without gaps in the numbers, and never a part of a Kafka record."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -201,7 +201,7 @@ class JournalImport:
                 return JournalResult(topic=head.topic, id=head.id, state=ImportState.EXPIRED)
             return await self._import_journal(head)
         except (Unavailable, OutcomeUnknown):
-            raise  # the whole book or the whole cluster failed: the next run continues here
+            raise  # the whole book or the whole cluster failed: the next run continues from here
         except TidebookError as error:
             return JournalResult(topic=row["topic"], id=row["id"], state=ImportState.REFUSED, reason=str(error))
 
@@ -235,7 +235,9 @@ class JournalImport:
                 continue
             event = read_event(row)
             if event.seq_nr == last:
-                raise Corrupt(f"number {last} was written twice: two writers were accepted, and neither can be chosen")
+                raise Corrupt(
+                    f"number {last} was written twice: kafka-journal accepted two writers; delete the wrong row"
+                )
             if event.seq_nr > head.seq_nr:
                 raise Corrupt(
                     f"the head is at {head.seq_nr} and there is an event {event.seq_nr}: "
@@ -261,7 +263,7 @@ class JournalImport:
 
 
 class JournalWriter:
-    """Writes the events that one journal of the book lacks; in a dry run it only counts them."""
+    """Writes the events that a journal of the book lacks; in a dry run it only counts them."""
 
     def __init__(self, journal: Journal, head: SourceHead, target: Head | None, *, dry_run: bool) -> None:
         self._journal = journal

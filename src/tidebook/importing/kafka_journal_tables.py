@@ -8,12 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.importing.source_journal import (
-    EVENT_COLUMNS,
-    HEAD_COLUMNS,
-    OPTIONAL_COLUMNS,
-    SourceHead,
-)
+from tidebook.importing.source_journal import EVENT_COLUMNS, HEAD_COLUMNS, OPTIONAL_COLUMNS, SourceHead
 
 HEADS_PAGE = 1_000
 EVENTS_PAGE = 500

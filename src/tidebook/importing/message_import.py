@@ -19,27 +19,22 @@ class TopicResult(msgspec.Struct, frozen=True, kw_only=True):
     #: The messages that were waiting in Deimos' table, and how many of them were copied now.
     messages: int
     copied: int = 0
-    #: Why the topic is not copied, or not completely, or why the counts differ.
+    #: Why the topic was not copied, or how the counts differ.
     problem: str | None = None
 
 
 class MessageImport:
-    """Copies messages from Deimos' tables into a target."""
+    """Copies messages from Deimos' tables into a target; without a target, as in a dry run, it only counts them."""
 
     def __init__(
-        self,
-        tables: DeimosTables,
-        target: MessageTarget | None,
-        *,
-        topics: Sequence[str] | None = None,
+        self, tables: DeimosTables, target: MessageTarget | None, *, topics: Sequence[str] | None = None
     ) -> None:
-        """Copy into `target`; without one only count, as in a dry run."""
         self._tables = tables
         self._target = target
         self._topics = None if topics is None else {*topics}
 
     async def run(self, on_progress: Callable[[str, int], object]) -> list[TopicResult]:
-        """Copy every topic and return the results; report the topic and the number of copied messages as it goes."""
+        """Copy every topic and return the results; report the number of copied messages of a topic after each page."""
         await self._tables.refuse_running()
         chosen = [each for each in await self._tables.topics() if self._topics is None or each.topic in self._topics]
         return [await self._import_topic(each, on_progress) for each in chosen]

@@ -1,4 +1,4 @@
-"""Where imported messages go: the outbox or a queue of a book, each with a mark that moves in the same transaction."""
+"""The targets of imported messages: the outbox or a queue of a book, with marks that move in the same transaction."""
 
 from __future__ import annotations
 
@@ -62,11 +62,9 @@ class OutboxTarget:
         return await asyncio.to_thread(self._mark, source, topic)
 
     async def take(self, source: str, topic: str, before: ImportMark, messages: Sequence[DeimosMessage]) -> ImportMark:
-        """Publish messages and move the mark in one transaction."""
         return await asyncio.to_thread(self._take, source, topic, before, messages)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.dispose)
 
@@ -132,7 +130,6 @@ class QueueTarget:
         return ImportMark() if text is None else ImportMark(*map(int, text.split("/")))
 
     async def take(self, source: str, topic: str, before: ImportMark, messages: Sequence[DeimosMessage]) -> ImportMark:
-        """Put entries and move the mark in one transaction."""
         after = ImportMark(messages[-1].id, before.messages + len(messages))
         step = Step(0, None if before == ImportMark() else _place(before), _place(after))
         put = await self._queue.put_once([_entry(each) for each in messages], source=f"{source}:{topic}", steps=[step])

@@ -13,7 +13,7 @@ from tidebook.core.errors import Corrupt
 from tidebook.core.event import Event
 from tidebook.core.payload import decode_json
 
-#: The key of an imported event's metadata that holds the fields that only kafka-journal has.
+#: The key in an imported event's metadata under which the fields are stored that only kafka-journal has.
 METADATA_NAME = "kafka_journal"
 
 #: The columns of each table. Older versions of kafka-journal have created their tables without the optional ones.
@@ -51,7 +51,7 @@ class SourceHead(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     id: str
     segment_size: int
-    #: The last number, never below `delete_to`: a delete of a journal that did not exist sets only `delete_to` higher.
+    #: The last number, at least `delete_to`; deleting a journal that does not exist raises only `delete_to` in the row.
     seq_nr: int
     #: 0 if nothing was deleted.
     delete_to: int = 0

@@ -9,13 +9,4 @@ with Session(engine) as s, s.begin():
 from tidebook.outbox.message import Message
 from tidebook.outbox.publish import Backend, TestBackend, configure, create_tables, publish, publish_list, use
 
-__all__ = [
-    "Backend",
-    "Message",
-    "TestBackend",
-    "configure",
-    "create_tables",
-    "publish",
-    "publish_list",
-    "use",
-]
+__all__ = ["Backend", "Message", "TestBackend", "configure", "create_tables", "publish", "publish_list", "use"]

@@ -38,7 +38,7 @@ def size_bytes(row: WaitingMessage) -> int:
 
 
 def refusal_reason(row: WaitingMessage, topic: TargetTopic) -> str | None:
-    """Return why the log will never accept this message, as far as is known before sending; None if it may."""
+    """Return why the log would refuse this message, as far as is known before sending; None if it may accept it."""
     try:
         size = size_bytes(row)
     except (msgspec.MsgspecError, UnicodeError):  # the row may have been written by other software than `publish`
@@ -97,10 +97,10 @@ def select_batch(
 
 
 def compacted_away(rows: Sequence[WaitingMessage], found: frozenset[int]) -> frozenset[int]:
-    """Return the rows of one session that were in the log, because a later one of the same order key was found.
+    """Return the ids of a session's rows that were sent and then compacted away.
 
-    A session is sent in the order of its ids and without gaps, and messages of one order key share a partition: a row
-    that is missing before one that is found was in the log, and was compacted away.
+    A session is sent in the order of its ids and without gaps, and messages of one order key share a partition. So a
+    row that is missing was sent if a later one of its order key is found.
     """
     found_keys: set[bytes] = set()
     compacted = []

@@ -55,8 +55,13 @@ class Attempt(msgspec.Struct, frozen=True):
 
     floors: Mapping[int, int]
     topic_uuid: str
-    #: An earlier relay may have made these appends.
+    #: Whether an earlier relay may have made these appends.
     is_retry: bool = False
+
+
+class _Attempts(threading.local):
+    def __init__(self) -> None:
+        self.by_topic: dict[str, Attempt] = {}
 
 
 class JournalTarget(port.RelayTarget):
@@ -66,7 +71,7 @@ class JournalTarget(port.RelayTarget):
         self._journals = journals
         self._loop = loop
         self._outbox = outbox
-        self._local = threading.local()
+        self._of_thread = _Attempts()
 
     def topic(self, topic: str, *, fresh: bool = False) -> port.TargetTopic:
         """Return the topic, created if it is missing."""
@@ -76,30 +81,25 @@ class JournalTarget(port.RelayTarget):
 
     def ends(self, topic: port.TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         ends = self._loop.run(self._journals.ends(topic.topic.removeprefix(PREFIX)))
-        self._attempts()[topic.topic] = Attempt(ends, topic.uuid)
+        self._of_thread.by_topic[topic.topic] = Attempt(ends, topic.uuid)
         return ends
 
     def channel(self, topic: port.TargetTopic, *, fresh: bool, singly: bool = False) -> JournalChannel:
         """Return a channel to the journals of a topic."""
-        attempt = self._attempts().get(topic.topic, Attempt({}, topic.uuid))
+        attempt = self._of_thread.by_topic.get(topic.topic, Attempt({}, topic.uuid))
         return JournalChannel(self._journals, self._loop, topic, self._outbox, attempt)
 
     def release(self, topic: str) -> None:
         """Forget the attempt: the next lock starts with the one that the database stores."""
-        self._attempts().pop(topic, None)
+        self._of_thread.by_topic.pop(topic, None)
 
     def scan(
         self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
     ) -> port.FoundMessages:
         """Report no message as found: the session's appends are repeated with their append ids and their old floors."""
-        self._attempts()[topic.topic] = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
+        attempt = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
+        self._of_thread.by_topic[topic.topic] = attempt
         return port.FoundMessages(frozenset())
-
-    def _attempts(self) -> dict[str, Attempt]:
-        found: dict[str, Attempt] | None = getattr(self._local, "attempts", None)
-        if found is None:
-            found = self._local.attempts = {}
-        return found
 
 
 class JournalChannel:

@@ -120,7 +120,6 @@ class LogTarget(port.RelayTarget):
         return LogChannel(topic, self._log, self._run)
 
     def release(self, topic: str) -> None:
-        """Release the topic's lock."""
         self._locks.release(topic)
 
     def scan(
@@ -157,9 +156,7 @@ class LogChannel:
 
     async def _append(self, messages: Sequence[port.RelayedMessage]) -> port.Outcome:
         batch = OrderedBatch(
-            self._topic.topic,
-            [self._record(each) for each in messages],
-            [order_key(each) for each in messages],
+            self._topic.topic, [self._record(each) for each in messages], [order_key(each) for each in messages]
         )
         try:
             results = await self._log.append_in_order(batch)

@@ -13,7 +13,7 @@ from pymysql.constants import ER
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.store import OutboxStore
+from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.secret import split_url
 
 CONNECT_S_MAX = 4
@@ -59,7 +59,7 @@ class MysqlOutboxStore(OutboxStore):
             self._connection.commit()
 
 
-class MysqlOutboxDatabase:
+class MysqlOutboxDatabase(OutboxDatabase):
     """Opens connections to one database."""
 
     def __init__(self, url: str, settings: OutboxSettings) -> None:
@@ -78,9 +78,6 @@ class MysqlOutboxDatabase:
                 write_timeout=ANSWER_S_MAX,
             )
         return MysqlOutboxStore(connection, self._settings)
-
-    def listen(self) -> None:
-        """Return None: MySQL cannot notify, so the relay polls."""
 
 
 def first_row(url: str, sql: str) -> Any:

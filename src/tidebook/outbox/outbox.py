@@ -82,11 +82,11 @@ class Outbox:
         return self._parts.url
 
     def publish(self, target: Any, *, ordered: bool = False, **fields: Unpack[MessageFields]) -> Any:
-        """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
+        """Publish like `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
         return publish_through(self.backend(), target, [message(**fields)], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
+        """Publish like `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
         return publish_through(self.backend(), target, validate_messages(messages), ordered=ordered)
 
     def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
@@ -108,7 +108,7 @@ class Outbox:
     ) -> Any:
         """Append to a journal when the transaction of `target` commits; see `Journal.append`.
 
-        Appends to one journal are relayed in order, each is applied once. If `expected` is not met, it is parked.
+        Appends to one journal are relayed in order, and each is applied once. It is parked if `expected` is not met.
         """
         new_message = journal_message(topic, id, events, expected=expected, expire_after=expire_after)
         chosen = self.backend()

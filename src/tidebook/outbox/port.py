@@ -213,7 +213,7 @@ class TargetTopic(msgspec.Struct, frozen=True):
     partitions: int
     #: The maximum size of one message, including its key, headers and overhead.
     limit_bytes: int
-    #: The topic is compacted, so a message without a key is refused.
+    #: Whether a message without a key is refused, because the topic is compacted.
     needs_key: bool
     #: The fence in force.
     fence: Fence
@@ -236,14 +236,14 @@ class BatchRefused(msgspec.Struct, frozen=True):
 
 
 class BatchPartlySent(msgspec.Struct, frozen=True):
-    """Exactly `sent` of the batch is in the log. The others, unless refused, can be sent again immediately."""
+    """Only the messages `sent` are in the log. The others, unless refused, can be sent again immediately."""
 
     sent: tuple[int, ...]
     refused: tuple[BatchRefused, ...] = ()
 
 
 class BatchOutcomeUnknown(msgspec.Struct, frozen=True):
-    """`sent` is in the log; whether the other messages are can only be determined by a scan."""
+    """The messages `sent` are in the log; only a scan can determine whether the others are."""
 
     reason: str
     #: The log refused the batch as too old.

@@ -14,7 +14,7 @@ from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.outbox.scan_floor import ScanFloors
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import SQL, SqlStatement, StoreStatements, runs
-from tidebook.outbox.store import OutboxStore
+from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url, session_settings
 from tidebook.postgres.errors import one_line
 
@@ -126,11 +126,10 @@ class PostgresListener:
         return any(notification.payload == self._schema for notification in received)
 
     def close(self) -> None:
-        """Stop listening."""
         self._connection.close()
 
 
-class PostgresOutboxDatabase:
+class PostgresOutboxDatabase(OutboxDatabase):
     """Opens connections to one database."""
 
     def __init__(self, url: str, settings: OutboxSettings) -> None:
@@ -145,7 +144,6 @@ class PostgresOutboxDatabase:
         return PostgresOutboxStore(connection, self._floors, self._settings)
 
     def listen(self) -> PostgresListener:
-        """Open a connection that listens."""
         with _translated():
             return PostgresListener(self._open("tidebook-outbox-listener"))
 

@@ -82,7 +82,6 @@ class RoutedTargets:
         self._opening = threading.Lock()
 
     def of(self, topic: str) -> RelayTarget:
-        """Return the target of a topic."""
         is_journal = topic.startswith(PREFIX)
         with self._opening:
             if is_journal not in self._targets:
@@ -90,12 +89,10 @@ class RoutedTargets:
             return self._targets[is_journal]
 
     def maintain(self) -> None:
-        """Serve the open targets."""
         for target in list(self._targets.values()):
             target.maintain()
 
     def close(self) -> None:
-        """Close the open targets."""
         for target in self._targets.values():
             target.close()
 

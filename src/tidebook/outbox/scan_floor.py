@@ -17,11 +17,11 @@ SEEN_MAX = 100
 class ScanFloor:
     """The scan floor of one topic, raised as batches are selected.
 
-    Every transaction has its number (xid) before it draws an id. So a row at or below an id that a select saw, but
-    that the select did not see, belongs to a transaction with a number below any that is drawn after the select. The
-    relay draws one when it begins the next batch. (A snapshot's xmax would not do: it is one above the last
-    transaction that has ended, and others above it may be running.) Once all of those have ended (`xmin` of a later
-    select, read before it), that later select has seen every such row.
+    Every transaction has its number (xid) before it draws an id. So if a select sees an id and misses a row with a
+    lower one, the row's transaction has an xid below any that is drawn after the select, for example by the relay's
+    next batch. (The xmax of a snapshot would not do: it is one above the last transaction that has ended, and higher
+    ones may be running.) Once the `xmin` that a later batch reads has reached that xid, all such transactions have
+    ended. Then the select of that batch sees all their rows, and the floor rises to the id.
     """
 
     def __init__(self, rewinds: int) -> None:
@@ -35,7 +35,7 @@ class ScanFloor:
         self._lock = threading.Lock()
 
     def advance(self, ids: Sequence[int], *, full: bool, xmin: int, xid: int) -> None:
-        """Raise the floor after a select above it returned these ids: all there are, unless it is `full`.
+        """Raise the floor after a select above it returned these ids, which are all that exist unless it is `full`.
 
         `xid` is the number of the selecting transaction, drawn before this select and after the previous one.
         """

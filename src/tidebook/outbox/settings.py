@@ -25,21 +25,21 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     #: How Kafka fences a relay that was stopped and continues too late.
     fence: Literal["timestamp", "transaction", "none"] = "timestamp"
-    #: A relay loses its topic after this time without a heartbeat.
+    #: A relay loses the lock of its topic after this time without a heartbeat.
     lock_limit_s: float = 60.0
-    #: `timestamp`: how old a batch may be when Kafka accepts it; by default a third of the lock limit. The difference
-    #: of the two is how far the clocks of database and brokers may differ.
+    #: `timestamp`: how old a batch may be when Kafka accepts it; by default a third of the lock limit. The clocks of
+    #: database and brokers may differ by at most the difference of the two.
     fence_s: float | None = None
     #: Whether the relay may set `message.timestamp.before.max.ms` of the topics it sends to.
     configure_topics: bool = True
     #: Whether the relay creates a missing topic; otherwise its messages wait until the topic exists.
     create_topics: bool = True
 
-    #: Topics that a relay relays concurrently.
+    #: The maximum number of topics that a relay relays concurrently.
     threads: int = 1
-    #: The most messages of a batch.
+    #: The maximum number of messages in a batch.
     batch_rows: int = 1000
-    #: The most bytes of a batch.
+    #: The maximum number of bytes in a batch.
     batch_bytes: int = 16_000_000
     #: The relay releases a topic after this many full batches, so that others are relayed too.
     hold_batches_max: int = 100

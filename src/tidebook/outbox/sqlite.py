@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.store import OutboxStore, Row
+from tidebook.outbox.store import OutboxDatabase, OutboxStore, Row
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.sqlite.database import make_folder
 from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
@@ -97,7 +97,7 @@ class SqliteOutboxStore(OutboxStore):
             raise _translate(error, self._path) from error
 
 
-class SqliteOutboxDatabase:
+class SqliteOutboxDatabase(OutboxDatabase):
     """Opens connections to one file."""
 
     def __init__(self, path: Path, settings: OutboxSettings) -> None:
@@ -106,9 +106,6 @@ class SqliteOutboxDatabase:
 
     def connect(self) -> SqliteOutboxStore:
         return SqliteOutboxStore(self._path, self._settings)
-
-    def listen(self) -> None:
-        """Return None: the relay polls, and is nudged by publishers of its process."""
 
 
 def _translate(error: sqlite3.Error, path: Path) -> TidebookError:

@@ -57,7 +57,8 @@ class OutboxDatabase(Protocol):
         """Open a connection for the calling thread."""
 
     def listen(self) -> OutboxListener | None:
-        """Open a listener; None if the database cannot notify and the relay has to poll."""
+        """Open a listener; return None if the database cannot notify, so that the relay has to poll."""
+        return None
 
 
 class OutboxStore(ABC):
@@ -412,5 +413,5 @@ def _more_waits(rows: Sequence[port.WaitingMessage], selection: port.BatchSelect
 
 
 def _bytes(value: Any) -> bytes:
-    """Convert the bytes or the UUID that a driver returned to bytes."""
+    """Return the bytes of a value that a driver returned as bytes or as a UUID."""
     return bytes(value.bytes) if hasattr(value, "bytes") else bytes(value)

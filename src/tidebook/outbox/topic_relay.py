@@ -97,7 +97,7 @@ class TopicRelay:
         self._needs_fresh_channel = lock.previous_owner != lock.owner or lock.open_session is not None
 
     def relay(self) -> int:
-        """Send what waits, release the lock, and return how many messages were sent.
+        """Send the waiting messages, release the lock, and return how many messages were sent.
 
         Raise Fenced if the lock was lost, and Unavailable if the database does not answer.
         """

@@ -27,12 +27,7 @@ _DRIVERS: dict[str, tuple[Dialect, Style]] = {
     "sqlite3": ("sqlite", "qmark"),
     "apsw": ("sqlite", "qmark"),
 }
-_STYLES: dict[str, Style] = {
-    "pyformat": "format",
-    "format": "format",
-    "qmark": "qmark",
-    "numeric_dollar": "dollar",
-}
+_STYLES: dict[str, Style] = {"pyformat": "format", "format": "format", "qmark": "qmark", "numeric_dollar": "dollar"}
 _POSTGRES_NO_TABLE = "42P01"
 _MYSQL_NO_TABLE = 1146
 _TABLES = {"kafka_messages", "kafka_outbox", "kafka_order_lock", "kafka_wake"}

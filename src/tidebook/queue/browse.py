@@ -18,10 +18,10 @@ from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStor
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The entries of one page, and the dead letters that one page examines for matches.
+#: The maximum number of entries in a page, and of dead letters that are examined for one page.
 BROWSE_MAX: Final = 1_000
 LETTERS_SCANNED_MAX: Final = 20_000
-#: The latest date: entries have none after it.
+#: The latest date that an entry can have.
 DATE_MAX: Final = 2**63 - 1
 
 #: `due`: its date has come; `later`: it has not; `processing`: a worker holds it, or its lease has expired.
@@ -46,7 +46,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
     #: The process date, both ends included.
     from_ms: int = 0
     to_ms: int = DATE_MAX
-    #: The first bytes of a worker's id: the entries that it holds.
+    #: The first bytes of the id of the worker that holds the entries.
     worker: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -92,8 +92,8 @@ class BrowsedEntry(msgspec.Struct, frozen=True):
         return EntryPlace(row.priority, row.process_at, row.id)
 
 
-class ClaimSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries that one claim holds, and the known details of the worker that took them."""
+class ClaimSummary(msgspec.Struct, frozen=True):
+    """A claim that holds entries: its token, their number and its dates."""
 
     token: bytes
     entries: int
@@ -134,7 +134,7 @@ class QueueBrowser(Protocol):
         ...
 
     async def remove(self, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
-        """Delete entries that wait at these places; return how many. Those that were claimed since are not affected."""
+        """Delete the waiting entries at these places, and return how many; those claimed since are not affected."""
         ...
 
     async def letters(
@@ -146,9 +146,9 @@ class QueueBrowser(Protocol):
     async def letter_ids(
         self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None
     ) -> tuple[list[int], int | None]:
-        """Return the ids of matching dead letters below `before`, newest first, and where to continue; None: the end.
+        """Return the ids of matching dead letters below `before`, newest first, and the id to continue before.
 
-        A call examines a bounded number of dead letters.
+        That is None at the end. A call examines a bounded number of dead letters.
         """
         ...
 
@@ -178,45 +178,32 @@ class BrowsableStore(QueueStore, QueueBrowser, Protocol):
 
 
 def _bound(
-    method: Callable[Concatenate[BrowsableStore, QueueRef, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[BrowsableStore, QueueRef, P], Coroutine[Any, Any, T]], *, page: bool = False
 ) -> Callable[Concatenate[BoundBrowser, P], Coroutine[Any, Any, T]]:
-    """Return the method of a store for the queue of a `BoundBrowser`."""
+    """Return a method that calls the store's method of the same name; if it returns a page, its `limit` is checked."""
 
     @wraps(method)
     async def call(self: BoundBrowser, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        limit = kwargs.get("limit", BROWSE_MAX)
+        if page and (type(limit) is not int or not 1 <= limit <= BROWSE_MAX):
+            raise InvalidInput(f"a page must have 1 to {BROWSE_MAX:,} entries, not {limit!r}")
         found: T = await getattr(self._store, method.__name__)(self.queue, *args, **kwargs)
         return found
 
     return call
 
 
-def _page(
-    method: Callable[Concatenate[BrowsableStore, QueueRef, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[BoundBrowser, P], Coroutine[Any, Any, T]]:
-    """Like `_bound`, for a method that returns a page, the size of which is checked."""
-    of_queue = _bound(method)
-
-    @wraps(method)
-    async def call(self: BoundBrowser, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        limit = kwargs.get("limit", BROWSE_MAX)
-        if type(limit) is not int or not 1 <= limit <= BROWSE_MAX:
-            raise InvalidInput(f"a page must have 1 to {BROWSE_MAX:,} entries, not {limit!r}")
-        return await of_queue(self, *args, **kwargs)
-
-    return call
-
-
 class BoundBrowser:
-    """The bounded reads of one queue; they do not create it."""
+    """Lists the entries and dead letters of one existing queue, and changes them, through its store."""
 
     def __init__(self, store: BrowsableStore, queue: QueueRef) -> None:
         self._store = store
         self.queue = queue
 
-    browse = _page(QueueBrowser.browse)
-    claims = _page(QueueBrowser.claims)
-    letters = _page(QueueBrowser.letters)
-    workers = _page(QueueStore.workers)
+    browse = _bound(QueueBrowser.browse, page=True)
+    claims = _bound(QueueBrowser.claims, page=True)
+    letters = _bound(QueueBrowser.letters, page=True)
+    workers = _bound(QueueStore.workers, page=True)
     count_up_to = _bound(QueueBrowser.count_up_to)
     remove = _bound(QueueBrowser.remove)
     letter_ids = _bound(QueueBrowser.letter_ids)

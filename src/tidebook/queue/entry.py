@@ -30,7 +30,7 @@ KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
 #: The last millisecond of the year 9999, the latest that a datetime can hold.
 DATE_MS_MAX: Final = 253_402_300_799_999
-#: The size of a source's name and of a mark's place, which may contain ids of journals, and the number of a part.
+#: The maximum size of the name of a source, which may contain ids of journals, and of the place of a mark.
 SOURCE_BYTES_MAX: Final = 1_000
 PLACE_BYTES_MAX: Final = 32_000
 PART_MAX: Final = 2**31 - 1
@@ -108,15 +108,11 @@ def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
     # None means now, which is before any future date; a past date is treated as now.
     dates = [date for date in (old.process_at, new.process_at) if date is not None]
-    return NewEntry(
-        new.keyhash,
-        new.kind,
-        new.data,
-        new.key,
-        min(old.priority, new.priority),
-        max(dates) if dates else None,
-        max(old.expires_at, new.expires_at),
-        new.trace,
+    return msgspec.structs.replace(
+        new,
+        priority=min(old.priority, new.priority),
+        process_at=max(dates, default=None),
+        expires_at=max(old.expires_at, new.expires_at),
     )
 
 

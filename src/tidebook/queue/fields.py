@@ -131,7 +131,7 @@ def _fields_from_rows(rows: list[tuple[str, Any]]) -> Fields:
     definitions.sort(key=len)  # required fields first
     try:
         struct = msgspec.defstruct("Declared", definitions, forbid_unknown_fields=True, kw_only=True)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last: a name like __a, which Python mangles
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a name like __a, which Python mangles
         raise InvalidInput(f"the declaration cannot be used: {error}") from error
     return Fields(struct, as_type=False)
 
@@ -211,7 +211,7 @@ def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
         return _columns(ElementTree.fromstring(text, ElementTree.XMLParser(target=_PlainTree())))
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from error
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # an unknown encoding raises one of the last two
         raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
 
 

@@ -20,10 +20,11 @@ from tidebook.runtime.metrics import Metrics
 log = logging.getLogger("tidebook.queue")
 
 HOOK_S_MAX: Final = 10.0
-#: Dead letters that are announced concurrently, and how long this process reserves them: longer than both hooks take.
+#: How many dead letters are announced concurrently, and for how long this process reserves them: longer than both
+#: hooks may take.
 BATCH_MAX: Final = 10
 HOLD_MS: Final = 30_000
-#: Dead letters that are logged in one round.
+#: The maximum number of dead letters that are logged in one round.
 LOGGED_MAX: Final = 1_000
 Announce = Callable[[], Awaitable[None]]
 
@@ -63,9 +64,8 @@ class Announcer:
         self._hooks = hooks
         self._metrics = metrics
         self._hold_ms = hold_ms
-        #: The highest id that was logged here; the highest id at the start of this process.
-        self._logged_up_to = 0
-        self._initial_up_to = 0
+        #: The highest id that this process has logged, and the highest that existed when it started.
+        self._logged_up_to = self._initial_up_to = 0
 
     async def start(self) -> None:
         """Find the newest dead letter, so that letters from before this process are logged but not counted."""
@@ -120,7 +120,7 @@ class Announcer:
 
 def _log(letter: DeadLetterRow) -> None:
     key = "" if letter.key is None else f", key {letter.key}"
-    log.warning("queue %s: there is a dead letter: id %s%s: %s", letter.queue, letter.id, key, letter.reason)
+    log.warning("queue %s: new dead letter %s%s: %s", letter.queue, letter.id, key, letter.reason)
 
 
 async def _run_command(command: Sequence[str], row: bytes) -> None:

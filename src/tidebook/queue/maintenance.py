@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Final
 
 from tidebook.core.errors import TidebookError
@@ -13,7 +14,7 @@ from tidebook.queue.waker import StoreClock
 from tidebook.runtime.futures import cancel_and_wait
 from tidebook.runtime.metrics import Metrics
 
-#: A queue is swept at its next date, but not later and not earlier than after these times.
+#: A queue is swept when its next date is due, after at most and at least this time.
 SWEEP_S_MAX: Final = 15.0
 SWEEP_S_LEAST: Final = 0.05
 #: After this many finished entries the queue is swept, so that its partitions are rotated.
@@ -81,12 +82,10 @@ class QueueMaintenance:
             for id in [id for id, due_at in self._next_sweep_at.items() if due_at <= now]:
                 await self._sweep(self._refs[id])
             pause_s = min(self._next_sweep_at.values()) - time.monotonic()
-            try:
+            with suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with the event.
                 async with asyncio.timeout(max(pause_s, 0.0)):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
 
     async def _sweep(self, ref: QueueRef) -> None:
         asked_at = time.monotonic()

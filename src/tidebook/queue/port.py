@@ -19,13 +19,13 @@ SLOW_PRIORITY: Final = 200
 PRIORITY_MAX: Final = 255
 #: The maximum number of entries in one call of `put`.
 ENTRIES_MAX: Final = 1_000
-#: Bytes of data in one put; a single entry may be larger.
+#: The maximum number of bytes of data in one put; a single entry may be larger.
 PUT_BYTES_MAX: Final = 16_000_000
 #: A hundred years.
 LEASE_MS_MAX: Final = 3_153_600_000_000
-#: Process dates that `due` reports for a queue.
+#: The maximum number of process dates that `due` reports for a queue.
 UPCOMING_MAX: Final = 200
-#: A worker that has not reported itself for this long counts as gone; later it is forgotten.
+#: A worker that has not reported itself for the first time counts as gone; after the second it is forgotten.
 WORKER_GONE_MS: Final = 35_000
 WORKER_FORGOTTEN_MS: Final = 3_600_000
 #: The tokens of a worker's claims begin with this many bytes of its id.
@@ -119,9 +119,9 @@ class LeasedEntry(msgspec.Struct, frozen=True, gc=False):
 
     keyhash: bytes
     token: bytes
-    #: The partition of the entry when it was claimed: a hint that saves a search.
+    #: Where the store finds the entry: in PostgreSQL its partition when it was claimed, in SQLite its row.
     slot: int = 0
-    #: The size of the bundle that holds the entry, 0 if none does: a hint that lets all of it be finished together.
+    #: The size of the bundle that contains the entry, 0 if none does; a whole bundle is finished in one step.
     together: int = 0
 
 
@@ -149,7 +149,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def held(self) -> LeasedEntry:
-        """Return what proves the lease."""
+        """Return the hash and token that prove the lease."""
         return LeasedEntry(self.keyhash, self.token, self.slot, self.together)
 
 
@@ -180,7 +180,7 @@ def limits_without_loss(claims: Sequence[FinishingClaim], finished: Set[LeasedEn
 
 
 def split_by_key(held: Sequence[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
-    """Split held entries into as few lists as needed for no key to occur twice in one."""
+    """Split held entries into as few lists as possible, so that no list contains a key twice."""
     while held:
         by_key = {each.keyhash: each for each in held}
         yield list(by_key.values())
@@ -260,7 +260,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
 
 
 class MaintenanceResult(msgspec.Struct, frozen=True):
-    """The result of a sweep: the numbers of expired entries, of expired leases, and of new dead letters."""
+    """The result of a sweep: the numbers of expired entries, expired leases and new dead letters."""
 
     expired: int = 0
     leases_expired: int = 0
@@ -281,15 +281,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
     failed: int
 
 
-class WorkerRow(msgspec.Struct, frozen=True):
+class WorkerRow(WorkerReport, frozen=True):
     """A worker as its last report describes it."""
 
-    id: bytes
-    name: str
-    concurrency: int
-    running: int
-    done: int
-    failed: int
     started_at: int
     reported_at: int
     now_ms: int
@@ -301,7 +295,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class WakeRequest(NamedTuple):
-    """A notification that an entry becomes due at `at`; None: poll the queue."""
+    """A notification that an entry becomes due at `at`. If that is None, poll the queue, or all of them if it is 0."""
 
     queue: int
     at: int | None

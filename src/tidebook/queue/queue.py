@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
@@ -35,8 +35,8 @@ from tidebook.runtime.micro_batcher import MicroBatcher
 CLAIM_MAX: Final = 10_000
 #: Claims of at most this many entries are stored entry by entry, since their callers seldom finish them together.
 SMALL_CLAIM: Final = 10
-#: How many entries the claims of one call request together, with few and with many claims waiting, and how many calls
-#: are in flight at once. With one call only, the store would idle while the callers work, and vice versa.
+#: How many entries one call requests for the claims that wait, if they are few and if they are many, and how many calls
+#: are in flight at once. With only one call, the store would idle while the callers work, and vice versa.
 CLAIM_GROUP, CLAIM_GROUP_MAX, CALLS_MAX = 256, 1_000, 2
 FINISH_GROUP: Final = 500
 
@@ -59,7 +59,7 @@ class ClaimCall(NamedTuple):
 
     @property
     def held(self) -> list[port.LeasedEntry]:
-        """Return what proves the leases of the finished jobs."""
+        """Return the hashes and tokens that prove the leases of the finished jobs."""
         return [job.held for job in self.finished]
 
 
@@ -268,7 +268,9 @@ class Queue(Generic[D]):
         ref = await self._ref()
         own_jobs = self._own_jobs(jobs)
         delay_ms = duration_ms(delay, "delay")
-        failures = [port.Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
+        # Without the characters that a database rejects: NUL and lone surrogates.
+        text = str(reason).replace("\x00", "")[:1_000].encode(errors="replace").decode()
+        failures = [port.Failure(job.held, delay_ms, text) for job in own_jobs]
         with self._ending("queue.fail", own_jobs):
             outcomes = await (await self._runtime.store()).fail(ref, failures)
             self._runtime.failed(ref, outcomes, delay_ms)
@@ -349,27 +351,31 @@ class Queue(Generic[D]):
         If a newer entry of its key is in the queue, the letter is merged into that one, which keeps its data.
         """
         ref = await self._runtime.find(self.name)
-        done = ref is not None and _is_id(id) and await (await self._runtime.store()).retry(ref, id)
-        self._require(id, found=done)
-        if ref is not None:
-            self._runtime.wake_listeners(ref)
+        if ref is None or not await (await self._runtime.store()).retry(ref, self._checked(id)):
+            raise self._no_letter(id)
+        self._runtime.wake_listeners(ref)
 
     async def edit(self, id: int, data: D) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
         kind, encoded = encode_data(self._runtime.check(self.name, data))
-        done = _is_id(id) and await (await self._runtime.store()).edit(ref, id, kind, encoded)
-        self._require(id, found=done)
+        if not await (await self._runtime.store()).edit(ref, self._checked(id), kind, encoded):
+            raise self._no_letter(id)
 
     async def drop(self, id: int) -> None:
         """Delete a dead letter."""
         ref = await self._runtime.find(self.name)
-        done = ref is not None and _is_id(id) and await (await self._runtime.store()).drop(ref, id)
-        self._require(id, found=done)
+        if ref is None or not await (await self._runtime.store()).drop(ref, self._checked(id)):
+            raise self._no_letter(id)
 
-    def _require(self, id: int, *, found: bool) -> None:
-        if not found:
-            raise NotFound(f"queue {self.name!r} has no dead letter {id}")
+    def _checked(self, id: int) -> int:
+        """Return the id of a dead letter; raise NotFound if none can have it."""
+        if type(id) is not int or not 0 <= id < 2**63:
+            raise self._no_letter(id)
+        return id
+
+    def _no_letter(self, id: int) -> NotFound:
+        return NotFound(f"queue {self.name!r} has no dead letter {id}")
 
     async def close(self) -> None:
         """Wait for the calls in flight."""
@@ -396,18 +402,16 @@ class Queue(Generic[D]):
             releasing.add_done_callback(self._releasing.discard)
 
     async def _give_back(self, jobs: list[Job[D]]) -> None:
-        try:
+        with suppress(TidebookError):  # they are due again when their lease expires
             await self.fail(jobs, reason="its claim was cancelled")
-        except TidebookError:  # they are due again when their lease expires
-            pass
 
     async def _claim_group(self, calls: Sequence[ClaimCall]) -> Sequence[list[Job[D]] | BaseException]:
-        """Serve concurrent claims; those of the same lease and kind share a call of the store.
+        """Serve concurrent claims; those with the same lease and `together` share calls of the store.
 
-        Its first call finishes the jobs that the callers have finished; one that has lost a lease claims nothing.
+        The first call also deletes the entries that callers have finished; a caller that has lost one claims nothing.
 
-        A claim that got nothing calls again while others got something: a call never mixes slow entries with others and
-        returns a bounded number of bytes, so only a call that returns nothing at all proves that nothing is due.
+        Callers that got nothing are served again while others got something: a call never mixes slow entries with
+        others and returns a bounded number of bytes, so only an empty result proves that nothing is due.
         """
         ref, store, decode = await self._ref(), await self._runtime.store(), self._runtime.decoder(self.name)
         shares: list[list[Job[D]]] = [[] for _ in calls]
@@ -514,12 +518,3 @@ def _held_by(claim: port.FinishingClaim) -> Sequence[port.LeasedEntry]:
 
 def _add(a: port.Put, b: port.Put) -> port.Put:
     return port.Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
-
-
-def _clean_reason(text: object) -> str:
-    """Return the text of an error without the characters that a database rejects: NUL and lone surrogates."""
-    return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()
-
-
-def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63

@@ -42,9 +42,7 @@ class Queues:
 
     async def names(self) -> list[str]:
         """Return the names of all queues."""
-        if self._runtime.is_missing:
-            return []
-        return [ref.name for ref in await (await self._runtime.store()).queues()]
+        return [ref.name for ref in await self._runtime.existing()]
 
     async def browser(self, name: str) -> BoundBrowser | None:
         """Return the bounded reads of a queue, for consoles; None if there is no such queue."""
@@ -53,10 +51,8 @@ class Queues:
 
     async def status(self) -> list[QueueStatus]:
         """Return the status of all queues."""
-        if self._runtime.is_missing:
-            return []
-        store = await self._runtime.store()
-        return [QueueStatus.of(ref, await store.counts(ref)) for ref in await store.queues()]
+        refs = await self._runtime.existing()
+        return [QueueStatus.of(ref, await (await self._runtime.store()).counts(ref)) for ref in refs]
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return the dead letters of all queues, newest first."""

@@ -87,12 +87,15 @@ class QueueRuntime:
         """Return whether the store is neither open nor on disk: reading a status must not create it."""
         return self._store is None and self._missing is not None and self._missing()
 
+    async def existing(self) -> list[QueueRef]:
+        """Return all queues, by name, without creating a store."""
+        return [] if self.is_missing else await (await self.store()).queues()
+
     async def find(self, name: str) -> QueueRef | None:
         """Return the queue as the store identifies it, or None; unlike `ref`, never create it."""
-        ref = self._refs.get(name)
-        if ref is not None or self.is_missing:
+        if (ref := self._refs.get(name)) is not None:
             return ref
-        return next((each for each in await (await self.store()).queues() if each.name == name), None)
+        return next((each for each in await self.existing() if each.name == name), None)
 
     async def waker(self) -> Waker:
         """Return the waker, which wakes listeners."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Iterable
 from typing import Any, Generic
 
 from tidebook.queue.entry import Date, Entry
-from tidebook.queue.job import D, Job
+from tidebook.queue.job import D
 from tidebook.queue.port import Put
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
@@ -56,19 +55,7 @@ class SyncQueue(BlockingFacade[Queue[D]], Generic[D]):
         self._portal.run(self._target.open())
         return self
 
-    def claim(
-        self,
-        limit: int = 1,
-        lease: timedelta | float | None = None,
-        *,
-        together: bool = True,
-        worker: bytes = b"",
-        finished: Job[D] | Sequence[Job[D]] = (),
-    ) -> list[Job[D]]:
-        """Claim due entries; see `Queue.claim`."""
-        claim = self._target.claim(limit, lease, together=together, worker=worker, finished=finished)
-        return self._portal.run(claim)
-
+    claim = blocking(Queue.claim)
     put_once = blocking(Queue.put_once)
     marks = blocking(Queue.marks)
     heartbeat = blocking(Queue.heartbeat)

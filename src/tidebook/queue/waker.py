@@ -6,6 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
@@ -372,10 +373,8 @@ class Waker:
         if self._watches.get(watch.ref.id) is watch:
             del self._watches[watch.ref.id]
             if watch.published_sleep is not None:
-                try:
+                with suppress(TidebookError):  # the published sleep expires anyway
                     await self._store.awake(self._sleeper, [watch.ref.id])
-                except TidebookError:  # the published sleep expires anyway
-                    pass
 
 
 def _reset_timer(

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -72,10 +72,8 @@ class HandlerThreads:
             except BaseException as raised:  # a future cannot hold StopIteration, and the worker survives the others
                 ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
                 outcome = raised if ordinary else RuntimeError(f"the handler raised {raised!r}")
-            try:
+            with suppress(RuntimeError):  # the loop was closed in the meantime
                 loop.call_soon_threadsafe(resolve_future, future, outcome)
-            except RuntimeError:  # the loop was closed in the meantime
-                pass
 
         if not self._idle.acquire(blocking=False) and self._started < self._threads_max:
             self._started += 1
@@ -174,7 +172,8 @@ class Worker:
             await self._cancel_all(list(self._running))  # not empty only after a cancellation or a failed claim
             await cancel_and_wait(heartbeats, listening, reports)
             self._threads.close()
-            await self._remove()
+            with suppress(TidebookError):  # otherwise it soon counts as gone
+                await self._queue.remove_worker(self._id)
 
     async def settle(self) -> None:
         """Return once no entry of the queue is due or being processed, by any worker."""
@@ -284,12 +283,6 @@ class Worker:
             except TidebookError as error:  # the next report may still be in time
                 log.debug("queue %s: the worker could not report itself: %s", self._queue.name, error)
             await asyncio.sleep(REPORT_S)
-
-    async def _remove(self) -> None:
-        try:
-            await self._queue.remove_worker(self._id)
-        except TidebookError:  # it is soon treated as gone
-            pass
 
     async def _drain(self) -> None:
         if not self._running:

@@ -204,10 +204,6 @@ class RemoteQueue(Queue):
         """Delete a dead letter."""
         await self._connection.call("queues.drop", self.name, self._checked(id))
 
-    def _checked(self, id: int) -> int:
-        self._require(id, found=type(id) is int and 0 <= id < 2**63)
-        return id
-
     async def close(self) -> None:
         """Do nothing: the book closes the connection."""
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 def test_an_idle_producer_accumulates_no_events(cluster: Cluster) -> None:
     target = cluster.target(OutboxSettings())
     target.channel(target.topic(cluster.topic(partitions=1)), fresh=True)
-    [producer] = target._producers().values()
+    [producer] = target._of_thread.by_name.values()
     assert producer.has_id()
     producer.poll(0)
     _: Any = threading.Event().wait(1)  # time in which events would accumulate
@@ -37,7 +37,7 @@ def test_an_idle_relay_serves_its_producers(
     maintain = KafkaTarget.maintain
 
     def counted(target: KafkaTarget) -> None:
-        maintained.append(len(target._producers()))
+        maintained.append(len(target._of_thread.by_name))
         maintain(target)
 
     monkeypatch.setattr(KafkaTarget, "maintain", counted)

@@ -249,7 +249,6 @@ async def test_effects_wait_for_an_unavailable_server(
             fail_at_first(accounts, "execute")
         else:
             fail_at_first(mail, "put_once")
-            monkeypatch.setattr(pay, "_queue_of", lambda name: mail)
         await book.journal("orders").append("o-1", [Event(1)])
         await bring(book, "orders")
         async with running(pay):

@@ -132,7 +132,7 @@ class KafkaChannel:
         return port.BatchSent()
 
     def _failed_outcome(self) -> port.Outcome:
-        """Return the outcome for the first failure. Messages in flight may still arrive: only a scan can tell."""
+        """Return the outcome for the first failure. Only a scan determines whether messages in flight have arrived."""
         error = self._failure.error or self._fatal
         assert error is not None
         codes = {each.code() for each in (self._failure.error, self._fatal) if each is not None}

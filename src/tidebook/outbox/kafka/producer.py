@@ -156,7 +156,7 @@ class RelayProducer(Producer):
 
     The client raises a fatal error out of `poll` and `flush`, and runs callbacks while the exception is propagating.
     Every call that they make then fails, a lock that they take is never released, and the error itself is wrapped or
-    lost. The client logs the error before that: callbacks only buffer lines, which are logged after it returns.
+    lost. The client logs the error before that: its lines are buffered, and logged after the call has returned.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -17,11 +17,11 @@ from tidebook.outbox.port import FoundMessages, RelaySession, refuse_journals
 
 READ_MAX = 1000
 STEP_S = 0.2
-#: How many offsets before the end the search for a last record begins: offsets have gaps.
+#: The search for the last record begins this many offsets before the end, because offsets have gaps.
 LOOK_BACK_OFFSETS = 100
 #: librdkafka's offset for n records before the end is this value minus n.
 _TAIL = -2000
-#: How long a scan may make no progress: another producer's open transaction may hide what follows it.
+#: For how long a scan may make no progress: another producer's open transaction hides the records after it.
 STALL_S_MAX = 10.0
 
 
@@ -68,7 +68,7 @@ def scan_range(
     found: set[int] = set()
     gaps = False
     # A transaction that was aborted is skipped. Without transactions everything is read: another producer's open
-    # transaction would otherwise hide what follows it for as long as it lasts.
+    # transaction would otherwise hide the records after it for as long as it is open.
     isolation = "read_committed" if session.fence is Fence.TRANSACTION else "read_uncommitted"
     assigned = [TopicPartition(topic, p, positions[p]) for p in remaining]
     progress_at = time.monotonic()

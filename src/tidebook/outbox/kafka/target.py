@@ -64,6 +64,11 @@ TRANSACTION_MS_MIN = 10_000
 GRACE_S = 1.0
 
 
+class _Producers(threading.local):
+    def __init__(self) -> None:
+        self.by_name: dict[str, RelayProducer] = {}
+
+
 class KafkaTarget(RelayTarget):
     """One Kafka cluster, shared by all threads of a relay.
 
@@ -83,7 +88,7 @@ class KafkaTarget(RelayTarget):
         self._admin = AdminClient(admin_config(kafka))
         self._topics: dict[str, tuple[float, TargetTopic]] = {}
         self._ends: dict[str, tuple[float, dict[int, int]]] = {}
-        self._local = threading.local()
+        self._of_thread = _Producers()
 
     # ---- topics
 
@@ -152,7 +157,7 @@ class KafkaTarget(RelayTarget):
         return {name: str(entry.value) for name, entry in found.items()}
 
     def _set_up_fence(self, topic: str, config: Mapping[str, str]) -> tuple[str | None, int]:
-        """Return why the broker cannot fence by timestamp (None if it can), and the age that it refuses."""
+        """Return why the broker cannot fence by timestamp (None if it can), and the age that records may have."""
         if config.get(TYPE) != "CreateTime":
             return f"{TYPE} is {config.get(TYPE)}: late messages are not refused; set it to CreateTime", 0
         before_ms = int(config.get(BEFORE_MAX, 0))
@@ -196,7 +201,7 @@ class KafkaTarget(RelayTarget):
 
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> KafkaChannel:
         """Return a channel over this thread's producer: one per message limit, or one per topic if transactional."""
-        producers = self._producers()
+        producers = self._of_thread.by_name
         transaction = topic.fence is Fence.TRANSACTION
         name = f"{topic.topic}:{topic.limit_bytes}" if transaction else str(topic.limit_bytes)
         producer = None if transaction and fresh else producers.get(name)
@@ -224,7 +229,7 @@ class KafkaTarget(RelayTarget):
 
     def _idempotent(self, topic: TargetTopic) -> RelayProducer:
         """Return a producer that has its id: waiting for it takes half a second, which a batch cannot spare."""
-        # Read from the log, not from statistics: those are emitted forever and pile up between polls.
+        # The id is read from the client's log lines. Statistics would be emitted forever, and pile up between polls.
         producer = RelayProducer(self._producer_settings(topic) | {"debug": "eos"})
         self._retry(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX
@@ -250,12 +255,6 @@ class KafkaTarget(RelayTarget):
             raise TimeoutError
         call.result()
 
-    def _producers(self) -> dict[str, RelayProducer]:
-        found: dict[str, RelayProducer] | None = getattr(self._local, "producers", None)
-        if found is None:
-            found = self._local.producers = {}
-        return found
-
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Scan the messages that the topic holds now for those of the session."""
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
@@ -265,7 +264,7 @@ class KafkaTarget(RelayTarget):
 
     def maintain(self) -> None:
         """Poll this thread's producers: the client's log lines and errors wait until they are polled."""
-        producers = self._producers()
+        producers = self._of_thread.by_name
         for name, producer in list(producers.items()):
             try:
                 producer.poll(0)

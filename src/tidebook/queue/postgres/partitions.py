@@ -10,13 +10,12 @@ from psycopg import errors
 
 from tidebook.core.errors import Unavailable
 from tidebook.postgres.connect import Connection
-from tidebook.queue.port import NEVER_MS, Drained, Period, QueueRef, QueueSettings
+from tidebook.queue.port import NEVER_MS, Period, QueueRef, QueueSettings
 from tidebook.queue.postgres.install import add_slot
 from tidebook.queue.postgres.statement_runner import StatementRunner
 
 SLOTS_MAX: Final = 24
-#: When a period ends, the last entries of a draining partition are moved to the current one if there are at most this
-#: many.
+#: When a period ends, a draining partition with at most this many entries is emptied into the current one.
 STRAGGLERS_MAX: Final = 1_000
 #: How long clearing and rotating may wait for a lock, since other statements queue up after them.
 _LOCK_MS_MAX: Final = 100
@@ -150,7 +149,7 @@ class Partitions:
         """Clear a drained partition; return False if it is not empty or still in use."""
         if await self._has_entries(connection, table, slot):
             return False
-        drained: Drained = settings.drained
+        drained = settings.drained
         name = f"{self._schema}.{table}_{slot}"
         try:
             async with connection.transaction():

@@ -17,6 +17,7 @@ from tidebook.postgres.errors import TRANSIENT, from_psycopg
 from tidebook.queue.port import Synchronous
 
 ATTEMPTS_MAX = 10
+Parameters = tuple[object, ...] | dict[str, object]
 
 
 class StatementRunner:
@@ -46,7 +47,7 @@ class StatementRunner:
             return await self.rows(sql, parameters, level=level)
 
     async def rows(
-        self, sql: str, parameters: tuple[object, ...], *, level: Synchronous | None = None, writes: bool = True
+        self, sql: str, parameters: Parameters, *, level: Synchronous | None = None, writes: bool = True
     ) -> list[tuple[Any, ...]]:
         """Execute a statement and return its rows."""
         started_at, attempts = time.monotonic(), 0

@@ -90,11 +90,8 @@ def uuid_array(values: Iterable[bytes]) -> str:
 
 def text_array(values: Iterable[str | None]) -> str:
     """Return an array of strings."""
-    return "{" + ",".join(["NULL" if value is None else _quote(value) for value in values]) + "}"
-
-
-def _quote(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    escaped = (None if value is None else value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(["NULL" if value is None else f'"{value}"' for value in escaped]) + "}"
 
 
 def put_parameters(queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int) -> Parameters:

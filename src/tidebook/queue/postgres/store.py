@@ -22,7 +22,6 @@ from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.puts import PutCall, put_in_transaction
 from tidebook.queue.postgres.statement_runner import StatementRunner
 from tidebook.queue.postgres.wakeups import PostgresWakeups
-from tidebook.queue.postgres.workers import PostgresWorkers
 
 CONNECTIONS_MAX = 4
 # Generic plans, because the statistics of these tables are outdated within a second. Reported changes are on the
@@ -36,7 +35,7 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(port.QueueSettings).decode
 
 
-class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, PostgresWorkers):
+class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
     """All queues of one schema of a database. Open it with `PostgresQueues.open`."""
 
     takes_transactions = True
@@ -115,7 +114,7 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
         return [_ref(row) for row in await self._runner.rows(sql, (), writes=False)]
 
     async def declare(self, queue: port.QueueRef, fields: bytes) -> port.QueueRef:
-        # The number of an older declaration serves too: a rolling upgrade uses both.
+        # An older declaration keeps its number, because a rolling upgrade uses both.
         table = f"{self._schema}.declaration"
         sql = f"SELECT max(format), max(format) FILTER (WHERE fields = %s) FROM {table} WHERE queue = %s"
         ((newest, number),) = await self._runner.rows(sql, (fields, queue.id), writes=False)
@@ -232,6 +231,24 @@ class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups, Post
         sql = f"SELECT paused_at FROM {self._schema}.queue WHERE id = %s"
         ((date_ms,),) = await self._runner.rows(sql, (queue.id,), writes=False)
         return None if date_ms is None else int(date_ms)
+
+    async def report_worker(self, queue: port.QueueRef, report: port.WorkerReport) -> None:
+        table = f"{self._schema}.worker"
+        await self._runner.rows(
+            f"""WITH forgotten AS (DELETE FROM {table} WHERE queue = %(queue)s AND id <> %(id)s::text::uuid
+                AND reported_at < {self._now} - {port.WORKER_FORGOTTEN_MS})
+            INSERT INTO {table} (queue, id, name, concurrency, running, done, failed, started_at, reported_at)
+            VALUES (%(queue)s, %(id)s::text::uuid, %(name)s, %(concurrency)s, %(running)s, %(done)s, %(failed)s,
+                {self._now}, {self._now})
+            ON CONFLICT (queue, id) DO UPDATE SET name = excluded.name, concurrency = excluded.concurrency,
+                running = excluded.running, done = excluded.done, failed = excluded.failed,
+                reported_at = excluded.reported_at RETURNING queue""",
+            msgspec.structs.asdict(report) | {"queue": queue.id, "id": report.id.hex()},
+        )
+
+    async def remove_worker(self, queue: port.QueueRef, id: bytes) -> None:
+        sql = f"DELETE FROM {self._schema}.worker WHERE queue = %s AND id = %s::text::uuid RETURNING queue"
+        await self._runner.rows(sql, (queue.id, id.hex()))
 
     async def heartbeat(
         self, queue: port.QueueRef, held: Sequence[port.LeasedEntry], *, lease_ms: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 
 import psycopg
 
@@ -21,7 +22,7 @@ _PAYLOAD = re.compile(r"([0-9]{1,10})(?: ([0-9]{1,18}))?")
 
 
 def parse_wake(payload: str) -> WakeRequest | None:
-    """Return the request in a notification; None if no put can have sent it, since any user may notify."""
+    """Return the request in a notification; None for one that no put sends: any user of the database may notify."""
     found = _PAYLOAD.fullmatch(payload)
     if found is None:
         return None
@@ -90,10 +91,7 @@ class PostgresWakeups:
 
     async def _withdraw_sleep(self) -> None:
         for sleeper in self._sleepers:
-            try:
-                await self._runner.rows(
-                    f"DELETE FROM {self._schema}.wake WHERE sleeper = %s RETURNING queue", (sleeper.hex(),)
-                )
-            except TidebookError:  # the published sleep expires anyway
-                pass
+            with suppress(TidebookError):  # the published sleep expires anyway
+                sql = f"DELETE FROM {self._schema}.wake WHERE sleeper = %s RETURNING queue"
+                await self._runner.rows(sql, (sleeper.hex(),))
         self._sleepers.clear()

@@ -13,16 +13,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidebook.queue.port import (
-    SLOW_PRIORITY,
-    Claimed,
-    FinishingClaim,
-    LeasedEntry,
-    QueueRef,
-    limits_without_loss,
-)
+from tidebook.queue.port import SLOW_PRIORITY, Claimed, FinishingClaim, LeasedEntry, QueueRef, limits_without_loss
 from tidebook.queue.sqlite.expired_leases import expire_leases
-from tidebook.queue.sqlite.reads import paused_at
+from tidebook.queue.sqlite.reads import NEXT_PRIORITY, paused_at
 from tidebook.queue.sqlite.tables import channel_of
 from tidebook.sqlite.writer import WriteTransaction
 
@@ -35,8 +28,6 @@ PICK_MAX = 1_000
 _ROWS = f"""SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
     process_at, expires_at, kind, CASE WHEN length(data) <= {INLINE_BYTES_MAX} THEN hex(data) ELSE length(data) END,
     trace))"""
-_NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
-    ORDER BY priority LIMIT 1"""
 _PICK = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_order
     WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2 AND e.process_at <= ?3 AND e.expires_at > ?3
     AND (e.key IS NULL OR NOT ?4 OR NOT EXISTS (SELECT 1 FROM entry AS h INDEXED BY entry_held
@@ -167,7 +158,7 @@ def _next_priority(
     connection: apsw.Connection, queue: int, min_priority: int, *, any_expired: bool
 ) -> tuple[int | None, bool]:
     """Return the next priority that has entries, and whether an expired lease is among them."""
-    waiting: int | None = connection.execute(_NEXT_PRIORITY, (queue, min_priority)).get
+    waiting: int | None = connection.execute(NEXT_PRIORITY, (queue, min_priority)).get
     if not any_expired:
         return waiting, False
     expired: int | None = connection.execute(_NEXT_EXPIRED, (queue, min_priority)).get

@@ -1,4 +1,4 @@
-"""Dead letters in SQLite: listed, and retried, edited, dropped and announced by the writer thread."""
+"""Dead letters in SQLite: the newest, and those that the writer thread retries, edits, drops and announces."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ _MERGES = (
 _NEWEST_HELD = """SELECT kind, data, format, trace FROM entry INDEXED BY entry_held
     WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND keyhash = ? ORDER BY id DESC LIMIT 1"""
 
-_SELECT = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
+LETTERS = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
     d.kind, d.data FROM dead AS d JOIN queue AS q ON q.id = d.queue"""
 _ANNOUNCEABLE = "d.announced_at IS NULL AND d.reserved_until <= ?"
 
 
-def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> bool:
+def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
+    return sum(_retry(session, now_ms, queue, id) for id in ids)
+
+
+def _retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> bool:
     """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
     execute = session.connection.execute
     rows: list[Any] = execute(_TAKE, (id, queue.id)).fetchall()
@@ -54,39 +58,27 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> b
     return True
 
 
-def retry_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Put dead letters back in this order; return how many still existed."""
-    return sum(retry(session, now_ms, queue, id) for id in ids)
-
-
 def drop_all(session: WriteTransaction, now_ms: int, queue: QueueRef, ids: Sequence[int]) -> int:
-    """Delete dead letters; return how many still existed."""
-    return sum(drop(session, now_ms, queue, id) for id in ids)
+    sql = "DELETE FROM dead WHERE queue = ? AND id IN (SELECT value FROM json_each(?))"
+    session.connection.execute(sql, (queue.id, msgspec.json.encode(list(ids)).decode()))
+    return session.connection.changes()
 
 
 def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
-    """Replace the data of a dead letter."""
     sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
     session.connection.execute(sql, (kind, data, queue.format, id, queue.id))
     return session.connection.changes() > 0
 
 
-def drop(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> bool:
-    """Delete a dead letter."""
-    session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (id, queue.id))
-    return session.connection.changes() > 0
-
-
 def unannounced(session: WriteTransaction, now_ms: int, limit: int, hold_ms: int) -> list[DeadLetterRow]:
     """Return dead letters that are neither reported nor reserved, oldest first, and reserve them for the caller."""
-    sql = f"{_SELECT} WHERE {_ANNOUNCEABLE} ORDER BY d.id LIMIT ?"
+    sql = f"{LETTERS} WHERE {_ANNOUNCEABLE} ORDER BY d.id LIMIT ?"
     found = [DeadLetterRow(*row) for row in session.connection.execute(sql, (now_ms, limit))]
     _update_all(session, "reserved_until", now_ms + hold_ms, [letter.id for letter in found])
     return found
 
 
 def announced(session: WriteTransaction, now_ms: int, ids: Sequence[int]) -> None:
-    """Mark dead letters as reported."""
     _update_all(session, "announced_at", now_ms, ids)
 
 
@@ -97,9 +89,8 @@ def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
 
 
 def newest(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
-    """Return dead letters, newest first."""
     where, parameters = ("", (limit,)) if queue is None else ("WHERE d.queue = ?", (queue.id, limit))
-    rows = connection.execute(f"{_SELECT} {where} ORDER BY d.id DESC LIMIT ?", parameters)
+    rows = connection.execute(f"{LETTERS} {where} ORDER BY d.id DESC LIMIT ?", parameters)
     return [DeadLetterRow(*row) for row in rows]
 
 

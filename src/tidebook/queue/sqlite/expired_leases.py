@@ -1,4 +1,4 @@
-"""Expired leases, failed entries and expired entries in SQLite: requeued, made dead letters, or deleted."""
+"""Entries that fail or expire, or whose lease does, in SQLite: requeued, made dead letters, or deleted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def requeue_expired(connection: apsw.Connection, queue: QueueRef, now_ms: int, h
 
 
 def sweep(session: WriteTransaction, now_ms: int, queue: QueueRef) -> MaintenanceResult:
-    """Expire leases and entries."""
     connection = session.connection
     expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
     connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
@@ -85,7 +84,6 @@ def sweep(session: WriteTransaction, now_ms: int, queue: QueueRef) -> Maintenanc
 
 
 def fail(session: WriteTransaction, now_ms: int, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
-    """Return entries to the queue, merge them, or make dead letters of them."""
     session.channels.add(channel_of(queue.id))
     return [_fail(session.connection, now_ms, queue, failure) for failure in failures]
 
@@ -123,7 +121,7 @@ def _retire(
 def _merge_into_sibling(
     connection: apsw.Connection, id: int, timeouts: int, now_ms: int, process_at: int | None
 ) -> bool:
-    """Merge an entry into the waiting one of its key; return False if there is none. Delete an expired one."""
+    """Merge an entry into the waiting one of its key; return False if there is none. An expired one is deleted."""
     sibling: int | None = connection.execute(_SIBLING, (id,)).get
     if sibling is None:
         return False

@@ -1,4 +1,4 @@
-"""Puts and feed marks in SQLite, run by the writer thread."""
+"""Puts and feed marks in SQLite, run by the writer thread; see `QueueStore`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 def put(session: WriteTransaction, now_ms: int, queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int) -> Put:
-    """Add entries; merge an entry whose key is already waiting into the waiting one."""
     session.channels.add(channel_of(queue.id))
     return insert(session.connection, now_ms, queue, entries, inserted_at)
 
@@ -48,7 +47,6 @@ def put_once(
     source: str,
     steps: Sequence[Step],
 ) -> Put | None:
-    """Move the marks and put the entries; return None if a mark has moved."""
     current = marks(session.connection, queue, source)
     if any(current.get(step.part) != step.before for step in steps):
         return None
@@ -58,7 +56,6 @@ def put_once(
 
 
 def marks(connection: apsw.Connection, queue: QueueRef, source: str) -> dict[int, str]:
-    """Return the mark of each part of a source."""
     sql = "SELECT part, place FROM mark WHERE queue = ? AND source = ?"
     return dict(connection.execute(sql, (queue.id, source)).fetchall())  # type: ignore[arg-type]
 

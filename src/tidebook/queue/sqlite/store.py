@@ -11,8 +11,9 @@ import apsw
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.queue.browse import BrowsedEntry, ClaimSummary, EntryFilter, EntryPlace, LetterFilter, LetterPage
+from tidebook.queue.browse import EntryPlace
 from tidebook.queue.port import (
+    WORKER_FORGOTTEN_MS,
     Claimed,
     Counts,
     DeadLetterRow,
@@ -30,9 +31,9 @@ from tidebook.queue.port import (
     WaitingEntry,
     WakeRequest,
     WorkerReport,
-    WorkerRow,
 )
-from tidebook.queue.sqlite import browse, claims, dead_letters, expired_leases, puts, reads, workers
+from tidebook.queue.sql_browser import SqlBrowser
+from tidebook.queue.sqlite import browse, claims, dead_letters, expired_leases, puts, reads
 from tidebook.queue.sqlite.tables import FILE, SCHEMA, channel_of
 from tidebook.runtime.clock import Clock, SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -42,13 +43,18 @@ from tidebook.sqlite.writer import WriteTransaction, unsynced
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
+_REPORT_WORKER = """INSERT INTO worker (queue, id, name, concurrency, running, done, failed, started_at, reported_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8) ON CONFLICT DO UPDATE SET name = excluded.name,
+    concurrency = excluded.concurrency, running = excluded.running, done = excluded.done, failed = excluded.failed,
+    reported_at = excluded.reported_at"""
 _decode = msgspec.json.Decoder(QueueSettings).decode
 
 
-class SqliteQueues:
+class SqliteQueues(SqlBrowser):
     """All queues of a folder, which several processes may open. The machine's clock is the store's clock."""
 
     takes_transactions = False
+    _statements = browse.STATEMENTS
 
     def __init__(self, folder: str | Path, *, clock: Clock | None = None, metrics: Metrics | None = None) -> None:
         self._file = SharedFile.open(folder, FILE, SCHEMA, metrics=metrics)
@@ -59,27 +65,25 @@ class SqliteQueues:
         self._closed = False
 
     async def queue(self, name: str, settings: QueueSettings | None = None) -> QueueRef:
-        rows = self._select("SELECT id, name, settings FROM queue WHERE name = ?", (name,))
+        rows = self._rows("SELECT id, name, settings FROM queue WHERE name = ?", (name,))
         if rows and (settings is None or _ref(rows[0]).settings == settings):
             return _ref(rows[0])
         return await self._write(_open_queue, name, settings)
 
     async def queues(self) -> list[QueueRef]:
-        return [_ref(row) for row in self._select("SELECT id, name, settings FROM queue ORDER BY name", ())]
+        return [_ref(row) for row in self._rows("SELECT id, name, settings FROM queue ORDER BY name", ())]
 
     async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
         return msgspec.structs.replace(queue, format=await self._write(_declare, queue, fields))
 
     async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
-        put: Put = await self._writer.run(self._run, (puts.put, (queue, entries, inserted_at)), _size_bytes(entries))
-        return put
+        return await self._write(puts.put, queue, entries, inserted_at, size_bytes=_size_bytes(entries))
 
     async def put_once(
         self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
     ) -> Put | None:
-        call = (puts.put_once, (queue, entries, inserted_at, source, steps))
-        put: Put | None = await self._writer.run(self._run, call, _size_bytes(entries))
-        return put
+        size_bytes = _size_bytes(entries)
+        return await self._write(puts.put_once, queue, entries, inserted_at, source, steps, size_bytes=size_bytes)
 
     async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
         return self._read(puts.marks, queue, source)
@@ -106,13 +110,10 @@ class SqliteQueues:
         return self._read(reads.paused_at, queue)
 
     async def report_worker(self, queue: QueueRef, report: WorkerReport) -> None:
-        await self._writer.run(self._run_unsynced, (workers.report, (queue, report)))
+        await self._writer.run(self._run_unsynced, (_report_worker, (queue, report)))
 
     async def remove_worker(self, queue: QueueRef, id: bytes) -> None:
-        await self._writer.run(self._run_unsynced, (workers.remove, (queue, id)))
-
-    async def workers(self, queue: QueueRef, *, limit: int = 100) -> list[WorkerRow]:
-        return self._read(workers.workers, queue, self._clock.now_ms(), limit)
+        await self._writer.run(self._run_unsynced, (_remove_worker, (queue, id)))
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         call = (claims.heartbeat, (held, lease_ms))
@@ -168,29 +169,8 @@ class SqliteQueues:
     async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         return self._read(dead_letters.newest, queue, limit)
 
-    async def browse(
-        self, queue: QueueRef, wanted: EntryFilter, *, after: EntryPlace | None = None, limit: int = 100
-    ) -> list[BrowsedEntry]:
-        return self._read(browse.browse, queue, self._clock.now_ms(), wanted, after, limit)
-
-    async def count_up_to(self, queue: QueueRef, wanted: EntryFilter, *, limit: int) -> int:
-        return self._read(browse.count_up_to, queue, self._clock.now_ms(), wanted, limit)
-
-    async def claims(self, queue: QueueRef, *, limit: int = 100) -> list[ClaimSummary]:
-        return self._read(browse.claims, queue, limit)
-
     async def remove(self, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
         return await self._write(browse.remove, queue, places)
-
-    async def letters(
-        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None, limit: int = 100
-    ) -> LetterPage:
-        return self._read(browse.letters, queue, wanted, before, limit)
-
-    async def letter_ids(
-        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None
-    ) -> tuple[list[int], int | None]:
-        return self._read(browse.letter_ids, queue, wanted, before)
 
     async def retry_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
         return await self._write(dead_letters.retry_all, queue, ids)
@@ -198,20 +178,14 @@ class SqliteQueues:
     async def drop_all(self, queue: QueueRef, ids: Sequence[int]) -> int:
         return await self._write(dead_letters.drop_all, queue, ids)
 
-    async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
-        return self._read(browse.letter, queue, id)
-
-    async def count_letters(self, queue: QueueRef, *, limit: int) -> int:
-        return self._read(browse.count_letters, queue, limit)
-
     async def retry(self, queue: QueueRef, id: int) -> bool:
-        return await self._write(dead_letters.retry, queue, id)
+        return await self.retry_all(queue, [id]) == 1
 
     async def edit(self, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
         return await self._write(dead_letters.edit, queue, id, kind, data)
 
     async def drop(self, queue: QueueRef, id: int) -> bool:
-        return await self._write(dead_letters.drop, queue, id)
+        return await self.drop_all(queue, [id]) == 1
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         if not self._read(dead_letters.any_unannounced, self._clock.now_ms()):
@@ -229,9 +203,11 @@ class SqliteQueues:
         await self._write(lambda session, now_ms: None)  # it returns once all earlier writes are committed
         await asyncio.to_thread(self._file.release)
 
-    async def _write(self, function: Callable[[WriteTransaction, int, *Ts], T], *arguments: *Ts) -> T:
+    async def _write(
+        self, function: Callable[[WriteTransaction, int, *Ts], T], *arguments: *Ts, size_bytes: int = 0
+    ) -> T:
         """Call a function in the writer thread, with its transaction, the time and these arguments."""
-        result: T = await self._writer.run(self._run, (function, arguments))
+        result: T = await self._writer.run(self._run, (function, arguments), size_bytes)
         return result
 
     def _run(self, session: WriteTransaction, calls: Sequence[_Call]) -> list[Any]:
@@ -256,8 +232,14 @@ class SqliteQueues:
         except apsw.Error as error:
             raise self._file.database.failure(error) from error
 
-    def _select(self, sql: str, parameters: tuple[Any, ...]) -> list[Any]:
+    def _rows(self, sql: str, parameters: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
         return self._read(lambda connection: connection.execute(sql, parameters).fetchall())
+
+    async def _select(self, sql: str, queue: QueueRef, **parameters: object) -> list[Any]:
+        return self._rows(sql, {"queue": queue.id, "now": self._clock.now_ms(), **parameters})
+
+    async def _time_ms(self) -> int:
+        return self._clock.now_ms()
 
 
 def _open_queue(session: WriteTransaction, now_ms: int, name: str, settings: QueueSettings | None) -> QueueRef:
@@ -295,6 +277,16 @@ def _declare(session: WriteTransaction, now_ms: int, queue: QueueRef, fields: by
         number = (newest or 0) + 1
         execute("INSERT INTO declaration VALUES (?, ?, ?, ?)", (queue.id, number, fields, now_ms))
     return int(number)
+
+
+def _report_worker(session: WriteTransaction, now_ms: int, queue: QueueRef, report: WorkerReport) -> None:
+    forget = "DELETE FROM worker WHERE queue = ? AND reported_at < ?"
+    session.connection.execute(forget, (queue.id, now_ms - WORKER_FORGOTTEN_MS))
+    session.connection.execute(_REPORT_WORKER, (queue.id, *msgspec.structs.astuple(report), now_ms))
+
+
+def _remove_worker(session: WriteTransaction, now_ms: int, queue: QueueRef, id: bytes) -> None:
+    session.connection.execute("DELETE FROM worker WHERE queue = ? AND id = ?", (queue.id, id))
 
 
 def _ref(row: tuple[int, str, bytes]) -> QueueRef:

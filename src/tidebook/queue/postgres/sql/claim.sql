@@ -1,9 +1,10 @@
--- Claim due entries for callers that share this call, by priority, process date and age; the rows of a caller begin at
--- its number in p_places. Slow priorities (200 and above) are claimed only if nothing else was; a call returns at most
--- 64 MB. The statement that picks also checks whether a key is held: within one snapshot a waiting entry is never
--- visible without the entry that holds its key. That is a scalar subquery, as NOT EXISTS would be planned as a join.
--- A paused queue gives out nothing: the lock orders this call before the pause, which waits for it, or after it.
--- Of a key that may be held several times, a call returns one entry: its hash and the call's token identify it.
+-- Claim due entries for callers that share this call, by priority, process date and age: the entries from number
+-- p_places[i] on are for the caller with p_tokens[i]. Slow priorities (200 and above) are claimed only if nothing else
+-- was; a call returns at most 64 MB. The statement that picks entries also checks whether their keys are held: within
+-- one snapshot a waiting entry is never visible without the entry that holds its key. The check is a scalar subquery,
+-- because NOT EXISTS would be planned as a join.
+-- A claim of a paused queue returns nothing. The lock orders each claim before the pause, which waits for it, or after.
+-- If a key may be held several times, a call returns one entry of it, identified by its hash and the call's token.
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limit integer, p_places bigint[], p_tokens uuid[], p_lease bigint, p_max smallint,
     p_serial boolean, p_together boolean

@@ -40,7 +40,8 @@ BEGIN
     RETURNING e.keyhash, e.lease_until;
 END $heartbeat$;
 
--- Delete an entry that has expired, or that timed out or failed too often and is a dead letter; null: it is neither.
+-- Delete an entry that has expired, or that timed out or failed too often and becomes a dead letter; return which of
+-- the two, or null if neither applies.
 CREATE OR REPLACE FUNCTION @schema@.@table@_retire(
     p_now bigint, p_timeouts integer, p_max smallint, p_reason text, p_slot smallint, p_ctid tid
 ) RETURNS text LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $retire$

@@ -1,5 +1,5 @@
--- Put entries, merging each into the waiting entry of its key: that of the current partition by ON CONFLICT, one of an
--- older partition, or one with an expired lease, which counts as waiting, by deleting it.
+-- Put entries, each merged into the waiting entry of its key. In the current partition ON CONFLICT merges; an entry in an
+-- older partition, or with an expired lease (which counts as waiting), is deleted and its values are used here.
 -- The entries are sorted by keyhash, so that two puts never deadlock; `p_order` is their order in the call.
 CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     p_queue integer, p_inserted_at bigint, p_format integer, p_hashes uuid[], p_order smallint[], p_priorities smallint[],
