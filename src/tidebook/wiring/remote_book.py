@@ -6,8 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+import msgspec
+
 from tidebook.api.health import LiveResponse
-from tidebook.api.journals import TopicResponse
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
@@ -66,7 +67,7 @@ class RemoteBook(Book):
         return found
 
     def _keep_journal(self, journal: Journal) -> None:
-        self._journals.keep(journal.topic, journal)  # it has nothing to close
+        self._journals.keep(journal.topic, journal)  # a remote journal has nothing to close
 
     @property
     def tags(self) -> Tags:
@@ -122,18 +123,9 @@ class RemoteBook(Book):
         return topics
 
     async def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
-        found: TopicResponse = await self._connection.call("topics.describe", topic_name(topic))
-        return TopicDescription(
-            topic=found.topic,
-            kind=found.kind,
-            partitions=found.partitions,
-            epoch=found.epoch,
-            starts=tuple(found.starts),
-            ends=tuple(found.ends),
-            pointers=tuple(found.pointers),
-            lag=found.lag,
-        )
+        """Return a topic's kind, partitions, epoch, offsets and lag; raise `NotFound` if it does not exist."""
+        found = await self._connection.call("topics.describe", topic_name(topic))
+        return msgspec.convert(found, TopicDescription, from_attributes=True)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
@@ -155,7 +147,7 @@ class RemoteBook(Book):
         self._refuse_server_part("the health of the book (/v1/health/ready)")
 
     async def settle(self, *, timeout_s: float = 30.0) -> NoReturn:
-        """Raise `InvalidInput`: settling a book is for tests that open it."""
+        """Raise `InvalidInput`: only a process that has the book itself open can settle it."""
         self._refuse_server_part("the log")
 
     async def create(self) -> None:
