@@ -51,7 +51,7 @@ from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
 
-#: How many journals' last positions are remembered, so that a retried append can detect a forgotten first attempt.
+#: The last position is remembered for this many journals: `_send_append` needs it for the retry of an append.
 POSITIONS_MAX: Final = 10_000
 #: How many batches of `append_many` are in flight at once.
 BATCHES_IN_FLIGHT_MAX: Final = 4
@@ -72,7 +72,7 @@ class RemoteJournal(Journal):
         self.topic = topic_name(topic)
         self._connection = connection
         self._ids = ids
-        #: Called after the first append: then there is something to remember.
+        #: Called after the first append: the book must keep this object, because it remembers positions from then on.
         self._on_open = on_open
         #: The partition and the offset in the last response for each journal.
         self._positions: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -116,8 +116,7 @@ class RemoteJournal(Journal):
         """
         journal_id(id)
         encode_append(_CHECKED_AS, self._ids, events, expected, at, expire_after, append_id, retry, incarnation)
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _refuse_incarnation(incarnation)
         with tracing.span("journal.append", topic=self.topic) as span:
             body = AppendBody(
                 _event_bodies(tracing.with_context(events, span)),
@@ -132,8 +131,8 @@ class RemoteJournal(Journal):
 
     async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
-        # The log ended here or later before the first attempt, so the fold can determine which appends it has
-        # forgotten.
+        # The first attempt is appended after the journal's last known offset: by this floor the fold determines whether
+        # it may have evicted that attempt from the appends that it remembers.
         partition, offset = self._positions.get(id, (None, -1))
         retry, unanswered = body.retry, False
         if retry is None:
@@ -249,10 +248,8 @@ class RemoteJournal(Journal):
         """Return what `read` returns, with the rows decoded by `decode`."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
-        if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _check_barrier(barrier)
+        _refuse_incarnation(incarnation)
         query: dict[str, object] = {
             "start": start if start != FIRST else None,
             "end": end if end != LAST else None,
@@ -285,8 +282,7 @@ class RemoteJournal(Journal):
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
         """Return the last seq_nr, or None if there is no journal."""
-        if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
+        _check_barrier(barrier)
         query = {"barrier": barrier}
         try:
             response = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
@@ -306,8 +302,7 @@ class RemoteJournal(Journal):
         self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
     ) -> None:
         """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _refuse_incarnation(incarnation)
         numbers.seq_nr(seq_nr)
         body = SnapshotBody(*encoded_payload_to(*encode_payload(payload)))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
@@ -341,6 +336,16 @@ class RemoteJournal(Journal):
         """Do nothing: the book closes the connection."""
 
 
+def _check_barrier(barrier: BarrierKind | None) -> None:
+    if barrier not in (None, "mark", "offset"):
+        raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
+
+
+def _refuse_incarnation(incarnation: Position | None) -> None:
+    if incarnation is not None:
+        raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+
+
 def _carried(span: tracing.TraceSpan | None) -> str | None:
     return None if span is None else span.carried
 
@@ -371,22 +376,16 @@ def _retry_body(retry: OutcomeUnknown) -> RetryBody:
 
 
 def _decode_page(lines: Sequence[EventLine], decode: DecodeRows[E]) -> Iterable[E]:
-    """Decode the events of lines as those of rows: typed journals decode stored rows."""
+    """Decode the events of lines; `decode` takes stored rows, so each line is converted to a row first."""
     if decode is read_events:
         return [line.event() for line in lines]  # type: ignore[misc]
-    return [
-        event
-        for line in lines
-        for event in decode(
-            [EventRow(line.seq_nr, encode_event(_event(line)), line.timestamp_ms, Position(1, line.offset), 0)],
-            line.partition,
-        )
-    ]
+    return [event for line in lines for event in decode([_row(line)], line.partition)]
 
 
-def _event(line: EventLine) -> Event[Any]:
+def _row(line: EventLine) -> EventRow:
     payload = payload_from(line.payload, line.payload_base64)
-    return Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
+    event = Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
+    return EventRow(line.seq_nr, encode_event(event), line.timestamp_ms, Position(1, line.offset), 0)
 
 
 def _batch_result(response: BatchAppendResponse) -> Appended | TidebookError:

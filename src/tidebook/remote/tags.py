@@ -136,7 +136,7 @@ async def _no_events() -> AsyncIterator[TaggedEvent]:
 
 
 def _tagged_event(tag: str, line: TaggedEventLine) -> TaggedEvent:
-    """Return the event of a line, as a stream of the store has it; its incarnation is not sent."""
+    """Return the event of a line as the stream of a store returns it, except for its incarnation, which is not sent."""
     place = decode_offset(tag, line.tag_offset)
     payload = line.payload if line.payload_base64 is msgspec.UNSET else line.payload_base64
     event = Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)

@@ -17,9 +17,8 @@ from tidebook.outbox.outbox import AsyncOutbox, Outbox
 from tidebook.queue.queues import Queues
 from tidebook.remote.connection import Connection
 from tidebook.remote.journal import RemoteJournal
-from tidebook.remote.outbox import RemoteOutbox
+from tidebook.remote.outbox import RemoteOutbox, SyncRemoteOutbox
 from tidebook.remote.queue import RemoteQueues
-from tidebook.remote.sync import SyncRemoteOutbox
 from tidebook.remote.tags import RemoteTags
 from tidebook.remote.wal import RemoteWal
 from tidebook.runtime.blocking_portal import BlockingPortal
