@@ -182,18 +182,13 @@ def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list
         checks.append(ServerCheck("sql role", False, detail))
     user, queues = found.user, found.queue_schema
     if found.outbox_schema is not None:
-        checks.append(
-            ServerCheck("sql permissions", True, f"the outbox's tables exist in schema {found.outbox_schema}")
-        )
+        ok, detail = True, f"the outbox's tables exist in schema {found.outbox_schema}"
     elif found.may_create:
-        detail = f"{user} may create the outbox's tables in schema {found.schema}"
-        checks.append(ServerCheck("sql permissions", True, detail))
+        ok, detail = True, f"{user} may create the outbox's tables in schema {found.schema}"
     else:
-        detail = (
-            f"{user} may not create tables in schema {found.schema or '(none)'}: GRANT CREATE ON SCHEMA … TO {user}"
-        )
-        detail += ", or let an administrator run 'tidebook outbox migrate'"
-        checks.append(ServerCheck("sql permissions", False, detail))
+        ok, detail = False, f"{user} may not create tables in schema {found.schema or '(none)'}: "
+        detail += f"GRANT CREATE ON SCHEMA … TO {user}, or let an administrator run 'tidebook outbox migrate'"
+    checks.append(ServerCheck("sql permissions", ok, detail))
     if found.has_queues and not found.may_use_queues:
         detail = (
             f"{user} may not use schema {queues}: GRANT USAGE ON SCHEMA {queues} TO {user}, and rights on its tables"
@@ -250,18 +245,17 @@ def judge_mysql(found: MysqlFacts, began_s: float, ended_s: float) -> list[Serve
     if found.read_only:
         detail = "this server is read-only, as a replica is: name the primary in [sql] url"
         checks.append(ServerCheck("sql role", False, detail))
+    ok: bool | None = True
     if found.database is None:
-        checks.append(ServerCheck("sql permissions", False, "[sql] url names no database: add /NAME to it"))
+        ok, detail = False, "[sql] url names no database: add /NAME to it"
     elif found.has_outbox:
-        checks.append(ServerCheck("sql permissions", True, f"the outbox's tables exist in {found.database}"))
+        detail = f"the outbox's tables exist in {found.database}"
     elif found.may_create:
         detail = f"{found.user} may create the outbox's tables in {found.database}"
-        checks.append(ServerCheck("sql permissions", True, detail))
     else:  # a role may grant it: the rights of roles are not listed
-        user, database = found.user, found.database
-        detail = f"no grant lets {user} create tables in {database}: GRANT CREATE ON {database}.* TO …"
-        detail += ", or let an administrator run 'tidebook outbox migrate'"
-        checks.append(ServerCheck("sql permissions", None, detail))
+        ok, detail = None, f"no grant lets {found.user} create tables in {found.database}: "
+        detail += f"GRANT CREATE ON {found.database}.* TO …, or let an administrator run 'tidebook outbox migrate'"
+    checks.append(ServerCheck("sql permissions", ok, detail))
     return checks
 
 

@@ -456,7 +456,7 @@ async def test_the_audit_shows_who_did_what_and_that_its_chains_are_whole(tmp_pa
             "2", "DATE", "local admin", "127.0.0.1", "journals.purge", f"/v1/journals/{TOPIC}/{ID}", "204"
         ]  # fmt: skip
         assert page.rows[2][4] == "server.start"
-        assert "2 entries of 1 chain are whole." in page.words
+        assert "2 entries of 1 chain are intact." in page.words
 
 
 async def test_settings_show_where_each_value_came_from(tmp_path: Path) -> None:
