@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-#: Replaces `typing.TYPE_CHECKING`: importing `typing` would delay the moment from which the command line handles Ctrl-C.
+#: Replaces `typing.TYPE_CHECKING`: importing `typing` would delay the handling of Ctrl-C by the command line.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -64,7 +64,7 @@ _decode_event = msgspec.json.Decoder(EventLine).decode
 
 
 class RemoteJournal(Journal):
-    """The journals of one topic, addressed by id; every method is a request to the server."""
+    """The journals of one topic on a server; each method is a request. `Journal` documents the methods."""
 
     def __init__(
         self, topic: str, connection: Connection, ids: Ids, *, on_open: Callable[[Journal], object] | None = None
@@ -80,12 +80,10 @@ class RemoteJournal(Journal):
         self._epoch: int | None = None
 
     async def topic_config(self) -> TopicConfig:
-        """Return the configuration of the topic; raise NotFound if the topic does not exist."""
         response: TopicConfigResponse = await self._connection.call("topics.config", self.topic)
         return response.config()
 
     async def exists(self) -> bool:
-        """Return whether the topic exists."""
         try:
             await self._connection.call("topics.describe", self.topic)
         except NotFound:
@@ -93,7 +91,6 @@ class RemoteJournal(Journal):
         return True
 
     async def create(self) -> TopicConfig:
-        """Create the topic if it does not exist, as the first append would, and return its configuration."""
         response: TopicConfigResponse = await self._connection.call("topics.create", self.topic)
         return response.config()
 
@@ -130,6 +127,7 @@ class RemoteJournal(Journal):
             return await self._send_append(id, body, _carried(span))
 
     async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
+        """Send an append; repeat a request without a response under the same append id, so that it is applied once."""
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
         # The first attempt is appended after the journal's last known offset: by this floor the fold determines whether
         # it may have evicted that attempt from the appends that it remembers.
@@ -186,7 +184,6 @@ class RemoteJournal(Journal):
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
     ) -> list[Appended | TidebookError]:
-        """Append to many journals; each append is atomic, and its result or error is at its index."""
         try:
             pairs = [(id, events) for id, events in items]
         except (TypeError, ValueError) as error:
@@ -219,12 +216,10 @@ class RemoteJournal(Journal):
         return [_batch_result(each) for each in response.results]
 
     async def delete(self, id: str, *, to: int) -> None:
-        """Delete the events up to and including `to`, never future ones. See `Journal.delete`."""
         numbers.seq_nr(to, name="to")
         await self._connection.call("journals.delete", self.topic, journal_id(id), query={"to": to})
 
     async def purge(self, id: str) -> None:
-        """Remove the journal with all its events, if it exists; the next append starts again at 1."""
         await self._connection.call("journals.purge", self.topic, journal_id(id))
 
     async def purge_expired(self, id: str, head: Head) -> bool:
@@ -245,7 +240,6 @@ class RemoteJournal(Journal):
         barrier: BarrierKind | None = None,
         incarnation: Position | None = None,
     ) -> AsyncIterator[E]:
-        """Return what `read` returns, with the rows decoded by `decode`."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
         _check_barrier(barrier)
@@ -281,7 +275,6 @@ class RemoteJournal(Journal):
                         yield each
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
-        """Return the last seq_nr, or None if there is no journal."""
         _check_barrier(barrier)
         query = {"barrier": barrier}
         try:
@@ -292,7 +285,6 @@ class RemoteJournal(Journal):
         return seq_nr
 
     async def ids(self) -> AsyncIterator[str]:
-        """Return the ids of all journals of the topic, each once, in no particular order."""
         async with aclosing(self._connection.lines("journals.ids", self.topic)) as pages:
             async for page in pages:
                 for line in _decode_ids(page):
@@ -301,14 +293,12 @@ class RemoteJournal(Journal):
     async def save_snapshot(
         self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
     ) -> None:
-        """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
         _refuse_incarnation(incarnation)
         numbers.seq_nr(seq_nr)
         body = SnapshotBody(*encoded_payload_to(*encode_payload(payload)))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
 
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
-        """Return the newest snapshot at or below `to` of the current incarnation, or None."""
         numbers.seq_nr(to, name="to")
         query = {"to": to if to != LAST else None}
         try:
@@ -319,7 +309,6 @@ class RemoteJournal(Journal):
         return Snapshot(found.seq_nr, payload, found.timestamp_ms)
 
     async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
-        """Delete the snapshots at or below `to`."""
         numbers.seq_nr(to, name="to")
         query = {"to": to if to != LAST else None}
         await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)

@@ -31,9 +31,10 @@ from tidebook.wiring.topics import TopicDescription
 
 
 class RemoteBook(Book):
-    """A book that a server has open. Methods that need its log, store or database raise `InvalidInput`.
+    """A book that a server has open; methods that need its log, store or database raise `InvalidInput`.
 
-    A request without a response is repeated for half a minute, so that callers do not notice a restart of the server.
+    `Book` documents the methods. A request without a response is repeated for half a minute, so that callers do not
+    notice a restart of the server.
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
@@ -76,7 +77,6 @@ class RemoteBook(Book):
         return self._tags
 
     def wal(self, namespace: str) -> Wal:
-        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         found = self._wals.find(namespace)
         if found is None:
             made = RemoteWal(namespace, self._connection, on_open=lambda wal: self._keep_wal(cast(Wal, wal)))
@@ -88,7 +88,6 @@ class RemoteBook(Book):
 
     @property
     def queues(self) -> Queues:
-        """All work queues of the book."""
         if self._queues is None:
             self._queues = RemoteQueues(self._connection, **self._shared())
         return self._queues
@@ -113,21 +112,17 @@ class RemoteBook(Book):
 
     @property
     def forked(self) -> bool:
-        """Whether the book was opened in a parent of this process; such a book cannot be used here."""
         return self._connection.forked
 
     async def topics(self) -> list[str]:
-        """Return the names of the topics that hold journals, sorted."""
         topics: list[str] = (await self._connection.call("topics.list")).topics
         return topics
 
     async def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic's kind, partitions, epoch, offsets and lag; raise `NotFound` if it does not exist."""
         found = await self._connection.call("topics.describe", topic_name(topic))
         return msgspec.convert(found, TopicDescription, from_attributes=True)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
         await self._connection.call("topics.delete", topic_name(topic))
         self._journals.remove(topic)
 
