@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
@@ -225,9 +225,9 @@ def load_callable(text: str) -> Callable[..., Any]:
 async def application_parts(make: Callable[..., Any], book: Book) -> AsyncIterator[list[object]]:
     """Call an application's function and yield its parts; if it returns a context manager, stay inside it."""
     made = make(book)
-    if hasattr(made, "__aenter__"):
-        async with made as parts:
-            yield list(parts) if isinstance(parts, Iterable) else [parts]
-        return
-    parts = await made if inspect.isawaitable(made) else made
-    yield list(parts) if isinstance(parts, Iterable) else [parts]
+    async with AsyncExitStack() as stack:
+        if hasattr(made, "__aenter__"):
+            parts = await stack.enter_async_context(made)
+        else:
+            parts = await made if inspect.isawaitable(made) else made
+        yield list(parts) if isinstance(parts, Iterable) else [parts]

@@ -341,7 +341,7 @@ async def test_a_long_journal_shows_its_timeline_its_pages_and_how_far_a_filter_
         }
         assert [row[0] for row in last.rows[1:]] == [str(n) for n in range(71, 121)]
         assert "First Previous" in last.words
-        assert "Events by time (UTC), estimated from a few" in last.words
+        assert "Events by time (UTC), estimated from some of them" in last.words
         first = await shown(http, "/journal", at=1, **journal)
         assert [row[0] for row in first.rows[1:]] == [str(n) for n in range(6, 56)]
         assert "Next Last" in first.words

@@ -31,7 +31,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DumpRow(msgspec.Struct, frozen=True):
-    """Some bytes: their place, in hexadecimal, and as text."""
+    """A row of a dump: the place of its bytes, the bytes in hexadecimal, and as text."""
 
     at: str
     hex: str
@@ -39,7 +39,7 @@ class DumpRow(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of some bytes."""
+    """A part of some bytes, as rows, and its place among them."""
 
     rows: list[DumpRow]
     start: int

@@ -1,4 +1,4 @@
-"""The effective settings of the book, where each came from, and no secret."""
+"""The effective settings of the book and their origins, without secrets."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ TOPICS_MAX: Final = 20_000
 REGIONS_MAX: Final = 50
 QUEUES_MAX: Final = 1_000
 PARKED_MAX: Final = 100
-#: How many partitions are read at once from servers, and how many topics between two pauses for other work.
+#: How many topics are read at once; after each such group, other requests may run.
 TOPICS_AT_ONCE: Final = 20
 #: The age of the first unreplicated record is read for this many topics: those that lag most.
 LAGGING_MAX: Final = 20
