@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-#: As in `typing`, which takes longer to import than all that the command line needs before it handles Ctrl-C.
+#: Replaces `typing.TYPE_CHECKING`: importing `typing` would delay the handling of Ctrl-C by the command line.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-if sys.platform == "win32":  # the files of a book are shared by locks that only POSIX has
+if sys.platform == "win32":  # processes share a book's files through POSIX locks
     raise ImportError("Tidebook runs on Linux and macOS; on Windows, run it in WSL 2")
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tidebook.core.replication_plan import TagRow
 from tidebook.core.segments import event_segment, head_segment
 from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
-from tidebook.wiring.lazy_folder import LazyStore
+from tidebook.wiring.lazy_adapters import LazyStore
 
 #: Greater than anything that Tidebook writes: of two cells with equal timestamps Cassandra keeps the greater value.
 GARBAGE = b"\xff\xfe garbage"

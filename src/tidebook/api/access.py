@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-#: The length of a token's name, and of its prefix.
+#: The maximum length of a token's name and of its prefix.
 TEXT_CHARS_MAX: Final = 200
 RoleName = Literal["viewer", "operator", "admin"]
 

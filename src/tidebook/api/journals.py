@@ -41,12 +41,6 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             payload = checked_payload(payload)
         return Event(payload, tags=self.tags, metadata=self.metadata, type=self.type, version=self.version)
 
-    @classmethod
-    def of(cls, event: Event) -> EventBody:
-        """Return the request form of an event."""
-        metadata = None if event.metadata is None else dict(event.metadata)
-        return cls(*payload_to(event.payload), tuple(sorted(event.tags)), metadata, event.type, event.version)
-
 
 class RetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fields of the `outcome-unknown` problem of an earlier attempt, so that the retry makes no duplicate."""
@@ -109,7 +103,7 @@ class AppendBatchResponse(msgspec.Struct, frozen=True):
 
 
 class EventLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An event as it is read: one line of NDJSON, or the data of one server-sent event; in the order of `ReadEvent`."""
+    """An event as it is read: one line of NDJSON, or the data of one server-sent event; fields as in `ReadEvent`."""
 
     seq_nr: int
     payload: Any = UNSET

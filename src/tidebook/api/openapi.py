@@ -76,15 +76,8 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": _PARAMETERS.get(name, {"type": "string", "minLength": 1}),
-        }
-        for name in route.parameters
-    ]
+    schemas = {name: _PARAMETERS.get(name, {"type": "string", "minLength": 1}) for name in route.parameters}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name, schema in schemas.items()]
 
 
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
@@ -109,9 +102,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headers(route: Route) -> list[dict[str, Any]]:
-    found = [
-        ("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled."),
-    ]
+    found = [("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled.")]
     if route.mutates and not route.returns_secret:
         text = "A repeat with the same key gets the same response and changes nothing."
         found.append(("Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,200}$"}, text))
@@ -124,9 +115,7 @@ def _headers(route: Route) -> list[dict[str, Any]]:
 
 
 def _response(route: Route) -> dict[str, Any]:
-    description = (
-        " ".join((inspect.getdoc(route.response) or route.summary).split()) if route.response else route.summary
-    )
+    description = " ".join(((route.response and inspect.getdoc(route.response)) or route.summary).split())
     if route.form == "none":
         return {"description": description}
     if route.form == "text":

@@ -24,8 +24,8 @@ _encode = msgspec.json.Encoder().encode
 def payloads_need_no_check(raw: bytes) -> bool:
     """Return whether the payloads in a JSON text that was decoded are certainly valid; False if each must be checked.
 
-    What the decoder accepts can only be too deeply nested, or have a number that is too large. The bytes can exclude
-    both: with few brackets nothing is nested too deeply, and a number with few digits fits in 64 bits.
+    A payload that the decoder accepts is invalid only if it is nested too deeply or contains a number that is too
+    large. A text with few brackets is not nested too deeply, and a number with few digits fits in 64 bits.
     """
     return raw.count(b"{") + raw.count(b"[") <= DEPTH_MAX and _LONG_NUMBER.search(raw) is None
 

@@ -76,14 +76,14 @@ class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True):
-    """How many tasks have the stages that Spark has begun so far, and how many of these tasks are done."""
+    """The number of tasks in the stages that Spark has started so far, and how many of them are done."""
 
     tasks: int
     done: int
 
 
 class PipelineJobResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: its state, its latest output, and as its result the last line."""
+    """A job: its state, its latest output, and its result, which is the last line of the output."""
 
     id: str
     kind: JobKind

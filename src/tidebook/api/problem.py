@@ -174,7 +174,7 @@ def error_of(problem: Mapping[str, Any]) -> TidebookError:
     error = kind.error.__new__(kind.error)
     Exception.__init__(error, detail)
     for name in kind.fields:
-        setattr(error, name, _FROM_JSON.get(name, _unchanged)(problem.get(_member(name))))
+        setattr(error, name, _FROM_JSON.get(name, lambda value: value)(problem.get(_member(name))))
     return error
 
 
@@ -191,10 +191,6 @@ def _to_json(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | list | tuple):
         return value
     return str(value)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _key(value: Any) -> Any:

@@ -297,7 +297,7 @@ class DataBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DueLine(msgspec.Struct, frozen=True):
-    """Work became due, at this time by the store's clock."""
+    """The time, by the store's clock, at which work became due."""
 
     due_at: datetime
 

@@ -168,7 +168,7 @@ def run(arguments: list[str]) -> int:
             context = command.make_context("tidebook", list(arguments))
         except SystemExit:  # --show-completion has printed its result
             return 0
-        except typer.Exit as exit_:  # --version has; or there is no completion for the shell, which has code 1
+        except typer.Exit as exit_:  # --version has printed it, or (with code 1) the shell has no completion
             return 2 if exit_.exit_code else 0
         except OSError as error:
             raise Unavailable(f"completion cannot be installed: {error}") from error

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidebook.cli import output
-from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, argument, book_settings, is_address
+from tidebook.cli.options import BookOption, argument, book_settings, embedded_files, is_address
 from tidebook.core.errors import InvalidInput
 from tidebook.wiring.backup import BackupManifest, Progress, back_up, restore
-from tidebook.wiring.settings import DEFAULT_BOOK, Settings, read_settings
+from tidebook.wiring.settings import DEFAULT_BOOK, read_settings
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar
@@ -25,10 +25,9 @@ def make_backup(
     """
     _refuse_address(book)
     settings = book_settings(book)
-    embedded = _embedded_files(settings)
     with output.progress_bar() as bar:
         report = _report_to(bar, "backing up")
-        manifest = back_up(settings.folder.expanduser(), embedded, Path(target).expanduser(), report)
+        manifest = back_up(settings.folder.expanduser(), embedded_files(settings), Path(target).expanduser(), report)
     _emit(manifest, target, f"backed up {settings.folder} to {target}")
     for section in ("log", "store", "sql"):
         if not settings.section(section).embedded:
@@ -52,11 +51,6 @@ def restore_backup(
 def _refuse_address(book: str | None) -> None:
     if is_address(book):
         raise InvalidInput("--book: back up and restore the book of a server on the machine that has its folder")
-
-
-def _embedded_files(settings: Settings) -> list[str]:
-    files = [file for file, section in BOOK_FILES.items() if settings.section(section).embedded]
-    return [*files, SERVER_FILE]
 
 
 def _report_to(bar: ProgressBar, what: str) -> Progress:

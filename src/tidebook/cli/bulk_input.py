@@ -31,7 +31,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes | None]:
     """Yield the lines of a stream, and None whenever no input has arrived for `IDLE_S`."""
     try:
         file = stream.fileno()
-    except OSError:  # it is not a file: nothing can wait for its input
+    except OSError:  # not a file, so `select` cannot wait for its input
         yield from stream
         return
     pieces: list[bytes] = []
@@ -90,7 +90,7 @@ def write(book: str | None, arguments: list[str], what: str, write_values: Write
         _write_lines(book, what, write_values)
         return
     if STDIN[0] in arguments:
-        raise InvalidInput("- reads the values from standard input: it is given alone")
+        raise InvalidInput("- reads the values from standard input, and must be the only argument")
     values = [parse_payload(each) for each in arguments]
 
     async def open_and_write() -> None:
@@ -127,10 +127,7 @@ def _write_lines(book: str | None, what: str, write_values: Write) -> None:
 
 
 def _finish(batch: Future[object]) -> None:
-    """Wait for a batch; after Ctrl-C wait on, so that a batch that is written is also reported.
-
-    A second Ctrl-C gives up.
-    """
+    """Wait for a batch, after a first Ctrl-C too, so that a batch that is written is also reported."""
     try:
         batch.result()
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar, get_type_hints
@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption, open_book
+from tidebook.cli.options import BookOption, JsonOption, YesOption, confirm, open_book
 from tidebook.core.errors import TidebookError
 from tidebook.wiring.book import Book
 
@@ -60,26 +60,44 @@ class Group(typer.Typer):
     """
 
     def command(
-        self, name: str | None = None, *, check: bool = False, **options: Any
+        self,
+        name: str | None = None,
+        *,
+        check: bool = False,
+        question: str | None = None,
+        ask_scripts: bool = False,
+        **options: Any,
     ) -> Callable[[Function], Function]:
-        """Register a command, as `typer.Typer.command` does; the exit code of a `check` is its result."""
+        """Register a command, as `typer.Typer.command` does; the exit code of a `check` is its result.
+
+        A command with a `question`, which may name parameters in braces, runs only if the answer is yes, or with
+        `--yes`; see `confirm`.
+        """
 
         def register(function: Function) -> Function:
             add = super(Group, self).command(name, **{"cls": HelpfulCommand, **options})
-            add(_with_book(function, check=check) if "book" in inspect.signature(function).parameters else function)
+            if "book" in inspect.signature(function).parameters:
+                add(_with_book(function, check=check, question=question, ask_scripts=ask_scripts))
+            else:
+                add(function)
             return function
 
         return register
 
 
-def _with_book(function: Callable[..., Any], *, check: bool) -> Callable[..., None]:
+def _with_book(
+    function: Callable[..., Any], *, check: bool, question: str | None, ask_scripts: bool
+) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     parameters = [
         each.replace(annotation=hints[name], kind=each.KEYWORD_ONLY)
         for name, each in inspect.signature(function).parameters.items()
         if name != "book"
     ]
-    for name, annotation, default in (("book", BookOption, None), ("json", JsonOption, False)):
+    added = [("book", BookOption, None), ("json", JsonOption, False)]
+    if question is not None:
+        added.insert(0, ("yes", YesOption, False))
+    for name, annotation, default in added:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
@@ -94,6 +112,9 @@ def _with_book(function: Callable[..., Any], *, check: bool) -> Callable[..., No
                 await function(book=opened, **given)
 
         output.choose(json=json, check=check)
+        if question is not None:  # outside the event loop, as `confirm` requires
+            yes = given.pop("yes")
+            confirm(question.format(**given), yes=yes, scripts=ask_scripts)
         if inspect.iscoroutinefunction(function):
             run(open_and_call())
         else:
@@ -107,7 +128,7 @@ def _with_book(function: Callable[..., Any], *, check: bool) -> Callable[..., No
 def run(
     coroutine: Coroutine[Any, Any, None], *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> None:
-    """Run a coroutine; from a task group's errors raise an unexpected one if there is one, otherwise the first."""
+    """Run a coroutine; of the errors of a task group, raise the first unexpected one, or else the first."""
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(coroutine)
@@ -130,7 +151,7 @@ def stop_on_signals(stop: Callable[[], object]) -> Iterator[None]:
 
     After the first, the body of the `with` block finishes its current work and returns. The exit code is then 130
     after SIGINT, as for every interrupted command, and 0 after SIGTERM, which a supervisor sends to stop a service.
-    `stop` runs in a signal handler in the main thread: for asyncio, pass a function that uses `call_soon_threadsafe`.
+    `stop` runs in a signal handler in the main thread; within an event loop, use `stop_loop_on_signals`.
     """
     received: list[int] = []
 
@@ -148,3 +169,9 @@ def stop_on_signals(stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
     if signal.SIGINT in received:
         raise typer.Exit(INTERRUPTED)
+
+
+def stop_loop_on_signals(stop: Callable[[], object]) -> AbstractContextManager[None]:
+    """Do what `stop_on_signals` does, but call `stop` in the running event loop instead of in the signal handler."""
+    loop = asyncio.get_running_loop()
+    return stop_on_signals(lambda: loop.call_soon_threadsafe(stop))

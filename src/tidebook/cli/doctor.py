@@ -15,7 +15,7 @@ import typer
 
 import tidebook
 from tidebook.cli import output
-from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
+from tidebook.cli.options import BookOption, book_settings, embedded_files, is_address, open_book
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError
 from tidebook.pipeline.jars import find_java, missing_for_spark
@@ -116,7 +116,7 @@ def _check_installation(findings: Findings) -> None:
 
 
 def _describe_java() -> tuple[bool | None, str]:
-    """Return the Java that Spark would use; it is only a finding if Spark is installed and cannot use it."""
+    """Return the Java that Spark would use; the check fails only if Spark is installed and cannot use it."""
     try:
         java = find_java()
     except InvalidInput as error:
@@ -170,8 +170,7 @@ def _check_folder(findings: Findings, settings: Settings) -> None:
 
 def _check_files(findings: Findings, settings: Settings) -> None:
     """Check each file separately, so that one that cannot be opened does not hide damage in another."""
-    files = [file for file, section in BOOK_FILES.items() if settings.section(section).embedded]
-    for file in (*files, SERVER_FILE):
+    for file in embedded_files(settings):
         path = settings.folder.expanduser() / file
         if not path.exists():
             continue

@@ -7,17 +7,14 @@ from typing import Any
 
 import tidebook
 from tidebook.cli import bulk_input, output
-from tidebook.cli.command import Group, run
+from tidebook.cli.command import Group
 from tidebook.cli.options import (
     BookOption,
     IdArgument,
     StartOption,
     TopicArgument,
-    YesOption,
     argument,
-    confirm,
     number,
-    open_book,
     option,
     parse_payload,
     seconds,
@@ -151,41 +148,27 @@ async def pointer(book: Book, topic: TopicArgument, id: IdArgument) -> None:
     output.emit({"seq_nr": last}, str(last))
 
 
-@app.command()
-def delete(
-    book: BookOption,
+@app.command(question="Delete the events of {topic}/{id} up to number {to}?")
+async def delete(
+    book: Book,
     topic: TopicArgument,
     id: IdArgument,
     to: int = number("Delete the events up to and including number N.", FIRST, default=...),
-    yes: YesOption = False,
 ) -> None:
     """Delete a journal's events up to a number."""
-    confirm(f"Delete the events of {topic}/{id} up to number {to}?", yes=yes, scripts=False)
-
-    async def go() -> None:
-        async with open_book(book) as opened:
-            journal = await _existing(opened, topic)
-            last = await _last(journal, topic, id)
-            await journal.delete(id, to=to)
-        deleted_to = min(to, last)
-        output.emit({"deleted_to": deleted_to}, f"deleted up to {deleted_to}")
-
-    run(go())
+    journal = await _existing(book, topic)
+    deleted_to = min(to, await _last(journal, topic, id))
+    await journal.delete(id, to=to)
+    output.emit({"deleted_to": deleted_to}, f"deleted up to {deleted_to}")
 
 
-@app.command()
-def purge(book: BookOption, topic: TopicArgument, id: IdArgument, yes: YesOption = False) -> None:
+@app.command(question="Remove the journal {topic}/{id} and all its events?")
+async def purge(book: Book, topic: TopicArgument, id: IdArgument) -> None:
     """Remove a whole journal; the next append starts a new one."""
-    confirm(f"Remove the journal {topic}/{id} and all its events?", yes=yes, scripts=False)
-
-    async def go() -> None:
-        async with open_book(book) as opened:
-            journal = await _existing(opened, topic)
-            await _last(journal, topic, id)
-            await journal.purge(id)
-        output.emit({"purged": id}, f"purged {topic}/{id}")
-
-    run(go())
+    journal = await _existing(book, topic)
+    await _last(journal, topic, id)
+    await journal.purge(id)
+    output.emit({"purged": id}, f"purged {topic}/{id}")
 
 
 @app.command()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
@@ -26,7 +27,7 @@ SECONDS_MAX = 100 * 365 * 86_400
 PORT_MAX = 65_535
 #: The files of a book's folder, each with the settings section that may name a server instead.
 BOOK_FILES = {"log.db": "log", "store.db": "store", "queue.db": "sql", "outbox.db": "sql", PROCESS_FILE: "store"}
-#: The file of tokens, which a book has even if all of its parts are on servers.
+#: The file with the tokens of the server; a book has it even if all of its parts are on servers.
 SERVER_FILE = "server.db"
 
 
@@ -158,13 +159,18 @@ def _has_files(settings: Settings) -> bool:
         raise from_os(error, folder) from error
 
 
+def embedded_files(settings: Settings) -> list[str]:
+    """Return the names of the files that a book has in its folder, whether they exist or not."""
+    return [*(file for file, section in BOOK_FILES.items() if settings.section(section).embedded), SERVER_FILE]
+
+
 def is_address(where: str | None) -> TypeGuard[str]:
     """Return whether the name of a book is the address of a server."""
     return where is not None and where.lower().startswith(("http://", "https://"))
 
 
 def open_address(where: str) -> Book:
-    """Return the book of a server, to be opened with `async with`; the environment has its token."""
+    """Return the book of a server, to be opened with `async with`; its token comes from the environment."""
     token, tls_ca = os.environ.get("TIDEBOOK_TOKEN"), os.environ.get("TIDEBOOK_TLS_CA")
     return open_remote(where, token=token or None, tls_ca=tls_ca or None)
 
@@ -181,7 +187,7 @@ async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[
 def confirm(question: str, *, yes: bool, scripts: bool = True) -> None:
     """Ask for confirmation, unless `yes`; raise `InvalidInput` unless the answer is yes.
 
-    A script, whose standard input is not a terminal, is asked only if `scripts`: then it needs `--yes`.
+    If standard input is not a terminal, as in a script, ask only if `scripts`: the script then needs `--yes`.
     Call it outside an event loop: inside one, Ctrl-C would have no effect until the user answers.
     """
     if yes or not (scripts or sys.stdin.isatty()):
@@ -213,3 +219,15 @@ def load_callable(text: str) -> Callable[..., Any]:
         raise InvalidInput(f"{text} is not callable")
     loaded: Callable[..., Any] = found
     return loaded
+
+
+@asynccontextmanager
+async def application_parts(make: Callable[..., Any], book: Book) -> AsyncIterator[list[object]]:
+    """Call an application's function and yield its parts; if it returns a context manager, stay inside it."""
+    made = make(book)
+    async with AsyncExitStack() as stack:
+        if hasattr(made, "__aenter__"):
+            parts = await stack.enter_async_context(made)
+        else:
+            parts = await made if inspect.isawaitable(made) else made
+        yield list(parts) if isinstance(parts, Iterable) else [parts]

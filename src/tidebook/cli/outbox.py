@@ -85,8 +85,8 @@ def open_outbox(book: str | None, *, create: bool = False, reading: bool = False
 
 
 @contextmanager
-def open_operated(book: str | None) -> Iterator[Outbox]:
-    """Open the outbox of the chosen book, or of a server's, to look at it and to act on parked messages."""
+def open_to_operate(book: str | None) -> Iterator[Outbox]:
+    """Open the outbox of the chosen book, or of a server, to read its status and to act on parked messages."""
     if is_address(book):
         with SyncBook(open_address(book)) as opened:
             yield opened.outbox
@@ -175,7 +175,7 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
 def status(book: BookOption) -> None:
     """Print each topic's waiting messages, its relay, and errors."""
     table = output.Table("topic", "waiting", "oldest", "relayed", "a minute", "parked", "held", "relay", "state")
-    with open_operated(book) as outbox:
+    with open_to_operate(book) as outbox:
         for each in outbox.status():
             waiting = f"{each.waiting:,}+" if each.waiting_is_bound else each.waiting
             oldest = None if each.oldest_age_ms is None else f"{each.oldest_age_ms / 1000:.1f} s"
@@ -185,7 +185,7 @@ def status(book: BookOption) -> None:
 
 
 def _state(each: OutboxTopicStatus) -> str | None:
-    """Return what an operator should know of a topic as text, or None."""
+    """Return the pause, the open batch and the notice of a topic as text; None if it has none of them."""
     parts = []
     if each.error:
         rest_s = max(0, each.retry_in_ms or 0) / 1000
@@ -217,7 +217,7 @@ def parked_list(
     limit: LimitOption = 1000,
 ) -> None:
     """List parked messages, each with the reason."""
-    with open_operated(book) as outbox:
+    with open_to_operate(book) as outbox:
         table = output.Table("topic", "id", "state", "key", "bytes", "tries", "reason")
         for each in outbox.parked(topic, limit=limit):
             key = None if each.key is None else each.key.decode(errors="replace")
@@ -230,7 +230,7 @@ def parked_list(
 def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All = False) -> None:
     """Send parked messages again, each before later ones of its key."""
     _one_or_all(id, everything)
-    with open_operated(book) as outbox:
+    with open_to_operate(book) as outbox:
         count = outbox.parked_retry(topic, id)
     output.emit({"topic": topic, "retried": count}, f"retrying {count}")
 
@@ -241,7 +241,7 @@ def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All =
     _one_or_all(id, everything)
     which = "all parked messages" if everything else f"the parked message {id}"
     confirm(f"Delete {which} of {topic}?", yes=yes, scripts=False)
-    with open_operated(book) as outbox:
+    with open_to_operate(book) as outbox:
         count = outbox.parked_drop(topic, id)
     output.emit({"topic": topic, "dropped": count}, f"dropped {count}")
 

@@ -103,7 +103,7 @@ def note(text: str) -> None:
 
 
 def progress_bar() -> Progress:
-    """Return progress bars on standard error, one per task; they show nothing unless a person sees both streams."""
+    """Return progress bars on standard error, one per task; hidden with --json and if an output is not a terminal."""
     # Imported only here: rich takes a fifth of the start of a command, and most commands do not use it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.command import Group, run, stop_on_signals
+from tidebook.cli.command import Group, run, stop_loop_on_signals, stop_on_signals
 from tidebook.cli.options import (
     BookOption,
     LogJsonOption,
@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from tidebook.wal.flush import Flushed
 
 T = TypeVar("T")
+ProgressOption = Annotated[
+    bool, typer.Option("--progress", help="Also print how many Spark tasks are done, at most once a second.")
+]
 MASTERS = re.compile(r"local$|local\[|local-cluster\[|spark://|yarn$|k8s://")
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -100,11 +103,6 @@ class EngineChoice(StrEnum):
 app = Group(help="Replicate, verify and export events with Spark.", no_args_is_help=True)
 
 
-def _require_spark() -> None:
-    if (missing := missing_for_spark()) is not None:
-        raise InvalidInput(missing)
-
-
 def _enter(book: Book, portal: BlockingPortal) -> None:
     portal.run(book.__aenter__())
 
@@ -113,7 +111,7 @@ def _enter(book: Book, portal: BlockingPortal) -> None:
 def _open_job(
     book: str | None, job: str, *, delta: bool = False, progress: bool = False
 ) -> Iterator[tuple[SparkSession, Book, BlockingPortal]]:
-    """Open an existing book and a Spark session for a job; with `progress`, print how far it is."""
+    """Open an existing book and a Spark session for a job; with `progress`, print the progress of Spark's tasks."""
     more = dict(SPARK_SETTINGS) if progress else {}
     if delta:
         more |= DELTA if submitted() else {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
@@ -132,7 +130,7 @@ def _show_progress(found: TaskProgress) -> None:
 def _open_with(
     book: str | None, new: Callable[[Settings], T], enter: Callable[[Book, BlockingPortal], None] = _enter
 ) -> Iterator[tuple[T, Book, BlockingPortal]]:
-    """Open an existing book and the Spark that a job needs; the job runs in threads and calls the book by its portal.
+    """Open an existing book, and start Spark with `new`; the job runs in threads and calls the book through the portal.
 
     `enter` opens the book; it may wait for the book's servers.
     """
@@ -152,11 +150,12 @@ def _open_with(
 
 @contextmanager
 def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Future[T]]:
-    """Start Spark in a thread, while the book is opened; translate its failures and the job's."""
+    """Start Spark in a thread while the caller opens the book; translate the errors of the start and of the job."""
     master = pipeline_settings(settings).master
     if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
         raise InvalidInput(f"[pipeline] master must be local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
-    _require_spark()
+    if (missing := missing_for_spark()) is not None:
+        raise InvalidInput(missing)
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -178,14 +177,14 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
         raise failure_of(error) from error
     finally:
         if waits_for_spark_to_stop(settings):
-            starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+            starting.add_done_callback(_stop)  # Spark still starts if opening the book failed
 
 
 def waits_for_spark_to_stop(settings: Settings) -> bool:
     """Return whether a job's command stops Spark before it exits; otherwise Java ends after the command.
 
-    On a cluster the application would look failed. A local Java reads the end of its input, and its shutdown hooks stop
-    Spark and delete its files; that takes about a second, which no caller should have to wait for.
+    Otherwise a cluster would report the application as failed. A local Java notices the end of its input, and its
+    shutdown hooks stop Spark and delete its files; the caller need not wait the second that this takes.
     """
     return submitted() or not pipeline_settings(settings).master.startswith("local")
 
@@ -209,7 +208,7 @@ def verify(
     topics: list[str] | None = argument("TOPIC", "The topics; by default all topics.", None),
     repair: bool = flag("--repair", "Repair the store from the log."),
     topic: TopicsOption = None,
-    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
+    progress: ProgressOption = False,
 ) -> None:
     """Compare the store with the log.
 
@@ -228,7 +227,7 @@ def rebuild(
     book: BookOption,
     topic: TopicArgument,
     tags: bool = flag("--tags", "Rebuild only the tag views, from the journals in the store."),
-    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
+    progress: ProgressOption = False,
 ) -> None:
     """Rebuild a topic's store from its whole log.
 
@@ -275,7 +274,7 @@ def export(
     delta: bool = flag("--delta", "Write a Delta table instead of Parquet files."),
     every_s: float | None = seconds("Repeat the export at this interval, until SIGINT or SIGTERM.", least=0.05),
     topic: TopicsOption = None,
-    progress: bool = flag("--progress", "Also print how many tasks of Spark are done, at most once a second."),
+    progress: ProgressOption = False,
 ) -> None:
     """Export new events by topic and day, exactly once."""
     stop = threading.Event()
@@ -286,7 +285,7 @@ def export(
             if output.human():
                 output.note(f"{done.events:,} events in {done.batches:,} batches, {done.seconds:.1f} s")
 
-        if every_s is None:  # a repeated export may begin before the topic does
+        if every_s is None:  # a repeated export may start before the topic exists
             portal.run(require_topics(opened, topic))
         table_format = "delta" if delta else "parquet"
         with stop_on_signals(stop.set):
@@ -343,7 +342,7 @@ def replicate(
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
 
     def enter(opened: Book, portal: BlockingPortal) -> None:
-        # Java starts at the same time.
+        # Imported only here, because Java starts at the same time.
         from tidebook.pipeline.jobs.replicate import FAILING_S
         from tidebook.pipeline.jobs.replicate import Progress as Replicated
 
@@ -387,10 +386,10 @@ async def _replicate_inline(
             await require_topics(opened, topics)
         if accept_loss:
             _show_lost(await accept_losses(opened.log, opened.store, topics))
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop = asyncio.Event()
         with (
             serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext(),
-            stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
+            stop_loop_on_signals(stop.set),
         ):
             done = await (_replicate_once(stop, opened, topics) if once else _replicate_until(stop, opened, topics))
         output.emit({"done": True, **done.as_row()}, f"{done.records:,} records replicated, {done.parked:,} parked")
@@ -399,7 +398,7 @@ async def _replicate_inline(
 
 
 async def _replicate_once(stop: asyncio.Event, book: Book, topics: Sequence[str]) -> InlineStatus:
-    """Replicate what the log has now, and show a bar on a terminal; at `stop` give up, as a crash would."""
+    """Replicate what the log has now, and show a bar on a terminal; at `stop` end at once, as in a crash."""
     clear_tags = clears_tags(book.settings)
     job = asyncio.create_task(replicate_to_end(book.log, book.store, topics, clear_tags=clear_tags))
     stopping = asyncio.create_task(stop.wait())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import msgspec
 
 from tidebook.cli import output
 from tidebook.cli.command import Group
-from tidebook.cli.options import argument, load_callable, option
+from tidebook.cli.options import application_parts, argument, load_callable, option
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.wiring.book import Book
 
@@ -30,22 +29,13 @@ NameArgument = Annotated[str, argument("NAME", "The projection.", ...)]
 @asynccontextmanager
 async def _declared(app: str, book: Book) -> AsyncIterator[dict[str, Projection]]:
     """Yield the projections that an application declares, by name."""
-    made = load_callable(app)(book)
-    if hasattr(made, "__aenter__"):
-        async with made as parts:
-            yield _by_name(app, parts)
-        return
-    yield _by_name(app, await made if inspect.isawaitable(made) else made)
+    async with application_parts(load_callable(app), book) as parts:
+        from tidebook.domain.projection import Projection
 
-
-def _by_name(app: str, parts: object) -> dict[str, Projection]:
-    from tidebook.domain.projection import Projection
-
-    found = list(parts) if isinstance(parts, Iterable) else [parts]
-    projections = {each.name: each for each in found if isinstance(each, Projection)}
-    if not projections:
-        raise InvalidInput(f"{app} returned no projection: return a list of what book.projection(...) returns")
-    return projections
+        projections = {each.name: each for each in parts if isinstance(each, Projection)}
+        if not projections:
+            raise InvalidInput(f"{app} returned no projection: return a list of what book.projection(...) returns")
+        yield projections
 
 
 @asynccontextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from tidebook.cli import bulk_input, output
-from tidebook.cli.command import Group, run, stop_on_signals
+from tidebook.cli.command import Group, run, stop_loop_on_signals
 from tidebook.cli.options import (
     SECONDS_MAX,
     BookOption,
@@ -33,7 +34,6 @@ from tidebook.queue.queue import Queue
 from tidebook.queue.queues import queue_name
 from tidebook.queue.retry import Retry
 from tidebook.queue.views import DeadLetter
-from tidebook.queue.worker import Worker
 from tidebook.wiring.book import Book
 
 app = Group(help="Put work into queues, run workers, and handle dead letters.", no_args_is_help=True)
@@ -243,17 +243,10 @@ def work(
             if len(names) != 1:
                 raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
             queue = names[0]
-            worker = Worker(
-                opened.queue(queue),
-                handler,
-                concurrency=concurrency,
-                lease_s=lease_s,
-                retry=retry,
-                grace_s=grace_s,
-                label=label,
+            worker = opened.worker(
+                queue, handler, concurrency=concurrency, lease_s=lease_s, retry=retry, grace_s=grace_s, label=label
             )
-            loop = asyncio.get_running_loop()
-            with stop_on_signals(lambda: loop.call_soon_threadsafe(worker.stop)):
+            with stop_loop_on_signals(worker.stop):
                 output.note(f"working on {queue} with {work[-1]}; press Ctrl-C to stop")
                 await worker.run(once=once)
                 row = {"queue": queue, "done": worker.done, "failed": worker.failed, "lost": worker.lost}
@@ -278,13 +271,10 @@ def feed(
         async with open_book(book) as opened:
             feeding = opened.feed(tag, queue, make=maker, topics=topic)
             running = asyncio.create_task(feeding.run(follow=not once))
-            loop = asyncio.get_running_loop()
-            with stop_on_signals(lambda: loop.call_soon_threadsafe(running.cancel)):
+            with stop_loop_on_signals(running.cancel):
                 output.note(f"feeding {queue} from {tag}; press Ctrl-C to stop")
-                try:
+                with suppress(asyncio.CancelledError):
                     await running
-                except asyncio.CancelledError:
-                    pass
                 output.emit({"queue": queue, "tag": tag, "put": feeding.put}, f"put {feeding.put}")
 
     run(go())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import nullcontext, suppress
 
 import msgspec
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.command import stop_on_signals
+from tidebook.cli.command import stop_loop_on_signals
 from tidebook.cli.options import (
     BookOption,
     LogJsonOption,
     MetricsOption,
+    application_parts,
     argument,
     book_settings,
     load_callable,
@@ -50,33 +48,20 @@ async def run_app(
         log_as_json()
     make = load_callable(app)
     settings = book_settings(book, create=True)
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
     async with Book(settings, replicate=replicate and is_embedded(settings)) as opened:
         with (
             serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext(),
-            stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
+            stop_loop_on_signals(stop.set),
         ):
-            async with _parts_of(app, make, opened) as parts, opened.running(*parts, grace_s=grace_s) as running:
-                output.note(f"running {app}; press Ctrl-C to stop")
-                await _report_until(stop, running)
-
-
-@asynccontextmanager
-async def _parts_of(name: str, make: Callable[..., Any], book: Book) -> AsyncIterator[list[object]]:
-    """Call the application's function and yield its parts; if it returns a context manager, stay inside it."""
-    made = make(book)
-    if hasattr(made, "__aenter__"):
-        async with made as parts:
-            yield _as_list(name, parts)
-        return
-    yield _as_list(name, await made if inspect.isawaitable(made) else made)
-
-
-def _as_list(name: str, parts: object) -> list[object]:
-    found = list(parts) if isinstance(parts, Iterable) else [parts]
-    if not found or found == [None]:
-        raise InvalidInput(f"{name} returned nothing to run: return a list, as in [book.feed('paid', 'mail')]")
-    return found
+            async with application_parts(make, opened) as parts:
+                if not parts or parts == [None]:
+                    raise InvalidInput(
+                        f"{app} returned nothing to run: return a list, as in [book.feed('paid', 'mail')]"
+                    )
+                async with opened.running(*parts, grace_s=grace_s) as running:
+                    output.note(f"running {app}; press Ctrl-C to stop")
+                    await _report_until(stop, running)
 
 
 async def _report_until(stop: asyncio.Event, running: Supervisor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tidebook.cli import output
-from tidebook.cli.command import run, stop_on_signals
+from tidebook.cli.command import run, stop_loop_on_signals
 from tidebook.cli.options import (
     PORT_MAX,
     BookOption,
@@ -40,7 +40,6 @@ def serve(
     if log_json:
         log_as_json()
     server = extra("tidebook.server.serve", "server")
-
     if (tls_cert is None) != (tls_key is None):
         raise InvalidInput("use --tls-cert and --tls-key together")
     tls = None if tls_cert is None else server.Tls(tls_cert, tls_key)
@@ -51,9 +50,8 @@ def serve(
     async def go() -> None:
         server.collect_garbage_rarely()
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
         async with Book(book_settings(book, create=True)) as opened:
-            with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+            with stop_loop_on_signals(stop.set):
                 await server.serve(
                     opened,
                     stop,

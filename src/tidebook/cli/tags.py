@@ -84,8 +84,7 @@ def _show(event: TaggedEvent) -> None:
 
 
 def _report_waiting(status: HorizonStatus) -> None:
-    text = f"waiting for replication for {status.stalled_s:.0f} s: {status.describe()}"
-    output.note(text)
+    output.note(f"waiting for replication for {status.stalled_s:.0f} s: {status.describe()}")
 
 
 @app.command("list")

@@ -10,8 +10,8 @@ import typer
 
 from tidebook.api.access import RoleName
 from tidebook.cli import output
-from tidebook.cli.command import Group, run
-from tidebook.cli.options import BookOption, YesOption, argument, book_settings, confirm, option, seconds
+from tidebook.cli.command import Group
+from tidebook.cli.options import BookOption, argument, book_settings, option, seconds
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.queue.job import utc_datetime
 from tidebook.runtime.clock import SystemClock
@@ -51,8 +51,8 @@ async def create(
 ) -> None:
     """Create a token and print it. It is not shown again.
 
-    The book must exist, so that a typing error is noticed. A server that others reach needs a token before its first
-    start: create the book with --new-book then.
+    The book must exist, so that a misspelled name is noticed. A server that other machines reach needs a token before
+    its first start: in that case, create the book with --new-book.
     """
     async with _tokens(book, create=new_book) as tokens:
         made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
@@ -73,18 +73,9 @@ async def list_tokens(book: BookOption) -> None:
         table.print()
 
 
-@app.command()
-def revoke(
-    book: BookOption,
-    id: str = argument("ID", "The token's id, as `token list` prints it."),
-    yes: YesOption = False,
-) -> None:
+@app.command(question="Revoke token {id}?")
+async def revoke(book: BookOption, id: str = argument("ID", "The token's id, as `token list` prints it.")) -> None:
     """Revoke a token; a running server refuses it within a second."""
-    confirm(f"Revoke token {id}?", yes=yes, scripts=False)
-
-    async def go() -> None:
-        async with _tokens(book) as tokens:
-            await tokens.revoke(id)
-        output.emit({"id": id, "revoked": True}, f"token {id}: revoked")
-
-    run(go())
+    async with _tokens(book) as tokens:
+        await tokens.revoke(id)
+    output.emit({"id": id, "revoked": True}, f"token {id}: revoked")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidebook.cli import output
-from tidebook.cli.command import Group, run
-from tidebook.cli.options import BookOption, TopicArgument, YesOption, confirm, flag, open_book
+from tidebook.cli.command import Group
+from tidebook.cli.options import TopicArgument, flag
 from tidebook.core.errors import NotFound
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
@@ -15,7 +15,7 @@ app = Group(help="List, describe and delete topics.", no_args_is_help=True)
 
 
 async def require_topics(book: Book, topics: Sequence[str] | None) -> None:
-    """Raise `NotFound` for a topic of `--topic` that the book does not have: nothing would be done, without a word."""
+    """Raise `NotFound` for a topic of `--topic` that the book does not have; the command would silently do nothing."""
     known = set(await book.topics()) if topics else set()
     for topic in topics or ():
         if topic not in known:
@@ -51,17 +51,11 @@ async def describe(book: Book, topic: TopicArgument) -> None:
     output.emit(found.as_row(), "\n".join(lines))
 
 
-@app.command()
-def delete(book: BookOption, topic: TopicArgument, yes: YesOption = False) -> None:
+@app.command(question="Delete topic {topic} and all its data permanently?", ask_scripts=True)
+async def delete(book: Book, topic: TopicArgument) -> None:
     """Delete a topic and all its data permanently.
 
     Stop its writers and its replication first.
     """
-    confirm(f"Delete topic {topic} and all its data permanently?", yes=yes)
-
-    async def go() -> None:
-        async with open_book(book) as opened:
-            await opened.delete_topic(topic)
-        output.emit({"topic": topic, "deleted": True}, f"topic {topic}: deleted")
-
-    run(go())
+    await book.delete_topic(topic)
+    output.emit({"topic": topic, "deleted": True}, f"topic {topic}: deleted")

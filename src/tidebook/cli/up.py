@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.command import stop_on_signals
+from tidebook.cli.command import stop_loop_on_signals
 from tidebook.cli.options import PORT_MAX, BookOption, LogJsonOption, book_settings, flag, number, option
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
@@ -72,8 +72,7 @@ async def up(
         else:
             output.emit({"open": str(where)})
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+        with stop_loop_on_signals(stop.set):
             async with asyncio.TaskGroup() as group:
                 child: ReplicationChild | None = None
                 if engine == "spark":  # first, because it takes the longest to start
@@ -142,8 +141,7 @@ async def _watch(
             else:
                 names = ("topic", "epoch", "partitions", "records", "lag")
                 rows = [{name: getattr(status, name) for name in names} for status in statuses]
-                found: dict[str, Any] = {"topics": rows}
-                found |= replication
+                found = {"topics": rows, **replication}
                 if found != shown:
                     shown = found
                     output.emit(found)

@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 from tidebook.cli import output
-from tidebook.cli.command import Group, run
-from tidebook.cli.options import BookOption, YesOption, argument, confirm, flag, number, open_book, parse_payload
+from tidebook.cli.command import Group
+from tidebook.cli.options import BookOption, argument, flag, number, open_book, parse_payload
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.wal.record import ID_MAX
 from tidebook.wal.region import Region
@@ -161,17 +161,12 @@ async def flush(
     output.emit({"region": region, "tables": asked}, text)
 
 
-@app.command()
-def drop(book: BookOption, namespace: Namespace, region: RegionId, table: Table, yes: YesOption = False) -> None:
+@app.command(question="Drop table {table} of region {region} of {namespace} and all its entries?")
+async def drop(book: BookOption, namespace: Namespace, region: RegionId, table: Table) -> None:
     """Drop a table and all its entries."""
-    confirm(f"Drop table {table} of region {region} of {namespace} and all its entries?", yes=yes, scripts=False)
-
-    async def go() -> None:
-        async with open_region(book, namespace, region) as opened:
-            await opened.drop_table(table)
-        output.emit({"table": table, "dropped": True}, f"table {table}: dropped")
-
-    run(go())
+    async with open_region(book, namespace, region) as opened:
+        await opened.drop_table(table)
+    output.emit({"table": table, "dropped": True}, f"table {table}: dropped")
 
 
 @app.command()
@@ -194,14 +189,8 @@ async def clean(book: BookOption, namespace: Namespace, region: RegionId) -> Non
     output.emit(done, text)
 
 
-@app.command()
-def delete(book: BookOption, namespace: Namespace, region: RegionId, yes: YesOption = False) -> None:
+@app.command(question="Delete region {region} of {namespace} and all its data?", ask_scripts=True)
+async def delete(book: Book, namespace: Namespace, region: RegionId) -> None:
     """Delete a region and all its data."""
-    confirm(f"Delete region {region} of {namespace} and all its data?", yes=yes)
-
-    async def go() -> None:
-        async with open_book(book) as opened:
-            await opened.wal(namespace).delete_region(region)
-        output.emit({"region": region, "deleted": True}, f"region {region}: deleted")
-
-    run(go())
+    await book.wal(namespace).delete_region(region)
+    output.emit({"region": region, "deleted": True}, f"region {region}: deleted")

@@ -1,4 +1,4 @@
-"""The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
+"""The connection of a remote book: requests named as in the route table, retries, and errors of the usual classes.
 
 A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
 change nothing; writes carry an `Idempotency-Key`, by which the server recognizes a repeat.
@@ -30,7 +30,7 @@ from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.runtime.secret import Secret
 
-#: How long a request may take; a claim that waits for work takes that much longer.
+#: How long a request may take, in addition to the time that a claim waits for work.
 REQUEST_S: Final = 60.0
 CONNECT_S: Final = 5.0
 #: How long a request without a response is repeated before its error is raised.
@@ -40,7 +40,7 @@ RETRY_MAX_S: Final = 2.0
 #: A live stream that receives nothing, not even a keep-alive, is opened again after this time.
 SILENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 1_000
-#: A gateway's responses if the server did not respond to it; the server may have received the request.
+#: The statuses by which a gateway reports that the server has not responded; it may have received the request.
 GATEWAY_STATUSES: Final = (502, 504)
 #: The response to a request that failed unexpectedly.
 FAILED_STATUS: Final = 500
@@ -75,7 +75,7 @@ class Connection:
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
-        #: Whether the server has ever answered; otherwise requests do not wait for it.
+        #: Whether the server has ever answered; until then, a failure to connect is not retried.
         self._answered = False
         self._generation = generation()
 
@@ -128,12 +128,14 @@ class Connection:
     ) -> Any:
         """Send a request and return its decoded response; None for a response without a body.
 
-        `trace` is the trace context that the server continues.
-        Raise the error that the server returns; `Unavailable` if it cannot be reached; and `OutcomeUnknown` if a write
-        was sent without a response.
+        `trace` is the trace context that the server continues. Raise the error that the server returns; `Unavailable`
+        if it cannot be reached; and `OutcomeUnknown` if a write was sent without a response.
         """
         route = BY_NAME[name]
-        content = await self._send(route, _path(route, parameters), query, body, wait_s, trace)
+        key = uuid.uuid4().hex if route.mutates else None
+        path = _path(route, parameters)
+        request = self._request(route, path, query=query, body=body, wait_s=wait_s, key=key, trace=trace)
+        content = await self._send(request, route)
         if not content:
             return None
         return _decode(content) if route.response is None else msgspec.json.decode(content, type=route.response)
@@ -142,7 +144,7 @@ class Connection:
         """Send a request without parameters once; return its response whatever the status. Raise as `call` does."""
         route = BY_NAME[name]
         try:
-            response = await self._opened().send(self._request(route, route.path, None, None, 0.0))
+            response = await self._opened().send(self._request(route, route.path))
         except httpx.HTTPError as error:
             raise _without_retry(self._failure(error, route)) from error
         try:
@@ -153,7 +155,7 @@ class Connection:
     async def send_once(self, name: str, *parameters: object, body: msgspec.Struct, trace: str | None = None) -> Any:
         """Send a write without repeating it, because the caller does so itself. Raise as `call` does."""
         route = BY_NAME[name]
-        request = self._request(route, _path(route, parameters), None, body, 0.0, trace=trace)
+        request = self._request(route, _path(route, parameters), body=body, trace=trace)
         content = await self._attempt(request, route)
         return msgspec.json.decode(content, type=route.response)
 
@@ -161,9 +163,10 @@ class Connection:
         self,
         route: Route,
         path: str,
-        query: Mapping[str, object] | None,
-        body: msgspec.Struct | None,
-        wait_s: float,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: msgspec.Struct | None = None,
+        wait_s: float = 0.0,
         key: str | None = None,
         trace: str | None = None,
     ) -> httpx.Request:
@@ -179,17 +182,7 @@ class Connection:
             route.method, path, params=_query(query), content=content, headers=headers, timeout=timeout
         )
 
-    async def _send(
-        self,
-        route: Route,
-        path: str,
-        query: Mapping[str, object] | None,
-        body: msgspec.Struct | None,
-        wait_s: float,
-        trace: str | None,
-    ) -> bytes:
-        key = uuid.uuid4().hex if route.mutates else None
-        request = self._request(route, path, query, body, wait_s, key, trace)
+    async def _send(self, request: httpx.Request, route: Route) -> bytes:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
         sent = False
         reason: RetryLater | NoResponse
@@ -285,7 +278,7 @@ class Connection:
         while True:
             has_yielded = False
             try:
-                request = self._request(route, path, query, None, 0.0)
+                request = self._request(route, path, query=query)
                 request.headers["accept"] = "application/x-ndjson"
                 async with self._stream(request, route) as response, aclosing(_split_lines(response)) as pages:
                     async for page in pages:
@@ -318,16 +311,16 @@ class Connection:
     async def events(
         self, name: str, *parameters: object, query: Mapping[str, object], after: str | None = None
     ) -> AsyncGenerator[ServerEvent | None, None]:
-        """Yield the events of a live stream; open it again after the last one whenever it ends, for as long as needed.
+        """Yield the events of a live stream; whenever it ends, reopen it after the last event and yield None.
 
-        None is yielded whenever the stream was opened again. Raise the error with which the server ends it.
+        Raise the error with which the server ends the stream.
         """
         route = BY_NAME[name]
         path = _path(route, parameters)
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         failing_since_s: float | None = None
         while True:
-            request = self._request(route, path, query, None, 0.0)
+            request = self._request(route, path, query=query)
             request.headers["accept"] = "text/event-stream"
             request.extensions["timeout"] = httpx.Timeout(SILENCE_S, connect=CONNECT_S).as_dict()
             if after is not None:
@@ -374,7 +367,7 @@ def _without_retry(error: TidebookError) -> TidebookError:
 
 
 def _checked_url(url: str) -> str:
-    """Return the address of a server; the error does not repeat one that is wrong, since it may hold a password."""
+    """Return the address of a server; an error does not quote an invalid one, since it may contain a password."""
     try:
         parts = urlsplit(url)
         httpx.URL(url)

@@ -51,7 +51,7 @@ from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
 
-#: How many journals' last positions are remembered, so that a retried append can detect a forgotten first attempt.
+#: The last position is remembered for this many journals: `_send_append` needs it for the retry of an append.
 POSITIONS_MAX: Final = 10_000
 #: How many batches of `append_many` are in flight at once.
 BATCHES_IN_FLIGHT_MAX: Final = 4
@@ -64,7 +64,7 @@ _decode_event = msgspec.json.Decoder(EventLine).decode
 
 
 class RemoteJournal(Journal):
-    """The journals of one topic, addressed by id; every method is a request to the server."""
+    """The journals of one topic on a server; each method is a request. `Journal` documents the methods."""
 
     def __init__(
         self, topic: str, connection: Connection, ids: Ids, *, on_open: Callable[[Journal], object] | None = None
@@ -72,7 +72,7 @@ class RemoteJournal(Journal):
         self.topic = topic_name(topic)
         self._connection = connection
         self._ids = ids
-        #: Called after the first append: then there is something to remember.
+        #: Called after the first append: the book must keep this object, because it remembers positions from then on.
         self._on_open = on_open
         #: The partition and the offset in the last response for each journal.
         self._positions: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -80,12 +80,10 @@ class RemoteJournal(Journal):
         self._epoch: int | None = None
 
     async def topic_config(self) -> TopicConfig:
-        """Return the configuration of the topic; raise NotFound if the topic does not exist."""
         response: TopicConfigResponse = await self._connection.call("topics.config", self.topic)
         return response.config()
 
     async def exists(self) -> bool:
-        """Return whether the topic exists."""
         try:
             await self._connection.call("topics.describe", self.topic)
         except NotFound:
@@ -93,7 +91,6 @@ class RemoteJournal(Journal):
         return True
 
     async def create(self) -> TopicConfig:
-        """Create the topic if it does not exist, as the first append would, and return its configuration."""
         response: TopicConfigResponse = await self._connection.call("topics.create", self.topic)
         return response.config()
 
@@ -116,8 +113,7 @@ class RemoteJournal(Journal):
         """
         journal_id(id)
         encode_append(_CHECKED_AS, self._ids, events, expected, at, expire_after, append_id, retry, incarnation)
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _refuse_incarnation(incarnation)
         with tracing.span("journal.append", topic=self.topic) as span:
             body = AppendBody(
                 _event_bodies(tracing.with_context(events, span)),
@@ -131,9 +127,10 @@ class RemoteJournal(Journal):
             return await self._send_append(id, body, _carried(span))
 
     async def _send_append(self, id: str, body: AppendBody, trace: str | None) -> Appended:
+        """Send an append; repeat a request without a response under the same append id, so that it is applied once."""
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
-        # The log ended here or later before the first attempt, so the fold can determine which appends it has
-        # forgotten.
+        # The first attempt is appended after the journal's last known offset: by this floor the fold determines whether
+        # it may have evicted that attempt from the appends that it remembers.
         partition, offset = self._positions.get(id, (None, -1))
         retry, unanswered = body.retry, False
         if retry is None:
@@ -187,7 +184,6 @@ class RemoteJournal(Journal):
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
     ) -> list[Appended | TidebookError]:
-        """Append to many journals; each append is atomic, and its result or error is at its index."""
         try:
             pairs = [(id, events) for id, events in items]
         except (TypeError, ValueError) as error:
@@ -220,12 +216,10 @@ class RemoteJournal(Journal):
         return [_batch_result(each) for each in response.results]
 
     async def delete(self, id: str, *, to: int) -> None:
-        """Delete the events up to and including `to`, never future ones. See `Journal.delete`."""
         numbers.seq_nr(to, name="to")
         await self._connection.call("journals.delete", self.topic, journal_id(id), query={"to": to})
 
     async def purge(self, id: str) -> None:
-        """Remove the journal with all its events, if it exists; the next append starts again at 1."""
         await self._connection.call("journals.purge", self.topic, journal_id(id))
 
     async def purge_expired(self, id: str, head: Head) -> bool:
@@ -246,13 +240,10 @@ class RemoteJournal(Journal):
         barrier: BarrierKind | None = None,
         incarnation: Position | None = None,
     ) -> AsyncIterator[E]:
-        """Return what `read` returns, with the rows decoded by `decode`."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
-        if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _check_barrier(barrier)
+        _refuse_incarnation(incarnation)
         query: dict[str, object] = {
             "start": start if start != FIRST else None,
             "end": end if end != LAST else None,
@@ -284,9 +275,7 @@ class RemoteJournal(Journal):
                         yield each
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
-        """Return the last seq_nr, or None if there is no journal."""
-        if barrier not in (None, "mark", "offset"):
-            raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
+        _check_barrier(barrier)
         query = {"barrier": barrier}
         try:
             response = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
@@ -296,7 +285,6 @@ class RemoteJournal(Journal):
         return seq_nr
 
     async def ids(self) -> AsyncIterator[str]:
-        """Return the ids of all journals of the topic, each once, in no particular order."""
         async with aclosing(self._connection.lines("journals.ids", self.topic)) as pages:
             async for page in pages:
                 for line in _decode_ids(page):
@@ -305,15 +293,12 @@ class RemoteJournal(Journal):
     async def save_snapshot(
         self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
     ) -> None:
-        """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
-        if incarnation is not None:
-            raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
+        _refuse_incarnation(incarnation)
         numbers.seq_nr(seq_nr)
         body = SnapshotBody(*encoded_payload_to(*encode_payload(payload)))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
 
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
-        """Return the newest snapshot at or below `to` of the current incarnation, or None."""
         numbers.seq_nr(to, name="to")
         query = {"to": to if to != LAST else None}
         try:
@@ -324,7 +309,6 @@ class RemoteJournal(Journal):
         return Snapshot(found.seq_nr, payload, found.timestamp_ms)
 
     async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
-        """Delete the snapshots at or below `to`."""
         numbers.seq_nr(to, name="to")
         query = {"to": to if to != LAST else None}
         await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)
@@ -339,6 +323,16 @@ class RemoteJournal(Journal):
 
     async def close(self) -> None:
         """Do nothing: the book closes the connection."""
+
+
+def _check_barrier(barrier: BarrierKind | None) -> None:
+    if barrier not in (None, "mark", "offset"):
+        raise InvalidInput(f"barrier must be 'mark' or 'offset', not {barrier!r}")
+
+
+def _refuse_incarnation(incarnation: Position | None) -> None:
+    if incarnation is not None:
+        raise InvalidInput("a remote book does not support incarnation: open the folder or .toml of the book")
 
 
 def _carried(span: tracing.TraceSpan | None) -> str | None:
@@ -371,22 +365,16 @@ def _retry_body(retry: OutcomeUnknown) -> RetryBody:
 
 
 def _decode_page(lines: Sequence[EventLine], decode: DecodeRows[E]) -> Iterable[E]:
-    """Decode the events of lines as those of rows: typed journals decode stored rows."""
+    """Decode the events of lines; `decode` takes stored rows, so each line is converted to a row first."""
     if decode is read_events:
         return [line.event() for line in lines]  # type: ignore[misc]
-    return [
-        event
-        for line in lines
-        for event in decode(
-            [EventRow(line.seq_nr, encode_event(_event(line)), line.timestamp_ms, Position(1, line.offset), 0)],
-            line.partition,
-        )
-    ]
+    return [event for line in lines for event in decode([_row(line)], line.partition)]
 
 
-def _event(line: EventLine) -> Event[Any]:
+def _row(line: EventLine) -> EventRow:
     payload = payload_from(line.payload, line.payload_base64)
-    return Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
+    event = Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
+    return EventRow(line.seq_nr, encode_event(event), line.timestamp_ms, Position(1, line.offset), 0)
 
 
 def _batch_result(response: BatchAppendResponse) -> Appended | TidebookError:

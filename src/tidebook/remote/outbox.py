@@ -1,4 +1,4 @@
-"""The outbox of a server's book: its status and its parked messages."""
+"""The outbox of a server's book: its status and its parked messages, for async and for blocking callers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tidebook.api.outbox import PARKED_LISTED_MAX, ParkedBody
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
 from tidebook.remote.connection import Connection
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 
 
 class RemoteOutbox:
@@ -40,10 +41,22 @@ class RemoteOutbox:
         return count
 
     def __getattr__(self, name: str) -> object:
-        return refuse_attribute(name)
+        return _refuse_attribute(name)
 
 
-def refuse_attribute(name: str) -> NoReturn:
+class SyncRemoteOutbox(BlockingFacade[RemoteOutbox]):
+    """The blocking form of `RemoteOutbox`."""
+
+    status = blocking(RemoteOutbox.status)
+    parked = blocking(RemoteOutbox.parked)
+    parked_retry = blocking(RemoteOutbox.parked_retry)
+    parked_drop = blocking(RemoteOutbox.parked_drop)
+
+    def __getattr__(self, name: str) -> object:
+        return _refuse_attribute(name)
+
+
+def _refuse_attribute(name: str) -> NoReturn:
     """Raise `InvalidInput` for a method that only an outbox in a database has."""
     if name.startswith("_"):
         raise AttributeError(name)

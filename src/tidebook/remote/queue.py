@@ -55,7 +55,7 @@ async def _no_store() -> BrowsableStore:
 
 
 class RemoteQueue(Queue):
-    """One queue of a server's book; it is created when it is first used."""
+    """One queue of a server's book, created at its first use. `Queue` documents the methods."""
 
     def __init__(self, name: str, connection: Connection, runtime: QueueRuntime) -> None:
         self.name = name
@@ -64,7 +64,6 @@ class RemoteQueue(Queue):
         self._runtime = runtime
 
     async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
-        """Add entries, up to a thousand or 16 MB in one transaction; entries of the same key are merged."""
         if transaction is not None:
             raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
         inserted = merged = 0
@@ -103,10 +102,7 @@ class RemoteQueue(Queue):
         finished: Job | Sequence[Job] = (),
         wait_s: float = 0.0,
     ) -> list[Job]:
-        """Claim due entries, by priority, then process date. See `Queue.claim`.
-
-        If nothing is due, the server waits up to `wait_s` seconds for an entry.
-        """
+        """Claim as `Queue.claim` does; if nothing is due, the server waits up to `wait_s` seconds for an entry."""
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim must be for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
         done = _leases(self._own_jobs(finished)) if finished else ()
@@ -116,7 +112,6 @@ class RemoteQueue(Queue):
         return [_job(self.name, each, decode) for each in response.jobs]
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
-        """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
         own = self._own_jobs(jobs)
         body = HeartbeatBody(_leases(own), _lease_s(lease))
         response = await self._connection.call("queues.heartbeat", self.name, body=body)
@@ -124,13 +119,11 @@ class RemoteQueue(Queue):
             job.extended(_ms(until))
 
     async def done(self, jobs: Job | Sequence[Job]) -> None:
-        """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
         await self._connection.call("queues.done", self.name, body=DoneBody(_leases(self._own_jobs(jobs))))
 
     async def fail(
         self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
     ) -> list[Outcome]:
-        """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
         delay_s = duration_ms(delay, "delay") / 1000
         body = FailBody(_leases(self._own_jobs(jobs)), delay_s, str(reason).encode(errors="replace").decode())
         response = await self._connection.call("queues.fail", self.name, body=body)
@@ -138,13 +131,11 @@ class RemoteQueue(Queue):
         return outcomes
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
-        """Yield the store's time whenever work becomes due, immediately if some is; then claim until none is left."""
         async with aclosing(self._connection.events("queues.listen", self.name, query={})) as events:
             async for event in events:
                 yield datetime.now(UTC) if event is None else _decode_due(event.data).due_at
 
     async def entries(self, limit: int = 100) -> list[EntryView]:
-        """Return the first entries: those being processed, then the waiting ones, in claim order."""
         query = {"limit": min(check_list_limit(limit), LISTED_MAX)}
         if limit == 0:
             return []
@@ -152,7 +143,6 @@ class RemoteQueue(Queue):
         return [_entry_view(each) for each in response.entries]
 
     async def status(self) -> QueueStatus:
-        """Return the number of entries by state, all 0 if the queue was never used."""
         try:
             response = await self._connection.call("queues.status", self.name)
         except NotFound:
@@ -160,31 +150,25 @@ class RemoteQueue(Queue):
         return QueueStatus(**msgspec.structs.asdict(response))
 
     async def workers(self, limit: int = 100) -> list[WorkerView]:
-        """Return the workers of this queue in all processes, the latest heartbeat first."""
         if check_list_limit(limit) == 0:
             return []
         response = await self._connection.call("queues.workers", self.name, query={"limit": min(limit, LISTED_MAX)})
         return [WorkerView(**msgspec.structs.asdict(each)) for each in response.workers]
 
     async def report_worker(self, report: port.WorkerReport) -> None:
-        """Record that a worker is alive."""
         id, name, *numbers = msgspec.structs.astuple(check_worker(report))
         await self._connection.call("queues.report_worker", self.name, id.hex(), body=WorkerBody(name, *numbers))
 
     async def remove_worker(self, id: bytes) -> None:
-        """Forget a worker that has ended."""
         await self._connection.call("queues.remove_worker", self.name, id.hex())
 
     async def pause(self) -> None:
-        """Prevent all processes from claiming entries until `resume`. See `Queue.pause`."""
         await self._connection.call("queues.pause", self.name)
 
     async def resume(self) -> None:
-        """Allow claims again, and wake the workers."""
         await self._connection.call("queues.resume", self.name)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Return dead letters, newest first."""
         if check_list_limit(limit) == 0:
             return []
         query = {"limit": min(limit, LISTED_MAX)}
@@ -192,16 +176,13 @@ class RemoteQueue(Queue):
         return [_dead_letter(each) for each in response.dead_letters]
 
     async def retry(self, id: int) -> None:
-        """Put a dead letter back: it waits from now on, with 0 timeouts. See `Queue.retry`."""
         await self._connection.call("queues.retry", self.name, self._checked(id))
 
     async def edit(self, id: int, data: Any) -> None:
-        """Replace a dead letter's data."""
         body = DataBody(*encoded_payload_to(*encode_data(self._runtime.check(self.name, data))))
         await self._connection.call("queues.edit", self.name, self._checked(id), body=body)
 
     async def drop(self, id: int) -> None:
-        """Delete a dead letter."""
         await self._connection.call("queues.drop", self.name, self._checked(id))
 
     async def close(self) -> None:
@@ -231,16 +212,13 @@ class RemoteQueues(Queues):
         return found
 
     async def names(self) -> list[str]:
-        """Return the names of all queues."""
         return [each.queue for each in await self.status()]
 
     async def status(self) -> list[QueueStatus]:
-        """Return the status of all queues."""
         response = await self._connection.call("queues.list")
         return [QueueStatus(**msgspec.structs.asdict(each)) for each in response.queues]
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Return the dead letters of all queues, newest first."""
         check_list_limit(limit)
         found = [letter for name in await self.names() for letter in await self.queue(name).dead_letters(limit)]
         return sorted(found, key=lambda letter: (letter.raised_at, letter.id), reverse=True)[:limit]

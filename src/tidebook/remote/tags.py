@@ -28,7 +28,7 @@ _decode_tags = msgspec.json.Decoder(TagLine).decode_lines
 
 
 class RemoteTags(Tags):
-    """Streams by tag over all topics of a server's book."""
+    """Streams by tag over all topics of a server's book. `Tags` documents the methods."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -91,7 +91,6 @@ class RemoteTags(Tags):
         raise InvalidInput("a remote book does not read bucket sizes: open the folder or .toml of the book")
 
     async def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
-        """Rewrite a tag's rows from the journals in the store, and remove rows without an event."""
         check_tag(tag)
         wanted = check_topics(topics)
         body = TagRebuildBody(None if wanted is None else tuple(sorted(wanted)))
@@ -99,12 +98,10 @@ class RemoteTags(Tags):
         return Rebuilt(tag, written=response.written, removed=response.removed)
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
-        """Return the time below which streams are complete, and the partition that limits it."""
         response = await self._horizon(topics)
         return Horizon(response.time_ms, response.most_ms, response.topic, response.partition)
 
     async def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
-        """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
         response = await self._horizon(topics)
         return HorizonStatus(
             horizon=None if response.time_ms < 0 else datetime.fromtimestamp(response.time_ms / 1000, UTC),
@@ -119,7 +116,6 @@ class RemoteTags(Tags):
         return await self._connection.call("tags.horizon", query={"topics": _names(check_topics(topics))})
 
     async def list(self) -> AsyncIterator[str]:
-        """Yield the tags that have events, each once, in order."""
         async with aclosing(self._connection.lines("tags.list")) as pages:
             async for page in pages:
                 for line in _decode_tags(page):
@@ -136,7 +132,7 @@ async def _no_events() -> AsyncIterator[TaggedEvent]:
 
 
 def _tagged_event(tag: str, line: TaggedEventLine) -> TaggedEvent:
-    """Return the event of a line, as a stream of the store has it; its incarnation is not sent."""
+    """Return the event of a line as the stream of a store returns it, except for its incarnation, which is not sent."""
     place = decode_offset(tag, line.tag_offset)
     payload = line.payload if line.payload_base64 is msgspec.UNSET else line.payload_base64
     event = Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)

@@ -156,13 +156,15 @@ class RemoteRegion:
         return response
 
     async def close(self) -> None:
-        """Release the claim, if the region was opened for writing; without the server it ends by itself."""
+        """Release the claim, if the region was opened for writing; a server that does not answer releases it later."""
         session, self._session = self._session, None
         if session is not None:
             try:
                 await self._connection.call("wal.close_session", *self._at, session)
             except (Unavailable, OutcomeUnknown):
-                logger.warning("%s/%d: the server does not answer, and releases the claim when it is idle", *self._at)
+                logger.warning(
+                    "%s/%d: the server does not answer; it releases the claim once the session is idle", *self._at
+                )
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
@@ -176,7 +178,7 @@ class RemoteWal:
     def __init__(self, namespace: str, connection: Connection, *, on_open: Callable[[RemoteWal], object]) -> None:
         self.namespace = namespace
         self._connection = connection
-        #: Called when a region is open for writing: then there is something to close.
+        #: Called when a region is open for writing: from then on the book must close this object.
         self._on_open = on_open
         self._open: list[RemoteRegion] = []
 

@@ -58,11 +58,11 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
         return log
     from tidebook.log.sqlite.log import SqliteLog
     from tidebook.log.sqlite.tables import FILE
-    from tidebook.wiring.lazy_folder import LazyLog
+    from tidebook.wiring.lazy_adapters import LazyLog
 
     folder = settings.folder.expanduser().absolute()
     embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
-    embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+    embedded.open_existing()  # so that a folder that cannot be opened is reported here, not at its first use
     return embedded
 
 
@@ -73,11 +73,11 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
         return await _open_keyspace(extra("tidebook.store.cassandra.store", "cassandra"), cassandra, metrics)
     from tidebook.store.sqlite.store import SqliteStore
     from tidebook.store.sqlite.tables import FILE
-    from tidebook.wiring.lazy_folder import LazyStore
+    from tidebook.wiring.lazy_adapters import LazyStore
 
     folder = settings.folder.expanduser().absolute()
     embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
-    embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+    embedded.open_existing()  # so that a folder that cannot be opened is reported here, not at its first use
     return embedded
 
 
@@ -103,7 +103,7 @@ async def connect_cassandra(address: str, keyspace: str, *, metrics: Metrics) ->
 
 
 async def _open_keyspace(adapter: ModuleType, settings: Any, metrics: Metrics) -> StoreWriter:
-    from tidebook.wiring.lazy_keyspace import LazyKeyspace
+    from tidebook.wiring.lazy_adapters import LazyKeyspace
 
     session = await adapter.connect(settings, metrics)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from tidebook.core.errors import Corrupt, InvalidInput, NotFound, TidebookError, Unavailable
+from tidebook.core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from tidebook.sqlite.checksums import connect, find_damage
 from tidebook.sqlite.database import BUSY_MS_MAX, LOCK_S_MAX, make_folder, sync, sync_folders
 from tidebook.sqlite.errors import from_os, from_sqlite
@@ -36,7 +36,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     made_at: datetime
-    #: The files and their sizes.
+    #: The size of each file in bytes, by name.
     files: dict[str, int]
 
 
@@ -61,7 +61,8 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
         _copy_files(sources, target, progress)
         sizes = {source.name: (target / source.name).stat().st_size for source in sources}
         manifest = BackupManifest(made_at=datetime.now(UTC), files=sizes)
-        _write_durably(target / MANIFEST_FILE, msgspec.json.encode(manifest))
+        (target / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
+        sync(target / MANIFEST_FILE)
         sync_folders(target)
     except BaseException as error:
         for name in (*files, MANIFEST_FILE):
@@ -85,7 +86,7 @@ def _copy_files(sources: Sequence[Path], target: Path, progress: Progress) -> No
                 locks.callback(lock.close)
                 lock.acquire(LOCK_S_MAX)
             connections = [_open_snapshot(source, snapshots) for source in checked]
-            # While the locks are held, the offsets of process managers cannot pass the effects in the snapshots.
+            # While the locks are held, no process manager can store an offset whose effects are not in the snapshots.
             for source in sources:
                 if source.name in BY_STANDARD_LIBRARY:
                     _copy_with_standard_library(source, target / source.name, progress)
@@ -123,7 +124,7 @@ def _copy_snapshot(source: Path, connection: apsw.Connection, path: Path, progre
 
 
 def _copy_with_standard_library(source: Path, path: Path, progress: Progress) -> None:
-    """Copy a file with the standard library's SQLite, which its writers use, while they wait."""
+    """Copy a file with the standard library's SQLite, as its writers use; they wait meanwhile."""
     with contextlib.ExitStack() as opened:
         opened_by_standard_library(opened, source)
         opened.callback(closed_by_standard_library, opened)
@@ -214,15 +215,9 @@ def _check(path: Path, source: Path) -> None:
         finally:
             connection.close()
     except apsw.Error as error:
-        raise _damaged(from_sqlite(error, source), source) from error
+        found = from_sqlite(error, source)
+        if not isinstance(found, Corrupt):
+            raise found from error
+        raise Corrupt(f"{source} is damaged: this backup cannot be restored") from error
     if damage:
         raise Corrupt(f"{source} is damaged ({damage[0]}): this backup cannot be restored")
-
-
-def _damaged(error: TidebookError, source: Path) -> TidebookError:
-    return Corrupt(f"{source} is damaged: this backup cannot be restored") if isinstance(error, Corrupt) else error
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-    sync(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.domain.topic_types import TopicTypes
 from tidebook.journal.journal import Journal
@@ -40,7 +41,7 @@ if TYPE_CHECKING:  # each part is imported at its first use: commands start ofte
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
     from tidebook.wiring.feed import EntryFactory, Feed
-    from tidebook.wiring.running import BookState, Health, OutboxRelay
+    from tidebook.wiring.running import Health, OutboxRelay
     from tidebook.wiring.topics import TopicDescription
 
 Part = TypeVar("Part")
@@ -181,8 +182,9 @@ class Book:
 
         `decider` has `initial()`, `decide(command, state)` and `evolve(state, event)`, or is a class whose instances
         are the state. `events` are the classes of its events, by default those that `evolve` is annotated with. With
-        `snapshot_every`, the state is saved whenever that many events were appended; a state class that changed, or
-        another `snapshot_version`, makes old snapshots void. At most `cached_max` states are kept in memory.
+        `snapshot_every`, the state is saved whenever that many events were appended; snapshots of another
+        `snapshot_version`, or of a state class that has changed since, are ignored. At most `cached_max` states are
+        kept in memory.
         """
         from tidebook.domain.decider import CACHED_MAX, CONFLICTS_MAX, Decider, Rules
 
@@ -217,14 +219,18 @@ class Book:
         topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
         whose handler fails `retries` times stops its slice, or is parked.
         """
-        from tidebook.wiring.projection import ProjectionContext, make_projection
+        from tidebook.domain.projection import SLICES, Projection
+        from tidebook.domain.sql_engine import SqlEngine
+        from tidebook.wiring.projection import projection_arguments
 
-        self._refuse_fork()
-        context = ProjectionContext(self.log, self.store, self.clock, self.ids, self._event_types)
-        return make_projection(
-            name, context, into=into, topics=topics, tags=tags, events=events, tables=tables, slices=slices,
-            retries=retries, on_failure=on_failure,
+        shared = projection_arguments(
+            self.log, self.store, self._event_types, topics=topics, tags=tags, events=events, retries=retries,
+            on_failure=on_failure,
         )  # fmt: skip
+        slices = SLICES if slices is None else slices
+        return Projection(
+            name, engine=SqlEngine(into), tables=tables, slices=slices, clock=self.clock, ids=self.ids, **shared
+        )
 
     def process(
         self,
@@ -243,18 +249,21 @@ class Book:
         the engine of the database that stores its offsets, by default a file in the folder of an embedded book; to
         publish outbox messages it must be the outbox's database. The other arguments are those of `projection`.
         """
-        from tidebook.wiring.projection import ProjectionContext, make_process
-
-        self._refuse_fork()
+        from tidebook.domain.process import ProcessManager
+        from tidebook.domain.sql_engine import SqlEngine
+        from tidebook.wiring.projection import process_engine, projection_arguments
 
         def publish(connection: Any, **fields: Any) -> None:
             self.outbox.blocking.publish(connection, **fields)
 
-        context = ProjectionContext(self.log, self.store, self.clock, self.ids, self._event_types)
-        made = make_process(
-            name, context, self.settings, into=into, topics=topics, tags=tags, events=events, retries=retries,
-            on_failure=on_failure, queue_of=self.queue, publish=publish,
+        shared = projection_arguments(
+            self.log, self.store, self._event_types, topics=topics, tags=tags, events=events, retries=retries,
+            on_failure=on_failure,
         )  # fmt: skip
+        engine = SqlEngine(process_engine(self.settings) if into is None else into)
+        made = ProcessManager(
+            name, engine=engine, queue_of=self.queue, publish=publish, clock=self.clock, ids=self.ids, **shared
+        )
         if into is None:
             self._stack.callback(made.dispose)
         return made
@@ -310,8 +319,8 @@ class Book:
         """Return a work queue by name; its first use creates it.
 
         `settings`, if given, are stored with the queue. `fields` declares the user data of its entries: a dataclass, a
-        msgspec Struct, a pydantic model, a mapping, or the path of a `.toml` or `.xml` file. The
-        data of its jobs is an object of a declared class.
+        msgspec Struct, a pydantic model, a mapping, or the path of a `.toml` or `.xml` file. If it is a class, the data
+        of a job is an object of this class.
         """
         return self.queues.queue(name, settings=settings, fields=fields)
 
@@ -351,9 +360,9 @@ class Book:
     async def running(self, *parts: object, grace_s: float = GRACE_S) -> AsyncIterator[Supervisor]:
         """Run feeds, workers, relays, projections and your own parts within the block.
 
-        A part has `async def run()`, or is a coroutine function. One that fails is restarted with a growing pause;
-        `status()` of the yielded supervisor and `book.health()` report it. At the block's end all are stopped; those
-        with `stop()`, like workers, may finish their current work within `grace_s`.
+        A part has `async def run()`, or is a coroutine function. A part that fails is restarted after a growing pause,
+        and reported by `book.health()` and by `status()` of the yielded supervisor. At the end of the block all parts
+        are stopped; those with `stop()`, like workers, may finish their current work within `grace_s`.
         """
         supervisor = Supervisor(parts, clock=self.clock, metrics=self.metrics, grace_s=grace_s)
         self._supervisors.append(supervisor)
@@ -364,27 +373,32 @@ class Book:
             self._supervisors.remove(supervisor)
 
     async def health(self) -> Health:
-        """Return whether log and store answer, and the states of the replication and of all that runs in this process.
+        """Return the problems of the log and the store, and the state of everything that runs in this process.
 
         >>> async def is_healthy(book):
         ...     return (await book.health()).ok
         """
-        return await self._state().health()
+        from tidebook.wiring.running import book_health
+
+        return await book_health(self.log, self.store, self._replication, self._supervisors)
 
     async def settle(self, *, timeout_s: float = 30.0) -> None:
-        """Return once everything appended so far is visible everywhere: for tests.
+        """Wait until everything appended so far is visible everywhere; for tests.
 
         The log is replicated, the horizon of streams by tag has passed all of it, and the parts of `running` have
         processed the results. Raise `Unavailable` if that takes longer than `timeout_s`.
         """
+        from tidebook.wiring.running import settle_book
         from tidebook.wiring.spark import clears_tags
 
-        await self._state().settle(clear_tags=clears_tags(self.settings), timeout_s=timeout_s)
-
-    def _state(self) -> BookState:
-        from tidebook.wiring.running import BookState
-
-        return BookState(self.log, self.store, self._replication, self._supervisors)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await settle_book(self.log, self.store, self._supervisors, clear_tags=clears_tags(self.settings))
+        except TimeoutError as error:
+            health = await self.health()
+            names = ", ".join(["replication", *(each.name for each in health.running)])
+            why = "; ".join(health.problems) or f"waiting for {names}"
+            raise Unavailable(f"the book has not settled within {timeout_s:g} s: {why}") from error
 
     @property
     def outbox(self) -> AsyncOutbox:
@@ -433,7 +447,7 @@ class Book:
             refuse_fork(self._generation, "the book")
 
     async def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
+        """Return a topic's kind, partitions, epoch, offsets and lag; raise `NotFound` if it does not exist."""
         from tidebook.wiring.topics import describe_topic
 
         return await describe_topic(self.log, self.store, topic)
@@ -452,22 +466,13 @@ class Book:
 
     async def create(self) -> None:
         """Create a missing folder with its files, or a missing keyspace, now instead of on the first write."""
-        from tidebook.wiring.lazy_folder import LazyLog, LazyStore
-        from tidebook.wiring.lazy_keyspace import LazyKeyspace
+        from tidebook.wiring.lazy_adapters import LazyKeyspace, LazyLog, LazyStore
 
         for part in (self.log, self.store):
             if isinstance(part, LazyLog | LazyStore):
                 part.open_or_create()
             elif isinstance(part, LazyKeyspace):
                 await part.open_or_create()
-
-    def _start_replication(self) -> None:
-        from tidebook.wiring.replication import inline_replication
-
-        replication = inline_replication(self.settings, self.log, self.store, clock=self.clock, metrics=self.metrics)
-        replication.start()
-        self._stack.push_async_callback(replication.close)
-        self._replication = replication
 
     async def __aenter__(self) -> Book:
         self._refuse_fork()
@@ -480,7 +485,13 @@ class Book:
             if self._create:
                 await self.create()
             if self._replicate:
-                self._start_replication()
+                from tidebook.wiring.replication import inline_replication
+
+                self._replication = inline_replication(
+                    self.settings, self.log, self.store, clock=self.clock, metrics=self.metrics
+                )
+                self._replication.start()
+                self._stack.push_async_callback(self._replication.close)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -506,12 +517,12 @@ def open(
     """Return a book to be used with `async with`; `where` is a folder, or a `tidebook.toml` with the servers to use.
 
     A missing folder is created by the first write, or on entry with `create=True`. Reads never create anything.
-    With `replicate=True` this process replicates the log to the store, which streams by tag read; of several such
-    processes one is active, and another takes over when it ends. With servers, use `tidebook pipeline replicate`
+    With `replicate=True` this process replicates the log to the store, from which streams by tag are read; of several
+    such processes one is active, and another takes over when it ends. With servers, run `tidebook pipeline replicate`
     instead.
 
     `where` may also be the address of a server that `tidebook serve` runs, such as "https://host:8470": `token` is what
-    `tidebook token create` printed there, and `tls_ca` the file of an authority that signed its certificate.
+    `tidebook token create` printed there, and `tls_ca` a file with the authority that signed the server's certificate.
 
     >>> async def first(folder):
     ...     async with open(folder) as book:

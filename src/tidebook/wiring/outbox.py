@@ -50,7 +50,7 @@ class BookJournals:
         return JournalTopic(config.topic_id, config.epoch, config.partitions)
 
     async def holds(self, topic: str) -> bool:
-        """Return whether the store has the topic as a topic of journals."""
+        """Return whether the topic holds journals, according to the store."""
         return await (await self._open_book()).store.topic_config(topic) is not None
 
     async def ends(self, topic: str) -> dict[int, int]:

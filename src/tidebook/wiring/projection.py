@@ -1,9 +1,9 @@
-"""Make a projection of a book: its stream, its target database and the types of its events."""
+"""The arguments of a book's projections and processes: their stream, their types, and the default database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Final, Literal
 
 from sqlalchemy import create_engine
 
@@ -11,12 +11,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.domain.event_source import EventSource, TagSource, TopicSource
 from tidebook.domain.event_type import EventTypes
 from tidebook.domain.log_topic_source import LogTopicSource
-from tidebook.domain.process import ProcessManager, Publish, QueueOf
-from tidebook.domain.projection import RETRIES, SLICES, Projection
-from tidebook.domain.sql_engine import SqlEngine
+from tidebook.domain.projection import RETRIES
 from tidebook.domain.topic_types import TopicTypes
 from tidebook.log.port import Log
-from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
 from tidebook.tags.event import check_tag, check_topics
 from tidebook.tags.horizon import Horizons
@@ -24,26 +21,6 @@ from tidebook.wiring.settings import PROCESS_FILE, Settings
 
 #: How long SQLite waits for another writer.
 BUSY_S: Final = 30.0
-
-
-class ProjectionContext(NamedTuple):
-    """The parts of a book that its projections and processes share."""
-
-    log: Log
-    store: StoreWriter
-    clock: Clock
-    ids: Ids
-    declared: TopicTypes
-
-
-class ProjectionOptions(TypedDict):
-    """The source of a projection or a process, and the treatment of events that fail; see `Book.projection`."""
-
-    topics: Iterable[str] | None
-    tags: Iterable[str] | None
-    events: Iterable[type[Any]] | None
-    retries: int | None
-    on_failure: Literal["stop", "park"]
 
 
 def make_source(
@@ -66,53 +43,32 @@ def make_source(
     return LogTopicSource(log, store, Horizons(store), names)
 
 
-def _arguments(context: ProjectionContext, options: ProjectionOptions) -> dict[str, Any]:
-    types = None if options["events"] is None else EventTypes(options["events"])
+def projection_arguments(
+    log: Log,
+    store: StoreWriter,
+    declared: TopicTypes,
+    *,
+    topics: Iterable[str] | None,
+    tags: Iterable[str] | None,
+    events: Iterable[type[Any]] | None,
+    retries: int | None,
+    on_failure: Literal["stop", "park"],
+) -> dict[str, Any]:
+    """Return the arguments that `Book.projection` and `Book.process` have in common, as those of their classes."""
+    types = None if events is None else EventTypes(events)
     return {
-        "source": make_source(context.log, context.store, topics=options["topics"], tags=options["tags"]),
-        "log": context.log,
-        "store": context.store,
-        "clock": context.clock,
-        "ids": context.ids,
-        "types_of": context.declared.of if types is None else lambda _: types,
-        "retries": RETRIES if options["retries"] is None else options["retries"],
-        "on_failure": options["on_failure"],
+        "source": make_source(log, store, topics=topics, tags=tags),
+        "log": log,
+        "store": store,
+        "types_of": declared.of if types is None else lambda _: types,
+        "retries": RETRIES if retries is None else retries,
+        "on_failure": on_failure,
     }
 
 
-def make_process(
-    name: str,
-    context: ProjectionContext,
-    settings: Settings,
-    *,
-    into: Any,
-    queue_of: QueueOf,
-    publish: Publish,
-    **options: Unpack[ProjectionOptions],
-) -> ProcessManager:
-    """Return a process manager; the arguments are those of `Book.process`."""
-    engine = SqlEngine(_process_engine(settings) if into is None else into)
-    return ProcessManager(name, engine=engine, queue_of=queue_of, publish=publish, **_arguments(context, options))
-
-
-def _process_engine(settings: Settings) -> Any:
+def process_engine(settings: Settings) -> Any:
     """Return an engine for the offsets of processes in the folder of an embedded book."""
     if not settings.section("store").embedded:
         raise InvalidInput("a process needs a database for its offsets: book.process(..., into=engine)")
     settings.folder.mkdir(parents=True, exist_ok=True)
     return create_engine(f"sqlite:///{settings.folder / PROCESS_FILE}", connect_args={"timeout": BUSY_S})
-
-
-def make_projection(
-    name: str,
-    context: ProjectionContext,
-    *,
-    into: Any,
-    tables: Iterable[Any],
-    slices: int | None,
-    **options: Unpack[ProjectionOptions],
-) -> Projection:
-    """Return a projection; the arguments are those of `Book.projection`."""
-    arguments = _arguments(context, options)
-    slices = SLICES if slices is None else slices
-    return Projection(name, engine=SqlEngine(into), tables=tables, slices=slices, **arguments)

@@ -28,7 +28,7 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     #: The PostgreSQL schema of the tables.
     schema: str = "tidebook_queue"
-    #: Connections of a process to PostgreSQL; one more renews leases while that many puts wait.
+    #: The maximum number of connections of a process to PostgreSQL; one more is reserved for renewing leases.
     connections_max: int = 4
     #: A command that receives every dead letter on its standard input.
     dead_letter_command: tuple[str, ...] = ()

@@ -6,8 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+import msgspec
+
 from tidebook.api.health import LiveResponse
-from tidebook.api.journals import TopicResponse
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
@@ -16,9 +17,8 @@ from tidebook.outbox.outbox import AsyncOutbox, Outbox
 from tidebook.queue.queues import Queues
 from tidebook.remote.connection import Connection
 from tidebook.remote.journal import RemoteJournal
-from tidebook.remote.outbox import RemoteOutbox
+from tidebook.remote.outbox import RemoteOutbox, SyncRemoteOutbox
 from tidebook.remote.queue import RemoteQueues
-from tidebook.remote.sync import SyncRemoteOutbox
 from tidebook.remote.tags import RemoteTags
 from tidebook.remote.wal import RemoteWal
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -31,9 +31,10 @@ from tidebook.wiring.topics import TopicDescription
 
 
 class RemoteBook(Book):
-    """A book that a server has open. Methods that need its log, store or database raise `InvalidInput`.
+    """A book that a server has open; methods that need its log, store or database raise `InvalidInput`.
 
-    A request without a response is repeated for half a minute, so that callers do not notice a restart of the server.
+    `Book` documents the methods. A request without a response is repeated for half a minute, so that callers do not
+    notice a restart of the server.
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
@@ -66,7 +67,7 @@ class RemoteBook(Book):
         return found
 
     def _keep_journal(self, journal: Journal) -> None:
-        self._journals.keep(journal.topic, journal)  # it has nothing to close
+        self._journals.keep(journal.topic, journal)  # a remote journal has nothing to close
 
     @property
     def tags(self) -> Tags:
@@ -76,7 +77,6 @@ class RemoteBook(Book):
         return self._tags
 
     def wal(self, namespace: str) -> Wal:
-        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         found = self._wals.find(namespace)
         if found is None:
             made = RemoteWal(namespace, self._connection, on_open=lambda wal: self._keep_wal(cast(Wal, wal)))
@@ -88,7 +88,6 @@ class RemoteBook(Book):
 
     @property
     def queues(self) -> Queues:
-        """All work queues of the book."""
         if self._queues is None:
             self._queues = RemoteQueues(self._connection, **self._shared())
         return self._queues
@@ -113,30 +112,17 @@ class RemoteBook(Book):
 
     @property
     def forked(self) -> bool:
-        """Whether the book was opened in a parent of this process; such a book cannot be used here."""
         return self._connection.forked
 
     async def topics(self) -> list[str]:
-        """Return the names of the topics that hold journals, sorted."""
         topics: list[str] = (await self._connection.call("topics.list")).topics
         return topics
 
     async def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
-        found: TopicResponse = await self._connection.call("topics.describe", topic_name(topic))
-        return TopicDescription(
-            topic=found.topic,
-            kind=found.kind,
-            partitions=found.partitions,
-            epoch=found.epoch,
-            starts=tuple(found.starts),
-            ends=tuple(found.ends),
-            pointers=tuple(found.pointers),
-            lag=found.lag,
-        )
+        found = await self._connection.call("topics.describe", topic_name(topic))
+        return msgspec.convert(found, TopicDescription, from_attributes=True)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
         await self._connection.call("topics.delete", topic_name(topic))
         self._journals.remove(topic)
 
@@ -155,7 +141,7 @@ class RemoteBook(Book):
         self._refuse_server_part("the health of the book (/v1/health/ready)")
 
     async def settle(self, *, timeout_s: float = 30.0) -> NoReturn:
-        """Raise `InvalidInput`: settling a book is for tests that open it."""
+        """Raise `InvalidInput`: only a process that has the book itself open can settle it."""
         self._refuse_server_part("the log")
 
     async def create(self) -> None:

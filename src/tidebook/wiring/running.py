@@ -1,4 +1,4 @@
-"""The outbox relay as a supervised part, and the implementation of a book's `health`, `settle` and `running`."""
+"""The outbox relay as a supervised part, the health of a book, settling it, and the blocking form of `running`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class OutboxRelay:
 
     async def settle(self) -> None:
         """Return once no message waits; parked messages and those that wait for a retry do not count."""
-        while any(each.waiting for each in await self._outbox.status()):  # noqa: ASYNC110  it has no wake-up
+        while any(each.waiting for each in await self._outbox.status()):  # noqa: ASYNC110  the relay has no wake-up
             await asyncio.sleep(SETTLE_POLL_S)
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether this process can use the book, and the parts that run in it."""
+    """Whether this process can use the book, and the state of the parts that it runs."""
 
     #: The problems, one sentence each; empty if the process is healthy.
     problems: tuple[str, ...] = ()
@@ -59,61 +59,43 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-class BookState:
-    """Implements `Book.health` and `Book.settle` from the log, the store, and the parts that run in this process."""
-
-    def __init__(
-        self, log: Log, store: StoreWriter, replication: InlineReplication | None, supervisors: Sequence[Supervisor]
-    ) -> None:
-        self._log = log
-        self._store = store
-        self._replication = replication
-        self._supervisors = supervisors
-
-    async def health(self) -> Health:
-        """Check that log and store respond, and collect the states of the replication and of all running parts."""
-        problems = []
-        for name, part in (("log", self._log), ("store", self._store)):
-            try:
-                await part.topics()
-            except TidebookError as error:
-                problems.append(f"{name}: {error}")
-        replication = None if self._replication is None else self._replication.status()
-        if replication is not None:
-            if replication.state == "waiting" and replication.last_error is not None:
-                problems.append(f"replication: {replication.last_error}")
-            if replication.silent_holder is not None:
-                problems.append(f"replication: {replication.silent_holder}")
-            problems += (f"replication: {at} is stopped: {reason}" for at, reason in replication.stopped.items())
-        running = tuple(each for supervisor in self._supervisors for each in supervisor.status())
-        problems += (f"{each.name} is {each.state}: {each.problem}" for each in running if not each.healthy)
-        return Health(problems=tuple(problems), replication=replication, running=running)
-
-    async def settle(self, *, clear_tags: bool, timeout_s: float) -> None:
-        """Replicate everything, move the horizon past it and settle all parts, until nothing new is appended."""
+async def book_health(
+    log: Log, store: StoreWriter, replication: InlineReplication | None, supervisors: Sequence[Supervisor]
+) -> Health:
+    """Check that log and store respond, and collect the states of the replication and of all running parts."""
+    problems = []
+    for name, part in (("log", log), ("store", store)):
         try:
-            async with asyncio.timeout(timeout_s):
-                while await self._settle_once(clear_tags=clear_tags):
-                    pass
-        except TimeoutError as error:
-            health = await self.health()
-            names = ", ".join(["replication", *(each.name for each in health.running)])
-            why = "; ".join(health.problems) or f"waiting for {names}"
-            raise Unavailable(f"the book has not settled within {timeout_s:g} s: {why}") from error
+            await part.topics()
+        except TidebookError as error:
+            problems.append(f"{name}: {error}")
+    status = None if replication is None else replication.status()
+    if status is not None:
+        if status.state == "waiting" and status.last_error is not None:
+            problems.append(f"replication: {status.last_error}")
+        if status.silent_holder is not None:
+            problems.append(f"replication: {status.silent_holder}")
+        problems += (f"replication: {at} is stopped: {reason}" for at, reason in status.stopped.items())
+    running = tuple(each for supervisor in supervisors for each in supervisor.status())
+    problems += (f"{each.name} is {each.state}: {each.problem}" for each in running if not each.healthy)
+    return Health(problems=tuple(problems), replication=status, running=running)
 
-    async def _settle_once(self, *, clear_tags: bool) -> bool:
-        """Replicate everything and settle all parts; return whether something was appended in the meantime."""
+
+async def settle_book(log: Log, store: StoreWriter, supervisors: Sequence[Supervisor], *, clear_tags: bool) -> None:
+    """Replicate everything, move the horizon past it and settle all parts, until nothing new is appended."""
+    appended = True
+    while appended:
         # Projections over whole topics wait for the horizon too, even if no event has a tag.
-        done = await replicate_to_end(self._log, self._store, clear_tags=clear_tags, tick=True)
+        done = await replicate_to_end(log, store, clear_tags=clear_tags, tick=True)
         for at, reason in done.stopped.items():
             raise Unavailable(f"the book cannot settle: {at} is stopped: {reason}")
-        ends = await _ends(self._log, self._store)
+        ends = await _ends(log, store)
         # A part may create work for any other, as a process manager does for a queue's worker, and their order is
         # arbitrary, so there are as many passes as parts.
-        for _ in range(sum(len(supervisor.status()) for supervisor in self._supervisors)):
-            for supervisor in self._supervisors:
+        for _ in range(sum(len(supervisor.status()) for supervisor in supervisors)):
+            for supervisor in supervisors:
                 await supervisor.settle()
-        return await _is_appended_to(self._log, ends, await _ends(self._log, self._store))
+        appended = await _is_appended_to(log, ends, await _ends(log, store))
 
 
 async def _ends(log: Log, store: StoreWriter) -> dict[Partition, int]:

@@ -1,8 +1,7 @@
 """Checks of the servers of a book: version, permissions, clock, replicas, and retention against replication.
 
-A server is one that `tidebook.toml` names: of Kafka, Cassandra, PostgreSQL, MariaDB, MySQL or Spark; or Tidebook's own.
-
-They only read. A check that fails names its remedy.
+The servers are those that `tidebook.toml` names, or the Tidebook server of a remote book. Checks change nothing, and
+the detail of a failed check names the remedy.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tidebook.wiring.topics import TopicDescription
 if TYPE_CHECKING:
     from tidebook.wiring.remote_book import RemoteBook
 
-#: A clock that differs by more than this confuses dates of queues, expiry, and the fence of a relay.
+#: If clocks differ by more than this, dates of queues, expiry and the fencing of relays are unreliable.
 CLOCK_SKEW_S_MAX = 2.0
-#: The share of the log's retention that an unreplicated record may have waited.
+#: A record that has waited longer for its replication than this share of the log's retention is a failed check.
 RETENTION_SHARE_MAX = 0.5
 CASSANDRA_MIN = (4, 0)
 POSTGRES_MIN = 14
@@ -121,7 +120,9 @@ async def check_cassandra(settings: Settings) -> list[ServerCheck]:
     remedy = "" if known else f": Tidebook needs {'.'.join(map(str, CASSANDRA_MIN))} or newer: upgrade the cluster"
     found = [ServerCheck("store", known, detail + remedy), check_clock("store clock", now_ms / 1000, began_s, ended_s)]
     if not keyspaces:
-        detail = f"keyspace {options.keyspace} does not exist: the first write creates it, if the user may"
+        detail = (
+            f"keyspace {options.keyspace} does not exist: the first write creates it, if the user has the permission"
+        )
         return [*found, ServerCheck("store keyspace", None, detail)]
     return [*found, check_replicas(options.keyspace, dict(keyspaces[0][0]), nodes)]
 
@@ -149,7 +150,7 @@ async def check_sql(settings: Settings) -> list[ServerCheck]:
         return judge_postgres(*await _ask_postgres(url, schema))
     if scheme(url) in {"mysql", "mariadb"}:
         return judge_mysql(*await asyncio.to_thread(_ask_mysql, url))
-    return [ServerCheck("sql", None, f"{scheme(url)}: a file, which the outbox opens")]
+    return [ServerCheck("sql", None, f"{scheme(url)}: a file that the outbox opens")]
 
 
 class PostgresFacts(NamedTuple):
@@ -171,7 +172,7 @@ class PostgresFacts(NamedTuple):
 
 
 def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list[ServerCheck]:
-    """Return the findings about a PostgreSQL server, which was asked between the two times."""
+    """Return the findings about a PostgreSQL server that was queried between `began_s` and `ended_s`."""
     known = found.number // 10_000 >= POSTGRES_MIN
     remedy = "" if known else f": Tidebook needs {POSTGRES_MIN} or newer: upgrade the server"
     checks = [ServerCheck("sql", known, f"PostgreSQL {found.version}{remedy}")]
@@ -181,18 +182,13 @@ def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list
         checks.append(ServerCheck("sql role", False, detail))
     user, queues = found.user, found.queue_schema
     if found.outbox_schema is not None:
-        checks.append(
-            ServerCheck("sql permissions", True, f"the outbox's tables exist in schema {found.outbox_schema}")
-        )
+        ok, detail = True, f"the outbox's tables exist in schema {found.outbox_schema}"
     elif found.may_create:
-        detail = f"{user} may create the outbox's tables in schema {found.schema}"
-        checks.append(ServerCheck("sql permissions", True, detail))
+        ok, detail = True, f"{user} may create the outbox's tables in schema {found.schema}"
     else:
-        detail = (
-            f"{user} may not create tables in schema {found.schema or '(none)'}: GRANT CREATE ON SCHEMA … TO {user}"
-        )
-        detail += ", or let an administrator run 'tidebook outbox migrate'"
-        checks.append(ServerCheck("sql permissions", False, detail))
+        ok, detail = False, f"{user} may not create tables in schema {found.schema or '(none)'}: "
+        detail += f"GRANT CREATE ON SCHEMA … TO {user}, or let an administrator run 'tidebook outbox migrate'"
+    checks.append(ServerCheck("sql permissions", ok, detail))
     if found.has_queues and not found.may_use_queues:
         detail = (
             f"{user} may not use schema {queues}: GRANT USAGE ON SCHEMA {queues} TO {user}, and rights on its tables"
@@ -205,7 +201,7 @@ def judge_postgres(found: PostgresFacts, began_s: float, ended_s: float) -> list
 
 
 async def _ask_postgres(url: str, queue_schema: str) -> tuple[PostgresFacts, float, float]:
-    """Return what is checked, and the times before and after the query."""
+    """Return the facts, and the times before and after the query."""
     psycopg = extra("psycopg", "postgres")
     connect = extra("tidebook.postgres.connect", "postgres").connect_first
     try:
@@ -239,7 +235,7 @@ class MysqlFacts(NamedTuple):
 
 
 def judge_mysql(found: MysqlFacts, began_s: float, ended_s: float) -> list[ServerCheck]:
-    """Return the findings about a MariaDB or MySQL server, which was asked between the two times."""
+    """Return the findings about a MariaDB or MySQL server that was queried between `began_s` and `ended_s`."""
     name, least = ("MariaDB", MARIADB_MIN) if "mariadb" in found.version.lower() else ("MySQL", MYSQL_MIN)
     numbers = re.match(r"(\d+)\.(\d+)", found.version)
     known = numbers is not None and (int(numbers[1]), int(numbers[2])) >= least
@@ -249,23 +245,22 @@ def judge_mysql(found: MysqlFacts, began_s: float, ended_s: float) -> list[Serve
     if found.read_only:
         detail = "this server is read-only, as a replica is: name the primary in [sql] url"
         checks.append(ServerCheck("sql role", False, detail))
+    ok: bool | None = True
     if found.database is None:
-        checks.append(ServerCheck("sql permissions", False, "[sql] url names no database: add /NAME to it"))
+        ok, detail = False, "[sql] url names no database: add /NAME to it"
     elif found.has_outbox:
-        checks.append(ServerCheck("sql permissions", True, f"the outbox's tables exist in {found.database}"))
+        detail = f"the outbox's tables exist in {found.database}"
     elif found.may_create:
         detail = f"{found.user} may create the outbox's tables in {found.database}"
-        checks.append(ServerCheck("sql permissions", True, detail))
-    else:  # a role may have the right, and its rights are not listed
-        user, database = found.user, found.database
-        detail = f"no grant lets {user} create tables in {database}: GRANT CREATE ON {database}.* TO …"
-        detail += ", or let an administrator run 'tidebook outbox migrate'"
-        checks.append(ServerCheck("sql permissions", None, detail))
+    else:  # a role may grant it: the rights of roles are not listed
+        ok, detail = None, f"no grant lets {found.user} create tables in {found.database}: "
+        detail += f"GRANT CREATE ON {found.database}.* TO …, or let an administrator run 'tidebook outbox migrate'"
+    checks.append(ServerCheck("sql permissions", ok, detail))
     return checks
 
 
 def _ask_mysql(url: str) -> tuple[MysqlFacts, float, float]:
-    """Return what is checked, and the times before and after the query."""
+    """Return the facts, and the times before and after the query."""
     mysql = extra("tidebook.outbox.mysql", "mysql")
     began_s = time.time()
     version, now_s, read_only, user, database, has_outbox, may_create = mysql.first_row(

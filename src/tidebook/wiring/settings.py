@@ -22,7 +22,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import encode_text
 
 SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server", "mask")
-#: The sections whose data is on a server if they have a URL, each with an example of one.
+#: The sections that may name a server by its URL, each with an example.
 SERVERS = {
     "log": "kafka://host:9092",
     "store": "cassandra://host:9042/keyspace",
@@ -70,11 +70,11 @@ class Settings(msgspec.Struct, frozen=True):
 
     folder: Path
     sections: dict[str, Section] = {}
-    #: The address of the server that has the book open, if this process has not: the settings are only there.
+    #: The address of the server that has a remote book open, and alone knows its settings; None for any other book.
     server: str | None = None
 
     def section(self, name: str) -> Section:
-        """Return the section of this name; an empty one if the settings do not have it."""
+        """Return the section of this name; an empty one if the settings have no such section."""
         return self.sections.get(name, Section())
 
     def options(self, name: str, type_: type[Options]) -> Options:
@@ -90,7 +90,7 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
     environment = os.environ if environment is None else environment
     text = str(where)
     if not text.strip():
-        raise InvalidInput("a book is a folder or a tidebook.toml, but its name is empty")
+        raise InvalidInput("the name of the book is empty: name a folder or a tidebook.toml")
     if "://" in text:
         raise InvalidInput(f"{text.split('://')[0]}:// is not supported here: use a folder or a tidebook.toml")
     path = Path(text)
@@ -110,7 +110,7 @@ def check_path(path: Path) -> None:
 
 
 def _check_url(section: Section, name: str) -> None:
-    """Raise `InvalidInput` for options of a section without a URL: without the error, it would silently be embedded."""
+    """Raise `InvalidInput` for options in a section without a URL, which would silently be embedded."""
     for option in section.options:
         place = f"{section.place(name, option)} {option}"
         if section.url is None:

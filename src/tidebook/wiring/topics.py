@@ -48,7 +48,9 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescription:
     """Describe a topic; raise `NotFound` if it does not exist, `Corrupt` if only the store has it."""
-    pointers = await store.pointers(topic_name(topic))  # first, so that the configuration is not older
+    pointers = await store.pointers(
+        topic_name(topic)
+    )  # read first: the configuration must not be older than the pointers
     config = await store.topic_config(topic)
     state = await log.topic(topic)
     if state is None:

@@ -341,7 +341,7 @@ async def test_a_long_journal_shows_its_timeline_its_pages_and_how_far_a_filter_
         }
         assert [row[0] for row in last.rows[1:]] == [str(n) for n in range(71, 121)]
         assert "First Previous" in last.words
-        assert "Events by time (UTC), estimated from a few" in last.words
+        assert "Events by time (UTC), estimated from some of them" in last.words
         first = await shown(http, "/journal", at=1, **journal)
         assert [row[0] for row in first.rows[1:]] == [str(n) for n in range(6, 56)]
         assert "Next Last" in first.words
@@ -456,7 +456,7 @@ async def test_the_audit_shows_who_did_what_and_that_its_chains_are_whole(tmp_pa
             "2", "DATE", "local admin", "127.0.0.1", "journals.purge", f"/v1/journals/{TOPIC}/{ID}", "204"
         ]  # fmt: skip
         assert page.rows[2][4] == "server.start"
-        assert "2 entries of 1 chain are whole." in page.words
+        assert "2 entries of 1 chain are intact." in page.words
 
 
 async def test_settings_show_where_each_value_came_from(tmp_path: Path) -> None:

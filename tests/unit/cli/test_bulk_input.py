@@ -163,5 +163,5 @@ def test_an_interrupt_waits_for_the_batch_in_flight() -> None:
 
 
 def test_a_dash_beside_values_is_refused(cli: Cli, book: Path) -> None:
-    refused(cli("journal", "append", "orders", "o-1", "-", "1"), 2, "it is given alone")
+    refused(cli("journal", "append", "orders", "o-1", "-", "1"), 2, "must be the only argument")
     assert not book.exists()

@@ -78,7 +78,7 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"splits": "1000000000"}, "the option splits must be a whole number from 1 to 10000"),
         ({"minSeqNr": "9" * 5000}, "the option minSeqNr must be a whole number of at least 1, not '9999"),
         ({"tag": ""}, "the option tag is empty: name a tag"),
-        ({"book": ""}, "its name is empty"),
+        ({"book": ""}, "the name of the book is empty"),
         ({"endingOffsets": '{"orders": {"0": 1, "00": 2}}'}, "the option endingOffsets must be JSON such as"),
         ({"asOfOffsets": '{"orders": {"epoch": -1, "0": -1}}'}, "the option asOfOffsets must be JSON such as"),
         ({"endingOffsets": '{"orders": {"epoch": 0, "0": 1}}'}, "the option endingOffsets must be JSON such as"),

@@ -28,7 +28,7 @@ from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
-from tidebook.wiring.lazy_folder import LazyStore
+from tidebook.wiring.lazy_adapters import LazyStore
 from tidebook.wiring.settings import Section, Settings
 
 TOPIC = "orders"

@@ -137,7 +137,7 @@ async def test_few_acts_run_at_once_and_few_ended_ones_are_remembered() -> None:
     with pytest.raises(NotFound):
         acts.find(first.id, "mail")
     running = [acts.start("Drop", "mail", 9, endless(), recorder) for _ in range(RUNNING_MAX)]
-    with pytest.raises(Unavailable, match="run already"):
+    with pytest.raises(Unavailable, match="are running"):
         acts.start("Drop", "mail", 9, endless(), recorder)
     assert [each.id for each in acts.running("mail")] == [each.id for each in running]
     await acts.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidebook.server.console.count import Count
+from tidebook.server.console.counts import Count
 from tidebook.server.console.formatting import counted, iso, moment, number, size, span, span_ms
 from tidebook.server.console.render import Renderer, link, static_files
 

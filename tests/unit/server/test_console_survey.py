@@ -12,11 +12,10 @@ from tidebook.core.replication_plan import TagRow
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.inline import InlineStatus
 from tidebook.replication.status import JobStatus, PartitionStatus
-from tidebook.server.console.count import Count
+from tidebook.server.console.counts import Count, QueueNumbers
 from tidebook.server.console.findings import PINNED_BYTES_MAX, findings_of
 from tidebook.server.console.health import PartHealth, replication_health
 from tidebook.server.console.pipeline import describe_outcome, job_data, partition_row
-from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.survey import RegionSurvey, Survey, TopicSurvey, horizon_of, summary
 from tidebook.server.console.tags import TagGap, find_gaps
 from tidebook.server.pipeline_jobs import PipelineJob

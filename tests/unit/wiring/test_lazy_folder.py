@@ -12,7 +12,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.event import Event
 from tidebook.log.port import Log
 from tidebook.store.port import StoreWriter
-from tidebook.wiring.lazy_folder import LazyLog, LazyStore
+from tidebook.wiring.lazy_adapters import LazyLog, LazyStore
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tidebook.store.cassandra.store import CassandraStore
 from tidebook.store.port import StoreWriter
-from tidebook.wiring.lazy_keyspace import LazyKeyspace
+from tidebook.wiring.lazy_adapters import LazyKeyspace
 
 NAMES = sorted(
     {name for name in dir(StoreWriter) if not name.startswith("_")}

@@ -1,1 +1,1 @@
-"""The web console: pages that show a book and run it."""
+"""The web console: pages to inspect and to operate a book."""

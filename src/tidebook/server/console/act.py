@@ -1,4 +1,4 @@
-"""Acts of the console: each declares the form, the dry run and the effect of something that a user does there."""
+"""Acts of the console, which are what its forms do: each declares its form, its dry run and its effect."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
-    #: The identities of what would be affected, so that a confirmation is not valid for the same number of others.
+    #: What identifies the things that would be affected, so that a confirmation holds for no others of the same number.
     members: Sequence[Any] = ()
-    #: Fields of the act's form that the confirmation sends in addition.
+    #: Further fields of the act's form that the form of the confirmation sends.
     fields: dict[str, str] = {}
 
     @property
@@ -51,7 +51,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Act(msgspec.Struct, frozen=True):
-    """Something that a form of the console does: it has the role, the scope and the audit of its route."""
+    """What a form of the console does; the role, the scope and the audit are those of its route."""
 
     name: str
     label: str

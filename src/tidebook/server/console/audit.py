@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from tidebook.api.access import AuditVerifyResponse
 from tidebook.server.audit_check import check_audit
 from tidebook.server.audit_entry import AUDIT_TOPIC, AuditEntry
 from tidebook.server.console.journal import read_page
@@ -29,17 +30,7 @@ class AuditQuery(msgspec.Struct, frozen=True):
     check: bool = False
 
 
-class AuditCheckView(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check."""
-
-    chains: int
-    entries: int
-    findings: list[dict[str, Any]]
-
-
 class AuditData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     chains: list[str]
     chain: str | None
     entries: list[AuditEntry]
@@ -47,7 +38,7 @@ class AuditData(msgspec.Struct, frozen=True, kw_only=True):
     foreign: int
     previous: int | None
     next: int | None
-    check: AuditCheckView | None
+    check: AuditVerifyResponse | None
 
 
 async def audit(view: View) -> AuditData:
@@ -69,7 +60,7 @@ async def audit(view: View) -> AuditData:
     if query.check:
         report = await check_audit(view.book, view.state.database)
         findings = [msgspec.structs.asdict(each) for each in report.findings]
-        check = AuditCheckView(chains=report.chains, entries=report.entries, findings=findings)
+        check = AuditVerifyResponse(chains=report.chains, entries=report.entries, findings=findings)
     return AuditData(
         chains=chains,
         chain=chain,

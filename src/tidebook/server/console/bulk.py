@@ -48,6 +48,11 @@ class BulkAct:
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
 
+    @property
+    def now_ms(self) -> int:
+        """The current time, from which its duration is computed."""
+        return self._clock.now_ms()
+
     def start(self, on_end: OnEnd) -> None:
         """Run the steps in the background."""
         self._task = asyncio.create_task(self._run(on_end))
@@ -68,7 +73,7 @@ class BulkAct:
             async with aclosing(self._steps) as steps:
                 async for changed in steps:
                     self.changed += changed
-                    await asyncio.sleep(0)  # an embedded store never suspends
+                    await asyncio.sleep(0)  # let other requests run: an embedded store never suspends
                     if self._is_cancelled:
                         state = "cancelled"
                         break
@@ -82,7 +87,7 @@ class BulkAct:
             logger.exception("%s failed", self.label)
             self.error = "it failed unexpectedly: the server's log has the cause"
         finally:
-            self.state, self.ended_at_ms = state, self._clock.now_ms()
+            self.state, self.ended_at_ms = state, self.now_ms
             await on_end(self)
 
 
@@ -112,7 +117,7 @@ class BulkActs:
         """Start an act."""
         running = [each for each in self._acts.values() if each.state == "running"]
         if len(running) >= RUNNING_MAX:
-            raise Unavailable(f"{len(running)} acts on many entries run already: wait for one, or cancel it")
+            raise Unavailable(f"{len(running)} acts on many entries are running: wait for one to end, or cancel it")
         for ended in [each.id for each in self._acts.values() if each.state != "running"][:-ENDED_MAX]:
             del self._acts[ended]
         act = BulkAct(label, queue, total, steps, self._clock)
@@ -124,7 +129,7 @@ class BulkActs:
         """Return an act on a queue; raise `NotFound` if there is none."""
         found = self._acts.get(id)
         if found is None or found.queue != queue:
-            raise NotFound(f"there is no act {id[:40]!r} on queue {queue[:100]!r}: it ended long ago, or elsewhere")
+            raise NotFound(f"there is no act {id[:40]!r} on queue {queue[:100]!r}: it ended long ago or ran elsewhere")
         return found
 
     def running(self, queue: str) -> list[BulkResponse]:
@@ -134,18 +139,7 @@ class BulkActs:
 
     def response(self, act: BulkAct) -> BulkResponse:
         """Return the progress of an act."""
-        return BulkResponse(
-            id=act.id,
-            label=act.label,
-            queue=act.queue,
-            state=act.state,
-            total=act.total,
-            changed=act.changed,
-            error=act.error,
-            started_at_ms=act.started_at_ms,
-            ended_at_ms=act.ended_at_ms,
-            now_ms=self._clock.now_ms(),
-        )
+        return msgspec.convert(act, BulkResponse, from_attributes=True)
 
     async def close(self) -> None:
         """Cancel the acts that are running."""

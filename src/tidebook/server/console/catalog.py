@@ -21,7 +21,7 @@ from tidebook.server.console import (
     wal,
 )
 from tidebook.server.console.console import Console
-from tidebook.server.console.context import Catalog
+from tidebook.server.console.view import Catalog
 from tidebook.server.state import ServerState
 
 PAGES = (

@@ -21,13 +21,12 @@ from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
 from tidebook.server.console.act import Act, ActResult, Preview
-from tidebook.server.console.context import Catalog, ConsoleContext
 from tidebook.server.console.form_fields import decode_fields, decode_query, given_fields, parse_form
 from tidebook.server.console.live import LiveEndpoint, LiveView, send_rows
 from tidebook.server.console.page import Page, scope_name
 from tidebook.server.console.render import Renderer, link, static_files
 from tidebook.server.console.retry_form import STATUSES, RetryForm, retry_form
-from tidebook.server.console.view import View
+from tidebook.server.console.view import Catalog, ConsoleContext, View
 from tidebook.server.headers import Headers
 from tidebook.server.state import ServerState
 
@@ -119,7 +118,7 @@ class Console:
             back = getattr(request.state, "typed", {}).get("back")
             return self._problem(error, headers, as_json=as_json, back=_local(back))
         where = link(SIGN_IN_PATH, next=_address(request))
-        if "hx-request" in request.headers:  # a part of a page: htmx would put the form of the sign-in into it
+        if "hx-request" in request.headers:  # a part of a page, into which htmx would insert the sign-in form
             return Response(status_code=401, headers={"hx-redirect": where})
         return RedirectResponse(where, 303)
 
@@ -213,7 +212,7 @@ class Console:
         try:
             done = await act.run(view)
         except TidebookError as error:
-            if (status := problem_of(error)["status"]) >= 500:  # it may have happened, all or in part
+            if (status := problem_of(error)["status"]) >= 500:  # the change may have been made, fully or in part
                 self._record_failure(act, view, status)
             raise
         except BaseException as error:
@@ -240,7 +239,7 @@ class Console:
             audit.record(view.principal, view.client, route.name, target, status)
 
     def _record_failure(self, act: Act, view: View, status: int) -> None:
-        """Record an act that failed; this does not wait: the audit may need the component that failed."""
+        """Record an act that failed, without waiting for the audit: it may depend on the component that failed."""
         self.state.audit.record(view.principal, view.client, act.route.name, _target(act, view), status)
 
     async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
@@ -370,8 +369,10 @@ def _theme(headers: Headers) -> str:
 def late_error(request: Request, limit_s: float) -> TidebookError:
     """Return the error for a request that was cancelled at its deadline; an act may have happened nevertheless."""
     if request.method == "POST":
-        return OutcomeUnknown(f"this was cancelled after {limit_s:g} s, and its change may have happened: look again")
-    return DeadlineExceeded(f"this took longer than {limit_s:g} s: ask for less", deadline_s=limit_s)
+        return OutcomeUnknown(
+            f"the request was cancelled after {limit_s:g} s, and its change may have happened: check whether it has"
+        )
+    return DeadlineExceeded(f"the request took longer than {limit_s:g} s: request less data", deadline_s=limit_s)
 
 
 def _address(request: Request) -> str:

@@ -50,8 +50,6 @@ class DoctorQuery(msgspec.Struct, frozen=True):
 
 
 class DoctorData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     checks: list[Check]
     topics_left_out: int
     files_checked: bool
@@ -59,10 +57,9 @@ class DoctorData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def doctor(view: View) -> DoctorData:
-    """Run the checks."""
     may_check = view.principal.role >= Role.OPERATOR
     if view.fields.files and not may_check:
-        raise PermissionDenied("only an operator may have all files read", required="operator")
+        raise PermissionDenied("only an operator may check all files", required="operator")
     survey = await view.context.surveyor.read()
     checks = [*_installation()]
     for part in await part_health(view, survey):

@@ -67,8 +67,6 @@ class RowSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of the page, also served as JSON."""
-
     topic: str
     id: str
     number: int

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from operator import ge, gt, le, lt
 from typing import Any, Final, Literal, assert_never, cast, get_args
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.server.console.times import parse_time
+from tidebook.server.console.formatting import parse_time
 
 CHARS_MAX: Final = 500
 TERMS_MAX: Final = 50
@@ -98,7 +99,7 @@ class _Token(msgspec.Struct, frozen=True):
 def parse(text: str) -> Expression:
     """Parse an expression; raise `InvalidInput`, with the position of the mistake, if it is not valid."""
     if len(text) > CHARS_MAX:
-        raise InvalidInput(f"a filter may take {CHARS_MAX} characters, this one takes {len(text):,}")
+        raise InvalidInput(f"a filter may have {CHARS_MAX} characters, and this one has {len(text):,}")
     return _Parser(_tokens(text), text).whole()
 
 
@@ -212,10 +213,9 @@ class _Parser:
         return cast(Root, name), tuple(path)
 
     def _index(self) -> str | int:
-        number, text = self._take_kind("number"), None
-        if number is None:
-            text = self._take_kind("string")
-        if (number is None and text is None) or (number is not None and not number.isdecimal()):
+        number = self._take_kind("number")
+        text = self._take_kind("string") if number is None else None
+        if text is None and not (number or "").isdecimal():
             raise self._mistake("a number or a quoted name")
         if not self._take("]"):
             raise self._mistake("']'")
@@ -250,18 +250,12 @@ def _checked(root: Root, operator: str, value: Value) -> Value:
             raise InvalidInput(f"{operator} compares strings: {root} {operator} {value!r} never matches")
         return value
     if root == "time":
-        return _milliseconds(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
     if root in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise InvalidInput(f"{root} must be compared with a number, not {value!r}")
     if root in _TEXTS and not isinstance(value, str):
         raise InvalidInput(f"{root} must be compared with a quoted string, not {value!r}")
     return value
-
-
-def _milliseconds(value: Value) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return parse_time(str(value))
 
 
 def matches(expression: Expression, event: FilterFields) -> bool:
@@ -285,12 +279,8 @@ _MISSING: Final = object()
 def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
     """Return the values of a field; a tag has many, and a comparison holds if it holds for one of them."""
     match compare.root:
-        case "number":
-            return [event.number]
-        case "offset":
-            return [event.offset]
-        case "version":
-            return [event.version]
+        case "number" | "offset" | "version":
+            return [getattr(event, compare.root)]
         case "time":
             return [event.time_ms]
         case "type":
@@ -301,10 +291,8 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
             return [*event.tags]
         case "text":
             return [as_text(event.payload)]
-        case "payload":
-            return [_at(event.payload, compare.path)]
-        case "meta":
-            return [_at(event.meta, compare.path)]
+        case "payload" | "meta":
+            return [_at(getattr(event, compare.root), compare.path)]
         case _:
             assert_never(compare.root)
 
@@ -321,22 +309,16 @@ def as_text(payload: Any) -> str:
 def _at(value: Any, path: tuple[str | int, ...]) -> Any:
     for part in path:
         if isinstance(part, int):
-            if not isinstance(value, list) or part >= len(value):
-                return _MISSING
-            value = value[part]
+            exists = isinstance(value, list) and part < len(value)
         else:
-            if not isinstance(value, dict) or part not in value:
-                return _MISSING
-            value = value[part]
+            exists = isinstance(value, dict) and part in value
+        if not exists:
+            return _MISSING
+        value = value[part]
     return value
 
 
-_ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 def _compare(found: Any, compare: Compare) -> bool:

@@ -1,4 +1,4 @@
-"""The findings of a survey: what in the book needs the attention of an operator, the worst first."""
+"""The findings of a survey: what needs the attention of an operator, the worst first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final, Literal
 import msgspec
 
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.server.console.formatting import size, span, span_ms
+from tidebook.server.console.counts import QueueNumbers
+from tidebook.server.console.formatting import counted, size, span, span_ms
 from tidebook.server.console.health import LAG_S_MAX, PartHealth
-from tidebook.server.console.queue_numbers import QueueNumbers
 from tidebook.server.console.render import link
 from tidebook.server.console.survey import PARKED_MAX, RegionSurvey, Survey
 from tidebook.server.pipeline_jobs import PipelineJob
@@ -84,12 +84,12 @@ def _queue_findings(queue: QueueNumbers) -> Iterator[Finding]:
 def _outbox_findings(topic: OutboxTopicStatus) -> Iterator[Finding]:
     what = f"Outbox {topic.topic}"
     if topic.parked:
-        noun = "message is parked" if topic.parked == 1 else "messages are parked"
-        yield _bad(what, f"{topic.parked:,} {noun}", link("/outbox", topic=topic.topic))
+        detail = counted(topic.parked, "message is parked", "messages are parked")
+        yield _bad(what, detail, link("/outbox", topic=topic.topic))
     if topic.error:
         yield _bad(what, topic.reason or "it fails", "/outbox")
     if topic.oldest_age_ms is not None and topic.oldest_age_ms > OUTBOX_AGE_S_MAX * 1000:
-        yield _warn(what, f"the oldest message waits for {span_ms(topic.oldest_age_ms)}", "/outbox")
+        yield _warn(what, f"the oldest message has waited for {span_ms(topic.oldest_age_ms)}", "/outbox")
     if topic.notice is not None:
         yield _warn(what, topic.notice, "/outbox")
 

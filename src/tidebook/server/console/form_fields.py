@@ -1,4 +1,4 @@
-"""The parameters of pages and the fields of forms: decoded from a request, and those that an address needs."""
+"""Decode the parameters of pages and the fields of forms, and find those that an address must contain."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ def decode_fields(type_: type[msgspec.Struct], given: dict[str, str]) -> Any:
 
 def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
     """Return the parameters that differ from their defaults."""
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(fields):
-        value = getattr(fields, field.name)
-        if field.required or value != field.default:
-            found[field.name] = value
-    return found
+    given = {field.name: getattr(fields, field.name) for field in msgspec.structs.fields(fields)}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(fields) if not field.required}
+    return {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}

@@ -1,9 +1,11 @@
-"""How numbers, sizes, durations and times are written: in sentences, and as filters of the templates."""
+"""How numbers, sizes, durations and times are written, in sentences and by templates, and how typed times are read."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
+
+from tidebook.core.errors import InvalidInput
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
@@ -64,3 +66,12 @@ def iso(time_ms: int) -> str:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
     except (OverflowError, OSError, ValueError):
         return ""
+
+
+def parse_time(text: str) -> int:
+    """Return the milliseconds of an ISO date; without a time zone it is in UTC."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"a time must be an ISO date such as 2026-01-31T12:00, not {text[:40]!r}") from error

@@ -26,7 +26,7 @@ class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     ok: bool
     detail: str
-    #: The page of a part whose failure is a finding; None if the survey has one for it.
+    #: The page of a finding about this part if it fails; None if the survey reports the failure already.
     href: str | None = None
 
 
@@ -66,7 +66,7 @@ def replication_health(here: InlineStatus | None, survey: Survey, *, now_ms: int
     if here is not None:
         failure = here.last_error if here.state == "waiting" else here.silent_holder
         if failure is None and here.stopped:
-            failure, href = "a partition is stopped", None  # each is a finding itself
+            failure, href = "a partition is stopped", None  # each stopped partition is a finding of its own
         runs = "replicates in this process" if here.state == "active" else here.describe()
         return PartHealth(part="Replication", kind="inline", ok=failure is None, detail=failure or runs, href=href)
     waits = any(each.lag_s is not None and each.lag_s > LAG_S_MAX for each in survey.topics)

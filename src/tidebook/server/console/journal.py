@@ -1,4 +1,4 @@
-"""One journal: its head, a page of its events, the search for a number, an offset, a time or a filter, and its acts."""
+"""One journal: its head, a page of its events, searches by number, offset, time or filter, and its live view."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tidebook.core.seq_nr import LAST
 from tidebook.journal.journal import Journal
 from tidebook.server.console import payload_view
 from tidebook.server.console.event_filter import Expression, FilterFields, matches, parse
+from tidebook.server.console.formatting import parse_time
 from tidebook.server.console.live import LiveView, RenderRow
 from tidebook.server.console.page import Page
 from tidebook.server.console.timeline import Timeline, read_timeline
-from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.journal_stream import EventId, follow_journal, resume_position
 from tidebook.server.masking import Mask
@@ -100,8 +100,6 @@ class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     topic: str
     id: str
     head: HeadView | None
@@ -114,7 +112,6 @@ class JournalData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def journal(view: View) -> JournalData:
-    """Show a journal."""
     query = view.fields
     found = view.book.journal(query.topic)
     head = await found.head(query.id, barrier="offset")
@@ -210,15 +207,15 @@ async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
 
 
 async def page_before(journal: Journal, id: str, end: int, head: Head) -> int | None:
-    """Return where the page begins that ends before a number; None if no event is before it.
+    """Return the first number of the page that ends before `end`; None if there is no event before `end`.
 
-    Numbers may be skipped, so events are counted to find how far back it begins.
+    Numbers may be skipped, so events are counted to find the start.
     """
     first, width = head.delete_to + 1, EVENTS_MAX
     low = high = max(first, end - width)
     count = await _count_up_to_page(journal, id, high, end)
     found = count
-    while found < EVENTS_MAX and low > first:  # numbers were skipped: look further back, then between
+    while found < EVENTS_MAX and low > first:  # numbers were skipped: search further back, then bisect
         width *= 2
         low = max(first, end - width)
         found = await _count_up_to_page(journal, id, low, end)
@@ -247,7 +244,7 @@ async def _count_up_to_page(journal: Journal, id: str, start: int, end: int) -> 
 
 
 async def seek(journal: Journal, id: str, head: Head, reached: Callable[[ReadEvent], bool]) -> int:
-    """Return the number of the first event that has reached a place, by bisection; after the last one if none has."""
+    """Return the number of the first event with `reached(event)`, by bisection; without one, the last number plus 1."""
     low, high = head.delete_to + 1, head.seq_nr + 1
     while low < high:
         middle = (low + high) // 2
@@ -268,7 +265,7 @@ async def first_event(journal: Journal, id: str, start: int, head: Head) -> Read
 async def last_number_before(journal: Journal, id: str, number: int, head: Head) -> int | None:
     """Return the number of the event before a number; numbers between them may be skipped."""
     found, low, high = None, head.delete_to, number - 1
-    middle = high  # most events follow the one before them
+    middle = high  # most numbers are not skipped, so try the one directly before first
     while low < high:
         event = await first_event(journal, id, middle, head)
         if event is not None and event.seq_nr < number:
@@ -326,16 +323,8 @@ def fields_of(event: ReadEvent, mask: Mask | None) -> FilterFields:
 # ---- live
 
 
-class JournalLiveQuery(msgspec.Struct, frozen=True):
-    """The journal to follow."""
-
-    topic: str
-    id: str
-    unmask: bool = False
-
-
 async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
-    """Follow a journal: the last events, then each new one; a browser that comes back continues where it was."""
+    """Follow a journal: its last events, then each new one; a browser that reconnects continues after its last row."""
     query, journal, mask = view.fields, view.book.journal(view.fields.topic), view.mask(view.fields.topic)
     head = await journal.head(query.id, barrier="offset")
     start = 1 if head is None else max(head.delete_to + 1, head.seq_nr - LIVE_EVENTS + 1)
@@ -358,6 +347,6 @@ LIVES = (
         route=BY_NAME["journals.read"],
         follow=follow,
         template="event_row.html",
-        query=JournalLiveQuery,
+        query=JournalQuery,
     ),
 )

@@ -22,8 +22,6 @@ from tidebook.server.console.view import View
 
 
 class JournalForm(msgspec.Struct, frozen=True):
-    """One journal."""
-
     topic: str
     id: str
 
@@ -51,7 +49,6 @@ class DeleteForm(msgspec.Struct, frozen=True):
 
 
 async def append(view: View) -> ActResult:
-    """Append one event."""
     form = view.fields
     payload = form.payload if form.kind == "text" else _json(form.payload, "the payload")
     metadata = _json(form.metadata, "the metadata") if form.metadata.strip() else None
@@ -123,7 +120,6 @@ async def preview_purge(view: View) -> Preview:
 
 
 async def purge(view: View) -> ActResult:
-    """Remove the journal."""
     form = view.fields
     await view.book.journal(form.topic).purge(form.id)
     return ActResult(message=f"Journal {form.id} is purged.", to=link("/topic", topic=form.topic))

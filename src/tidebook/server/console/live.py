@@ -44,7 +44,7 @@ async def send_rows(
     state: ServerState, token: str, session: BrowserSession | None, rows: AsyncGenerator[Chunk, None],
     receive: Receive, send: Send, headers: dict[str, str],
 ) -> None:  # fmt: skip
-    """Send rows until the browser leaves or the server drains."""
+    """Send rows until the browser disconnects or the server drains."""
     lines = Lines(lambda _: rows, live=True, events=True)
     limits = {"send_s": state.settings.send_s, "deadline_s": state.settings.request_s}
     sender = StreamSender(receive, send, state.live, state.gate.is_current, token=token, session=session, **limits)

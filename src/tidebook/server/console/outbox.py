@@ -10,7 +10,7 @@ from msgspec import Meta
 from tidebook.api.routes import BY_NAME
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.server.console.act import ActResult, Preview, api_act
-from tidebook.server.console.count import EXACT_MAX
+from tidebook.server.console.counts import EXACT_MAX
 from tidebook.server.console.formatting import counted
 from tidebook.server.console.page import Page
 from tidebook.server.console.view import View
@@ -43,15 +43,12 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     topics: list[OutboxTopicStatus]
     parked: list[ParkedRow]
     more: bool
 
 
 async def outbox(view: View) -> OutboxData:
-    """Show the outbox."""
     found = await view.book.outbox.parked(view.fields.topic, limit=PARKED_MAX + 1)
     return OutboxData(
         topics=await view.book.outbox.status(count_max=EXACT_MAX),
@@ -98,7 +95,6 @@ async def preview_retry(view: View) -> Preview:
 
 
 async def retry(view: View) -> ActResult:
-    """Retry parked messages."""
     count = await view.book.outbox.parked_retry(view.fields.topic, view.fields.id)
     return ActResult(message=f"{counted(count, 'message')} retried.", to="/outbox", changed=bool(count))
 
@@ -109,7 +105,6 @@ async def preview_drop(view: View) -> Preview:
 
 
 async def drop(view: View) -> ActResult:
-    """Delete parked messages."""
     count = await view.book.outbox.parked_drop(view.fields.topic, view.fields.id)
     return ActResult(message=f"{counted(count, 'message')} deleted.", to="/outbox", changed=bool(count))
 

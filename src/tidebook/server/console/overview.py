@@ -24,8 +24,6 @@ class OverviewQuery(msgspec.Struct, frozen=True):
 
 
 class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     findings: list[Finding]
     findings_left_out: int
     numbers: dict[str, Any]
@@ -36,7 +34,6 @@ class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def overview(view: View) -> OverviewData:
-    """Show the book at a glance."""
     survey = visible(await view.context.surveyor.read(), view)
     jobs = [] if view.principal.prefix else view.state.jobs.list()  # a job concerns the whole book
     parts = [] if view.principal.prefix else await part_health(view, survey)

@@ -9,7 +9,7 @@ import msgspec
 
 from tidebook.api.route import Route
 
-#: The query parameter or form field that a token's prefix must cover, by scope of the route.
+#: The scopes of routes whose object is the query parameter or form field of the same name.
 NAMED_SCOPES = ("topic", "queue", "namespace")
 
 

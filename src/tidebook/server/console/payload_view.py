@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.core.payload import BYTES, JSON, TEXT, encode_payload
+from tidebook.core.payload import JSON, TEXT, encode_payload
 from tidebook.server.console.formatting import counted
 
-#: Nodes of a tree, its depth, and characters of one value that are shown.
+#: The maximum number of nodes of a tree, its depth, and the characters of one value.
 NODES_MAX: Final = 1_000
 DEPTH_MAX: Final = 20
 VALUE_CHARS_MAX: Final = 2_000
@@ -31,7 +31,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DumpRow(msgspec.Struct, frozen=True):
-    """Some bytes: their place, in hexadecimal, and as text."""
+    """A row of a dump: the place of its bytes, the bytes in hexadecimal, and as text."""
 
     at: str
     hex: str
@@ -39,7 +39,7 @@ class DumpRow(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of some bytes."""
+    """A part of some bytes, as rows, and its place among them."""
 
     rows: list[DumpRow]
     start: int
@@ -101,15 +101,10 @@ class _Budget:
 def as_document(value: Any) -> ClippedText:
     """Return a payload as text: JSON with line breaks, text unchanged, bytes as far as they are UTF-8."""
     kind, encoded = encode_payload(value)
-    match kind:
-        case k if k == JSON:
-            text = msgspec.json.format(encoded, indent=2).decode()
-        case k if k == TEXT:
-            text = str(value)
-        case k if k == BYTES:
-            text = encoded[: TEXT_CHARS_MAX * 4].decode(errors="replace")
-        case _:
-            raise AssertionError(f"payload type {kind} is not known")
+    if kind == JSON:
+        text = msgspec.json.format(encoded, indent=2).decode()
+    else:
+        text = value if kind == TEXT else encoded[: TEXT_CHARS_MAX * 4].decode(errors="replace")
     return ClippedText(text=text[:TEXT_CHARS_MAX], left_out=max(0, len(text) - TEXT_CHARS_MAX))
 
 

@@ -55,8 +55,8 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     replicated: int
     lag: int
     lag_s: float
-    #: Estimates when it has caught up, if all partitions that lag share the rate of the last batch; None without a
-    #: process that reports.
+    #: The estimated time until it has caught up, if all lagging partitions share the rate of the last batch; None if no
+    #: process reports.
     caught_up_s: float | None
     stopped: str | None
     lost: int
@@ -74,8 +74,6 @@ class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     partitions: list[PartitionRow]
     total_topics: int
     page: int
@@ -120,7 +118,7 @@ async def pipeline(view: View) -> PipelineData:
 
 
 def partition_row(status: PartitionStatus, job: JobStatus | None, lagging: int, *, now_ms: int) -> PartitionRow:
-    """Return a partition as the page shows it, if so many partitions lag."""
+    """Return a partition as the page shows it; `lagging` partitions share the rate of the job."""
     rate = 0.0 if job is None or not reports(job, now_ms=now_ms) else job.records_per_s / max(1, lagging)
     stopped = None if job is None or not status.lag else job.stopped.get(f"{status.topic}/{status.partition}")
     lost = status.lost
@@ -191,7 +189,7 @@ async def preview_replay(view: View) -> Preview:
     held = size(_size_bytes(parked))
     text = (
         f"This appends the record at {form.topic}/{form.partition} {form.offset:,} ({held}) to the end of journal "
-        f"{id}, {what}, and removes it from the parked ones. At its own offset it stays void."
+        f"{id}, {what}, and removes it from the parked ones. The record at this offset remains without effect."
     )
     members = [parked.position.epoch, parked.position.offset]
     return Preview(text=text, count=1, word=form.topic, sample=[parked.reason], members=members)
@@ -212,8 +210,6 @@ async def replay(view: View) -> ActResult:
 
 
 class JobPageQuery(msgspec.Struct, frozen=True):
-    """One job."""
-
     job: str
 
 
@@ -226,14 +222,13 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
     differences: list[dict[str, Any]]
     progress: list[str]
     left_out: int
-    #: How many lines of output, the first ones, are no longer kept.
+    #: How many of the first lines of output are no longer kept.
     forgotten: int
     topics: list[str]
     now_ms: int
 
 
 async def job(view: View) -> JobData:
-    """Show a job."""
     return job_data(view.state.jobs.find(view.fields.job).response(after_line=0), now_ms=view.now_ms)
 
 
@@ -273,7 +268,7 @@ class _Exported(msgspec.Struct):
 
 
 def describe_outcome(response: PipelineJobResponse) -> str | None:
-    """Return what a job that has ended has done, as a sentence; None if its output does not have it."""
+    """Return what a completed job has done, as a sentence; None if its output does not contain the result."""
     if response.state not in ("done", "differences"):
         return None
     try:
@@ -321,11 +316,8 @@ async def preview_start(view: View) -> Preview:
             does = "compares store and log"
             if body.repair:
                 known = _difference_count(view, form.found_by)
-                does += (
-                    f", and repairs what differs ({known} when it was last compared)"
-                    if known
-                    else ", and repairs what differs"
-                )
+                does += ", and repairs what differs"
+                does += f" ({known} when it was last compared)" if known else ""
         case "rebuild":
             does = "writes the store again from the log"
         case "export":
@@ -333,7 +325,7 @@ async def preview_start(view: View) -> Preview:
         case _:
             assert_never(form.kind)
     changes = body.repair or form.kind == "rebuild"
-    text = f"This {does}: {which}. It runs in a separate process and may take long."
+    text = f"This {does}: {which}. It runs in a separate process and may take a while."
     if changes:
         text += f" {STOP_REPLICATION}"
     return Preview(
@@ -354,7 +346,6 @@ def _difference_count(view: View, job: str) -> str | None:
 
 
 async def start(view: View) -> ActResult:
-    """Start a job."""
     form = view.fields
     arguments = job_arguments(form.body(), view.state.settings.export_folder)
     started = view.state.jobs.start(form.kind, arguments)
@@ -362,7 +353,6 @@ async def start(view: View) -> ActResult:
 
 
 async def cancel(view: View) -> ActResult:
-    """Cancel a job."""
     found = view.state.jobs.find(view.fields.job)
     if found.state != "running":
         return ActResult(message="The job had ended already.", changed=False)

@@ -15,7 +15,7 @@ from tidebook.core.payload import decode_json
 from tidebook.queue.browse import BoundBrowser, BrowsedEntry, EntryFilter, EntryPlace
 from tidebook.server.console.act import Act, ActResult, Preview, api_act
 from tidebook.server.console.bulk import BulkAct, BulkResponse, Steps
-from tidebook.server.console.formatting import counted
+from tidebook.server.console.formatting import counted, parse_time
 from tidebook.server.console.page import Page
 from tidebook.server.console.queues import (
     SAMPLE_MAX,
@@ -31,7 +31,6 @@ from tidebook.server.console.queues import (
 )
 from tidebook.server.console.render import link
 from tidebook.server.console.routes import QUEUE_CANCEL, QUEUE_PURGE
-from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
 T = TypeVar("T")
@@ -59,7 +58,6 @@ class PutForm(msgspec.Struct, frozen=True):
 
 
 async def put(view: View) -> ActResult:
-    """Put one entry."""
     form = view.fields
     done = await view.book.queue(form.queue).put(
         _typed(form.data, form.kind),
@@ -68,7 +66,9 @@ async def put(view: View) -> ActResult:
         process_at=None if form.process_at is None else parse_time(form.process_at),
         expires_at=None if form.expires_at is None else parse_time(form.expires_at),
     )
-    message = "The entry is put." if done.inserted else "An entry of this key waits: the new one is merged into it."
+    message = (
+        "The entry is put." if done.inserted else "An entry with this key waits, and the new one is merged into it."
+    )
     return ActResult(message=message, to=link("/queue", queue=form.queue))
 
 
@@ -82,8 +82,6 @@ def _typed(text: str, kind: str) -> Any:
 
 
 class QueueForm(msgspec.Struct, frozen=True):
-    """One queue."""
-
     queue: str
 
 
@@ -125,7 +123,7 @@ async def _selected_letters(view: View, browser: BoundBrowser) -> list[int]:
         found += ids_of_page
         if before is None:
             return found[::-1]
-        await asyncio.sleep(0)  # an embedded store never suspends
+        await asyncio.sleep(0)  # let other requests run: an embedded store never suspends
 
 
 async def _waiting_at(browser: BoundBrowser, form: SelectionForm, places: list[EntryPlace]) -> list[BrowsedEntry]:
@@ -142,10 +140,6 @@ def _waiting_state(form: SelectionForm) -> Literal["due", "later"]:
     if form.status not in ("due", "later"):
         raise InvalidInput("only waiting entries can be deleted: a worker has claimed the others")
     return form.status
-
-
-def _selected_places(form: SelectionForm) -> list[EntryPlace] | None:
-    return None if form.places is None else [parse_place(text) for text in _selected(form.places)]
 
 
 def _selected(places: str) -> list[str]:
@@ -189,12 +183,12 @@ async def _in_pages(ids: Sequence[T], size: int, act: Callable[[Sequence[T]], Aw
 
 async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done: str) -> ActResult:
     """Act on a few entries immediately, and on many in the background, with a page that shows the progress."""
-    here = _list_of(view)
     if total <= AT_ONCE_MAX:
         count = 0
         async for changed in steps:
             count += changed
-        return ActResult(message=f"{counted(count, *noun)} {done}.", to=here, changed=bool(count))
+        to = link("/queue", queue=view.fields.queue, status=view.fields.status)
+        return ActResult(message=f"{counted(count, *noun)} {done}.", to=to, changed=bool(count))
     act = view.target
     assert isinstance(act, Act)
 
@@ -205,11 +199,7 @@ async def _act(view: View, total: int, steps: Steps, noun: tuple[str, str], done
 
     started = view.context.bulk.start(act.label, view.fields.queue, total, steps, audit)
     to = link("/queue-act", queue=view.fields.queue, act=started.id)
-    return ActResult(message=f"This acts on {counted(total, *noun)} in the background.", to=to)
-
-
-def _list_of(view: View) -> str:
-    return link("/queue", queue=view.fields.queue, status=view.fields.status)
+    return ActResult(message=f"{counted(total, *noun)}: the act runs in the background.", to=to)
 
 
 async def preview_drop(view: View) -> Preview:
@@ -219,7 +209,6 @@ async def preview_drop(view: View) -> Preview:
 
 
 async def drop(view: View) -> ActResult:
-    """Delete dead letters."""
     browser, ids = await find_queue(view, view.fields.queue), view.confirmed.members
     return await _act(view, len(ids), _in_pages(ids, DROP_PAGE, browser.drop_all), LETTER, "dropped")
 
@@ -253,9 +242,9 @@ async def edit(view: View) -> ActResult:
 async def preview_purge(view: View) -> Preview:
     """Count the waiting entries that would be deleted; up to a bound, their places are confirmed too."""
     form, browser = view.fields, await find_queue(view, view.fields.queue)
-    wanted, places = _waiting_filter(view), _selected_places(form)
-    if places is not None:
-        found = await _waiting_at(browser, form, places)
+    wanted = _waiting_filter(view)
+    if form.places is not None:
+        found = await _waiting_at(browser, form, list(map(parse_place, _selected(form.places))))
         count = len(found)
     elif (count := await browser.count_up_to(wanted, limit=2**62)) > AT_ONCE_MAX:
         found = await browser.browse(wanted, limit=SAMPLE_MAX)

@@ -1,4 +1,4 @@
-"""The queues, one queue by status, priority, date and key, one entry, and one dead letter."""
+"""The queues, one queue with its entries by status, priority, date and key, one entry, and one dead letter."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from tidebook.queue.port import HOLDER_BYTES, DeadLetterRow, QueueSettings, Work
 from tidebook.queue.views import optional_datetime
 from tidebook.server.console import payload_view
 from tidebook.server.console.bulk import BulkResponse
-from tidebook.server.console.count import Count
+from tidebook.server.console.counts import Count, QueueNumbers, count_queue
+from tidebook.server.console.formatting import parse_time
 from tidebook.server.console.page import Page
 from tidebook.server.console.pagination import PageNumber, paginate
-from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
-from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 
 ROWS_MAX: Final = 50
@@ -53,8 +52,6 @@ class QueuesQuery(msgspec.Struct, frozen=True):
 
 
 class QueuesData(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of queues."""
-
     queues: list[QueueNumbers]
     total: int
     page: int
@@ -62,7 +59,6 @@ class QueuesData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def queues(view: View) -> QueuesData:
-    """List queues."""
     query = view.fields
     names = [
         name
@@ -146,14 +142,12 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of a queue's page shows."""
-
     numbers: QueueNumbers
     settings: QueueSettings
     rows: list[EntryRow]
     next: str | None
     workers: list[WorkerLine]
-    #: Whether only those are listed that have reported last.
+    #: Whether there may be more workers; those with the latest reports are listed.
     workers_more: bool
     claims: list[ClaimRow]
     claims_left_out: Count
@@ -166,7 +160,6 @@ class QueueData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def queue(view: View) -> QueueData:
-    """Show a queue."""
     query = view.fields
     browser = await find_queue(view, query.queue)
     now_ms = view.now_ms
@@ -184,7 +177,7 @@ async def queue(view: View) -> QueueData:
         workers_more=len(known) == WORKERS_MAX,
         claims=[_claim_row(each, now_ms) for each in others[:CLAIMS_SHOWN_MAX]],
         claims_left_out=Count(max(0, len(others) - CLAIMS_SHOWN_MAX), exact=len(claims) < CLAIMS_MAX),
-        soon=await _upcoming(view, browser),
+        soon=[_entry_row(view, each) for each in await browser.browse(EntryFilter(state="later"), limit=SAMPLE_MAX)],
         acts=view.context.bulk.running(query.queue),
         now_ms=now_ms,
         masked=view.is_masked(query.queue),
@@ -199,15 +192,11 @@ async def find_queue(view: View, name: str) -> BoundBrowser:
     return browser
 
 
-async def _upcoming(view: View, browser: BoundBrowser) -> list[EntryRow]:
-    return [_entry_row(view, each) for each in await browser.browse(EntryFilter(state="later"), limit=SAMPLE_MAX)]
-
-
 async def _rows(view: View, browser: BoundBrowser, query: QueueQuery) -> tuple[list[EntryRow], str | None]:
     if query.status == "dead":
         if query.reason and view.mask(query.queue) is not None and view.principal.role < Role.OPERATOR:
             raise PermissionDenied(
-                "a reason may quote masked fields: only an operator searches it", required="operator"
+                "a reason may quote masked fields: only an operator may search it", required="operator"
             )
         before = None if query.place is None else parse_number(query.place)
         page = await browser.letters(letter_filter(query), before=before, limit=ROWS_MAX)
@@ -272,7 +261,7 @@ def write_place(place: EntryPlace) -> str:
 
 
 async def entry_at(browser: BoundBrowser, state: EntryState, place: EntryPlace) -> BrowsedEntry | None:
-    """Return the entry of a state that a place names; None if it is elsewhere now."""
+    """Return the entry of this state at a place; None if it is no longer there."""
     wanted = EntryFilter(state=state, priority=None if state == "processing" else place.priority)
     before = EntryPlace(place.priority, place.date_ms, place.id - 1)
     found = await browser.browse(wanted, after=before, limit=1)
@@ -370,8 +359,6 @@ class EntryQuery(msgspec.Struct, frozen=True):
 
 
 class EntryData(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry or dead letter."""
-
     queue: str
     #: The status now: an entry that was listed as later may be due.
     status: Status
@@ -388,7 +375,6 @@ class EntryData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def entry(view: View) -> EntryData:
-    """Show one entry."""
     query = view.fields
     browser = await find_queue(view, query.queue)
     status: Status = query.status

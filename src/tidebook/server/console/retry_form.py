@@ -10,7 +10,7 @@ import msgspec
 from tidebook.server.console.act import Act
 from tidebook.server.console.page import Page
 
-#: The statuses of problems that other input may solve: invalid input, or a conflict with the current state.
+#: The statuses of problems that corrected input may solve: invalid input, or a conflict with the current state.
 STATUSES: Final = frozenset({400, 409, 422})
 #: The fields that a person types, with their labels; the others of a form stay as they are.
 LABELS: Final = {
@@ -35,7 +35,7 @@ LABELS: Final = {
     "expires_at": "Expires at (UTC)",
     "topics": "Topics, separated by commas",
     "name": "Name",
-    "days": "Valid for days",
+    "days": "Days until it expires",
 }
 #: The labels of fields whose name means something else in other acts, by act and field.
 ACT_LABELS: Final = {

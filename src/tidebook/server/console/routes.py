@@ -19,7 +19,7 @@ def _act(name: str, path: str, role: Role, scope: Scope, summary: str, *, destru
     )  # fmt: skip
 
 
-OVERVIEW: Final = _page("console.overview", "/", Role.VIEWER, "items", "What needs a person.")
+OVERVIEW: Final = _page("console.overview", "/", Role.VIEWER, "items", "What needs attention.")
 SIGN_IN_PAGE: Final = _page("console.sign_in", "/sign-in", Role.PUBLIC, "none", "Sign in.")
 SETTINGS_PAGE: Final = _page("console.settings", "/settings", Role.ADMIN, "book", "The settings.")
 DOCTOR_PAGE: Final = _page("console.doctor", "/doctor", Role.VIEWER, "book", "Checks of the book.")

@@ -1,4 +1,4 @@
-"""The effective settings of the book, where each came from, and no secret."""
+"""The effective settings of the book and their origins, without secrets."""
 
 from __future__ import annotations
 
@@ -62,14 +62,11 @@ class SettingsSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of the page shows."""
-
     folder: str
     sections: list[SettingsSection]
 
 
 async def settings(view: View) -> SettingsData:
-    """Show the settings."""
     found = view.book.settings
     return SettingsData(folder=str(found.folder.resolve()), sections=list(effective_sections(found)))
 
@@ -126,13 +123,11 @@ def _effective(found: Settings, name: str, section: Section) -> msgspec.Struct |
 
 
 def _defaults(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(type_):
-        if field.default_factory is not msgspec.NODEFAULT:
-            found[field.name] = field.default_factory()
-        elif field.default is not msgspec.NODEFAULT:
-            found[field.name] = field.default
-    return found
+    return {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in msgspec.structs.fields(type_)
+        if not field.required
+    }
 
 
 def _url_row(name: str, section: Section) -> SettingRow:

@@ -24,15 +24,12 @@ class SignInForm(msgspec.Struct, frozen=True):
 
 
 class SignInData(msgspec.Struct, frozen=True):
-    """The values that the template of the page shows."""
-
     #: Whether this server accepts requests without a token.
     open: bool
     next: str
 
 
 async def page(view: View) -> SignInData:
-    """Ask for a token."""
     return SignInData(view.state.gate.is_open, view.fields.next)
 
 

@@ -19,8 +19,7 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.replication_plan import Parked, first_unreplicated_offset
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
-from tidebook.server.console.count import EXACT_MAX, Count
-from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
+from tidebook.server.console.counts import EXACT_MAX, Count, QueueNumbers, count_queue
 from tidebook.tags.horizon import NEVER_MS, Horizon, HorizonStatus, status_of
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book
@@ -29,7 +28,7 @@ R = TypeVar("R")
 
 #: A survey younger than this is shown without starting a new one.
 FRESH_S: Final = 2.0
-#: A survey may take this share of the time, so that a large book is not surveyed all the time.
+#: The maximum share of the time for surveys, so that a large book is not surveyed all the time.
 SHARE: Final = 0.1
 #: How long the first page waits for the first survey.
 FIRST_WAIT_S: Final = 1.0
@@ -37,7 +36,7 @@ TOPICS_MAX: Final = 20_000
 REGIONS_MAX: Final = 50
 QUEUES_MAX: Final = 1_000
 PARKED_MAX: Final = 100
-#: How many partitions are read at once from servers, and how many topics between two pauses for other work.
+#: How many topics are read at once; after each such group, other requests may run.
 TOPICS_AT_ONCE: Final = 20
 #: The age of the first unreplicated record is read for this many topics: those that lag most.
 LAGGING_MAX: Final = 20
@@ -56,7 +55,7 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     #: Records in the log, and those that are not replicated yet.
     records: int
     lag: int
-    #: Records since the log began: rates are computed from it.
+    #: The sum of the end offsets, from which rates are computed.
     end: int
     #: The age of the oldest unreplicated record; None if it was not read.
     lag_s: float | None = None
@@ -78,12 +77,12 @@ class RegionSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """The book as it was a moment ago."""
+    """The book as it was at `at_ms`."""
 
     at_ms: int
     took_s: float
     topics: list[TopicSurvey] = []
-    #: Topics above the bound are not surveyed.
+    #: The number of topics above the bound, which are not surveyed.
     topics_left_out: int = 0
     queues: list[QueueNumbers] = []
     outbox: list[OutboxTopicStatus] = []
@@ -117,7 +116,7 @@ class Surveyor:
         return self._last or Survey(at_ms=self._book.clock.now_ms(), took_s=0.0)
 
     async def close(self) -> None:
-        """Stop a survey that runs."""
+        """Stop a running survey."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -159,7 +158,7 @@ class Surveyor:
                 if last is not None and elapsed_s > 0 and last.epoch == each.epoch:
                     each = msgspec.structs.replace(each, rate=max(0.0, each.end - last.end) / elapsed_s)
                 found.append(each)
-            await asyncio.sleep(0)  # an embedded book never suspends
+            await asyncio.sleep(0)  # let other requests run: an embedded book never suspends
         lagging = sorted((each for each in found if each.lag), key=lambda each: -each.lag)[:LAGGING_MAX]
         ages = {each.topic: await self._lag_s(each, at_ms) for each in lagging}
         return [msgspec.structs.replace(each, lag_s=ages[each.topic]) if each.topic in ages else each for each in found]
@@ -194,7 +193,7 @@ class Surveyor:
 
     async def _lag_s(self, topic: TopicSurvey, now_ms: int) -> float | None:
         log, store, name = self._book.log, self._book.store, topic.topic
-        oldest_ms: int | None = None
+        times: list[int] = []
         try:
             pointers, config = await store.pointers(name), await store.topic_config(name)
             if config is None:
@@ -204,11 +203,10 @@ class Surveyor:
                 first, end = max(first, await log.start(name, number)), await log.end(name, number)
                 if first < end:
                     page = await log.read(name, number, start=first, stop=end, limit=1)
-                    times = [record.timestamp_ms for record in page.records]
-                    oldest_ms = min([*times, *([] if oldest_ms is None else [oldest_ms])], default=None)
+                    times += (record.timestamp_ms for record in page.records)
         except TidebookError:
             return None  # the survey of the topic reports it
-        return None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
+        return max(0, now_ms - min(times)) / 1000 if times else None
 
     async def _queues(self) -> list[QueueNumbers]:
         found: list[QueueNumbers] = []

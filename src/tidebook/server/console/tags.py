@@ -15,10 +15,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import Key
 from tidebook.server.console import payload_view
 from tidebook.server.console.act import ActResult, Preview, api_act
-from tidebook.server.console.formatting import counted
+from tidebook.server.console.formatting import counted, parse_time
 from tidebook.server.console.live import LiveView, RenderRow
 from tidebook.server.console.page import Page
-from tidebook.server.console.times import parse_time
 from tidebook.server.console.view import View
 from tidebook.server.responses import Chunk
 from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before, start_position
@@ -30,7 +29,7 @@ TAGS_MAX: Final = 200
 SCAN_MAX: Final = 10_000
 EVENTS_MAX: Final = 50
 GROUPS_MAX: Final = 50
-#: In a book of more topics, a page of a stream ends at the horizon of the last survey: a newer one takes long to read.
+#: With more topics, a page of a stream ends at the horizon of the last survey: reading a newer one takes too long.
 TOPICS_READ_MAX: Final = 500
 GROUP_SETTING: Final = "tags/group/"
 
@@ -55,8 +54,6 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagsData(msgspec.Struct, frozen=True, kw_only=True):
-    """The tags and the horizon."""
-
     tags: list[str]
     more: bool
     horizon: HorizonStatus
@@ -125,8 +122,6 @@ class TagGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of a tag's page shows."""
-
     tag: str
     horizon: HorizonStatus
     events: list[TaggedRow]
@@ -139,7 +134,6 @@ class TagData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tag(view: View) -> TagData:
-    """Show a page of a tag's stream."""
     query = view.fields
     check_tag(query.tag)
     found, more, last = list[TaggedEvent](), False, ""
@@ -248,9 +242,9 @@ def find_gaps(events: list[TaggedEvent]) -> list[TagGap]:
 
 
 async def _groups(view: View, tag: str | None = None) -> tuple[list[GroupView], int]:
-    """Return consumer groups of a tag, or of all, and how many others there are.
+    """Return consumer groups of a tag, or of all tags, and how many are left out.
 
-    A token that may not see all topics sees none.
+    A token that may not see all topics sees no group.
     """
     if view.principal.prefix:
         return [], 0
@@ -283,13 +277,6 @@ def group_view(group: str, tag: str, text: str | None, horizon_ms: int | None) -
     )
 
 
-class TagLiveQuery(msgspec.Struct, frozen=True):
-    """The tag to follow."""
-
-    tag: str
-    unmask: bool = False
-
-
 async def follow(view: View, render: RenderRow) -> AsyncGenerator[Chunk, None]:
     """Follow a tag from now on, or from the place that a browser had reached."""
     tag = view.fields.tag
@@ -309,8 +296,6 @@ async def _live_rows(view: View, events: AsyncIterator[TaggedEvent], render: Ren
 
 
 class TagForm(msgspec.Struct, frozen=True):
-    """One tag."""
-
     tag: str
 
 
@@ -338,6 +323,6 @@ LIVES = (
         route=BY_NAME["tags.read"],
         follow=follow,
         template="tag_row.html",
-        query=TagLiveQuery,
+        query=TagQuery,
     ),
 )

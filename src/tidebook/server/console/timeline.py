@@ -1,4 +1,4 @@
-"""The timeline of a journal: how many events each part of its time has, estimated from a few events."""
+"""The timeline of a journal: the number of events in each part of its time, estimated from a few events."""
 
 from __future__ import annotations
 

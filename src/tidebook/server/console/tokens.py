@@ -18,15 +18,12 @@ DAY_S = 86_400
 
 
 class TokensData(msgspec.Struct, frozen=True, kw_only=True):
-    """All tokens, newest first."""
-
     tokens: list[TokenResponse]
     open: bool
     now_ms: int
 
 
 async def tokens(view: View) -> TokensData:
-    """List tokens."""
     return TokensData(tokens=view.state.tokens.list(), open=view.state.gate.is_open, now_ms=view.now_ms)
 
 
@@ -48,8 +45,6 @@ async def create(view: View) -> ActResult:
 
 
 class RevokeForm(msgspec.Struct, frozen=True):
-    """The id of a token."""
-
     token: str
 
 
@@ -58,12 +53,11 @@ async def preview_revoke(view: View) -> Preview:
     found = next((each for each in view.state.tokens.list() if each.id == view.fields.token), None)
     if found is None:
         raise NotFound(f"there is no token {view.fields.token[:40]!r}")
-    text = f"This revokes 1 token, {found.name} ({found.role}). What uses it is refused from now on."
+    text = f"This revokes 1 token, {found.name} ({found.role}). Clients that use it are refused from now on."
     return Preview(text=text, count=1, word=found.name, members=[found.id])
 
 
 async def revoke(view: View) -> ActResult:
-    """Revoke a token."""
     await view.state.tokens.revoke(view.fields.token)
     return ActResult(message="The token is revoked.", to="/tokens")
 

@@ -41,8 +41,6 @@ class TopicsQuery(msgspec.Struct, frozen=True):
 
 
 class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of topics."""
-
     topics: list[TopicSurvey]
     #: How many there are.
     total: int
@@ -62,12 +60,8 @@ async def topics(view: View) -> TopicsData:
         for name in await view.book.topics()
         if view.may_see_topic(name) and query.prefix.casefold() in name.casefold()
     ]
-    match query.sort:
-        case "name":
-            pass
-        case "records" | "lag" | "rate":
-            empty = TopicSurvey(topic="", partitions=0, epoch=0, records=0, lag=0, end=0)
-            names.sort(key=lambda name: -(getattr(known.get(name, empty), query.sort) or 0))
+    if query.sort != "name":
+        names.sort(key=lambda name: -(getattr(known.get(name), query.sort, 0) or 0))
     shown, page, pages = paginate(names, query.page, rows_max=ROWS_MAX)
     rows = []
     for row in await asyncio.gather(*map(surveyor.topic, shown)):
@@ -124,7 +118,7 @@ class TopicForm(msgspec.Struct, frozen=True):
 
 
 async def preview_delete(view: View) -> Preview:
-    """Count what deleting a topic would remove; marks that were written since an earlier dry run change nothing."""
+    """Count what deleting a topic would remove; marks written since an earlier dry run are not counted."""
     found = await view.book.describe_topic(topic_name(view.fields.topic))
     counted = view.fields.ends.split(",")
     ends = found.ends
@@ -147,7 +141,6 @@ async def _only_marks(book: Book, topic: str, partition: int, start: int, stop: 
 
 
 async def delete(view: View) -> ActResult:
-    """Delete a topic."""
     await view.book.delete_topic(view.fields.topic)
     return ActResult(message=f"Topic {view.fields.topic} is deleted.", to="/journals")
 

@@ -1,22 +1,43 @@
-"""One request for a page or an act, as its handler sees it."""
+"""One request for a page or an act, as its handler sees it, and the objects that all requests share."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.server.audit_entry import AUDIT_TOPIC
 from tidebook.server.console.act import Act, Preview
-from tidebook.server.console.context import ConsoleContext
+from tidebook.server.console.bulk import BulkActs
 from tidebook.server.console.form_fields import given_fields
 from tidebook.server.console.live import LiveView
 from tidebook.server.console.page import Page
 from tidebook.server.console.render import link
+from tidebook.server.console.survey import Surveyor
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """All pages, acts and live views by name."""
+
+    pages: dict[str, Page]
+    acts: dict[str, Act]
+    lives: dict[str, LiveView]
+
+
+class ConsoleContext:
+    """The server's state, the catalog, the survey of the book, and the acts that run in the background."""
+
+    def __init__(self, state: ServerState, catalog: Catalog) -> None:
+        self.state = state
+        self.catalog = catalog
+        self.surveyor = Surveyor(state.book)
+        self.bulk = BulkActs(state.book.clock)
 
 
 class View:
@@ -49,7 +70,7 @@ class View:
         self.theme = theme
         #: The result of the last act.
         self.flash = flash
-        #: The last row of a live view that a browser has.
+        #: The id of the last row of a live view that the browser has received.
         self.last_event_id = last_event_id
         #: The path and the query of the page.
         self.url = url
@@ -57,7 +78,9 @@ class View:
         self.as_of_ms = self.now_ms
         #: The dry run that was confirmed: an act affects nothing that it did not count.
         self.confirmed = Preview(text="", count=0)
-        self.unmask = self._may_unmask(getattr(fields, "unmask", False))
+        self.unmask: bool = getattr(fields, "unmask", False)
+        if self.unmask and not self.is_admin:
+            raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
 
     @property
     def state(self) -> ServerState:
@@ -76,7 +99,7 @@ class View:
 
     @property
     def is_admin(self) -> bool:
-        """Whether the token is an admin's: no other sees masked fields and the topic of the audit."""
+        """Whether the token is an admin's; only an admin sees masked fields and the topic of the audit."""
         return self.principal.role >= Role.ADMIN
 
     @property
@@ -127,8 +150,3 @@ class View:
     def here(self, **changes: Any) -> str:
         """Return the address of this page with some parameters changed, or left out if they are None."""
         return link(self.target.path, **{**given_fields(self.fields), **changes})
-
-    def _may_unmask(self, wanted: bool) -> bool:
-        if wanted and not self.is_admin:
-            raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
-        return wanted

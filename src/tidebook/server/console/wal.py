@@ -53,8 +53,6 @@ async def regions(view: View) -> WalData:
 
 
 class RegionQuery(msgspec.Struct, frozen=True):
-    """One region."""
-
     namespace: str
     region: RegionNumber
 
@@ -74,15 +72,12 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionData(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that the template of a region's page shows."""
-
     namespace: str
     status: RegionStatus
     tables: list[TableView]
 
 
 async def region(view: View) -> RegionData:
-    """Show a region."""
     opened = await _open(view)
     pinned = {each.table: each for each in opened.meta.pinned_tables()}
     tables = []
@@ -110,8 +105,6 @@ async def _open(view: View) -> Region:
 
 
 class TableForm(msgspec.Struct, frozen=True):
-    """One table of a region."""
-
     namespace: str
     region: RegionNumber
     table: Annotated[int, Meta(ge=0)]
@@ -131,16 +124,16 @@ def _region_address(view: View) -> str:
 
 
 async def snapshot(view: View) -> ActResult:
-    """Write a snapshot."""
     taken = await (await _open(view)).snapshot()
     return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_region_address(view))
 
 
 async def clean(view: View) -> ActResult:
     """Remove the records that no table needs."""
-    done = msgspec.structs.asdict(await (await _open(view)).clean())
-    text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
-    return ActResult(message=f"Cleaned: {text}.", to=_region_address(view))
+    done = await (await _open(view)).clean()
+    pinned = "" if done.pinned_by is None else f", pinned by table {done.pinned_by}"
+    text = f"Cleaned: {counted(done.removed, 'offset')} removed, {size(done.held_bytes)} held{pinned}."
+    return ActResult(message=text, to=_region_address(view))
 
 
 class FlushForm(msgspec.Struct, frozen=True):
@@ -197,7 +190,6 @@ def _entries(tables: Mapping[int, TableMeta]) -> tuple[int, list[list[int]]]:
 
 
 async def drop(view: View) -> ActResult:
-    """Drop a table."""
     await (await _open(view)).drop_table(view.fields.table)
     return ActResult(message=f"Table {view.fields.table} is dropped.", to=_region_address(view))
 
@@ -213,7 +205,6 @@ async def preview_delete(view: View) -> Preview:
 
 
 async def delete(view: View) -> ActResult:
-    """Delete a region."""
     form = view.fields
     await view.state.regions.close_region(form.namespace, form.region)
     await view.book.wal(form.namespace).delete_region(form.region)

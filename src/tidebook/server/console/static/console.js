@@ -1,4 +1,4 @@
-// Features of the pages that need a script: keys, theme, charts, live views.
+// What needs a script: keys, themes, charts, live views, selections.
 "use strict";
 (() => {
   const $ = (selector, from = document) => from.querySelector(selector);
@@ -112,7 +112,7 @@
       const group = groups[target.dataset.chart];
       target.textContent = "";
       if (history.samples.length < 2) {
-        target.textContent = "There is a point every ten seconds: wait for the first ones.";
+        target.textContent = "A point is added every ten seconds: wait for the first ones.";
         target.classList.add("muted");
         continue;
       }
@@ -172,7 +172,7 @@
     if (rows && rows.firstElementChild) labelCells(rows.parentElement);
   });
   document.addEventListener("htmx:sseOpen", () => { if (!paused) status("Connected: new rows appear at the top."); });
-  document.addEventListener("htmx:sseError", () => status("Disconnected: it connects again."));
+  document.addEventListener("htmx:sseError", () => status("Disconnected: reconnecting."));
   function togglePause(button) {
     paused = !paused;
     button.setAttribute("aria-pressed", String(paused));
@@ -185,7 +185,7 @@
     dropped = 0;
   }
 
-  // ---- parts of a page that could not be loaded: it says so, instead of looking up to date
+  // ---- a page says which part of it could not be updated, instead of looking up to date
   function failureOf(xhr) {
     if (!xhr || !xhr.status) return "The server does not answer";
     const detail = $("main .clip-long", new DOMParser().parseFromString(xhr.responseText, "text/html"));

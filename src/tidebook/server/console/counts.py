@@ -1,11 +1,25 @@
-"""How many entries a queue has in each state, counted up to a bound."""
+"""Counts that stop at a bound, so that no page counts all of a large queue or outbox; those of a queue by state."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
 from tidebook.queue.browse import BoundBrowser, EntryFilter
-from tidebook.server.console.count import EXACT_MAX, Count
+
+#: Counting stops above this.
+EXACT_MAX: Final = 10_000
+
+
+class Count(msgspec.Struct, frozen=True):
+    """A number of things; if it is not exact, there are more than `value`."""
+
+    value: int
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.value:,}" if self.exact else f"over {self.value:,}"
 
 
 class QueueNumbers(msgspec.Struct, frozen=True, kw_only=True):

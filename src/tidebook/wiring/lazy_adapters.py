@@ -1,7 +1,7 @@
-"""Open an embedded log and store lazily: reads of a missing folder return nothing, the first write creates the files.
+"""Open a log or store lazily: reads of a missing folder or keyspace return nothing, and the first write creates it.
 
 A program that only reads must create nothing; otherwise a misspelled folder would become a new, empty book. Another
-process may create the files at any time, so every call checks for them until they exist.
+process may create the files or tables at any time, so every call checks for them until they exist.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
-from inspect import iscoroutinefunction
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from inspect import isasyncgenfunction, iscoroutinefunction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from tidebook.log.sqlite.log import SqliteLog
 from tidebook.sqlite.errors import from_os
 from tidebook.store.sqlite.store import SqliteStore
 
-#: The interval at which a wait checks whether another process has created the files; before that, nothing wakes it.
+#: The interval at which a wait checks whether another process has created the files, which cannot wake it earlier.
 POLL_INTERVAL_S = 0.2
 
 
@@ -125,7 +125,7 @@ class LazyLog(_LazyAdapter):
 
 
 class LazyWaits(ABC):
-    """The waits of a store that may not exist yet: they poll for it, since nothing wakes them before."""
+    """The waits of a store that may not exist yet: they poll for it, since a missing store cannot wake them."""
 
     @abstractmethod
     async def _existing(self) -> Any:
@@ -172,3 +172,67 @@ class LazyStore(LazyWaits, _LazyAdapter):
 
     async def _existing(self) -> Any:
         return self.open_existing()
+
+
+class LazyKeyspace(LazyWaits):
+    """Stands in for a `CassandraStore` whose keyspace did not exist when the book was opened.
+
+    `find` returns the store if its tables exist by now: another process may create them at any time. `make` creates
+    them. Both use the connection that `close` closes.
+    """
+
+    deletes_topics = False
+    orders_topics = False
+
+    def __init__(
+        self,
+        find: Callable[[], Awaitable[Any]],
+        make: Callable[[], Awaitable[Any]],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._find = find
+        self._make = make
+        self.close = close
+        self._opening = asyncio.Lock()
+        self._store: Any = None
+
+    async def _existing(self) -> Any:
+        """Return the store, or None if its tables do not exist."""
+        return self._store or await self._open(self._find)
+
+    async def open_or_create(self) -> Any:
+        """Return the store, creating keyspace and tables if they are missing."""
+        return self._store or await self._open(self._make)
+
+    async def _open(self, open_store: Callable[[], Awaitable[Any]]) -> Any:
+        async with self._opening:
+            if self._store is None:
+                self._store = await open_store()
+        return self._store
+
+    def __getattr__(self, name: str) -> Any:
+        if self._store is not None:
+            return getattr(self._store, name)
+        if name in LazyStore._creating:
+
+            async def create(*arguments: Any, **options: Any) -> Any:
+                return await getattr(await self.open_or_create(), name)(*arguments, **options)
+
+            return create
+        if name not in LazyStore._results:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        missing = LazyStore._results[name]
+
+        async def read(*arguments: Any, **options: Any) -> Any:
+            store = await self._existing()
+            if store is None:
+                return missing(*arguments, **options)
+            return await getattr(store, name)(*arguments, **options)
+
+        async def iterate(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+            store = await self._existing()
+            if store is not None:
+                async for item in getattr(store, name)(*arguments, **options):
+                    yield item
+
+        return iterate if isasyncgenfunction(getattr(SqliteStore, name)) else read
