@@ -217,6 +217,7 @@ class Book:
         topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
         whose handler fails `retries` times stops its slice, or is parked.
         """
+        extra("tidebook.wiring.projection", "projections")
         from tidebook.wiring.projection import ProjectionContext, make_projection
 
         self._refuse_fork()
@@ -243,6 +244,7 @@ class Book:
         the engine of the database that stores its offsets, by default a file in the folder of an embedded book; to
         publish outbox messages it must be the outbox's database. The other arguments are those of `projection`.
         """
+        extra("tidebook.wiring.projection", "projections")
         from tidebook.wiring.projection import ProjectionContext, make_process
 
         self._refuse_fork()
