@@ -42,6 +42,23 @@ USED_BY = {
 ONLY_READ = {("docs/howto/deploying.md", "sh"), ("docs/howto/securing.md", "sh")}
 #: The kinds of blocks that show output, and settings, which test_fragments reads on every page.
 OTHER = {"text", "toml"}
+BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+#: Blocks of text that are no output of the block before: the beginnings of files of other programs, and of fragments of
+#: Python that need more than one process.
+NO_OUTPUT = {
+    "docs/howto/deploying.md": ("ExecStart=/opt/tidebook/bin/tidebook run",),
+    "docs/howto/frameworks.md": ("TASKS = {", "# gunicorn.conf.py"),
+    "docs/howto/queue-replication.md": ("wal_level = replica", "pg_basebackup"),
+    "docs/howto/securing.md": ("location / {",),
+    "docs/reference/queue.md": ("@dataclass",),
+}
+INDENTED = re.compile(r"(?:\A|\n\n)((?: {4}.+\n)+)")
+PROGRAM = re.compile(r"^ {4,}(?:await|async|with|def|import|from|for|class)\b|^ {4}\w+ = \w+\(", re.MULTILINE)
+#: Indented lines of Python: a formula, and calls that need PostgreSQL and a session of the reader.
+INDENTED_PROGRAMS = {
+    "docs/howto/queue.md": "await mail.open()",
+    "docs/reference/partitioner.md": "partition = crc32(id",
+}
 
 
 def test_every_block_is_used_by_a_test() -> None:
@@ -50,6 +67,26 @@ def test_every_block_is_used_by_a_test() -> None:
         (page, kind) for page, kind in found if kind in OTHER or page in WHOLE or (page in PYTHON and kind == "python")
     }
     assert found - used == {*USED_BY} | ONLY_READ
+
+
+def test_a_block_of_text_shows_the_output_of_the_block_before() -> None:
+    found = []
+    for page in PAGES:
+        before = "none"
+        for kind, body in BLOCK.findall(page.read_text()):
+            if kind == "text" and (name(page) not in WHOLE or before not in {"sh", "python"}):
+                found.append((name(page), body))
+            before = kind
+    listed = [
+        next((start for start in NO_OUTPUT.get(page, ()) if body.startswith(start)), body) for page, body in found
+    ]
+    assert sorted(listed) == sorted(start for starts in NO_OUTPUT.values() for start in starts)
+
+
+def test_no_program_is_only_indented() -> None:
+    pages = {name(page): BLOCK.sub("", page.read_text()) for page in PAGES}
+    programs = [(page, body) for page, text in pages.items() for body in INDENTED.findall(text) if PROGRAM.search(body)]
+    assert {page: body.strip()[: len(INDENTED_PROGRAMS.get(page, ""))] for page, body in programs} == INDENTED_PROGRAMS
 
 
 @pytest.mark.parametrize(("block", "test"), USED_BY.items(), ids=str)

@@ -12,8 +12,8 @@ from tests.docs.printed_page import run_page
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 #: The pages whose blocks are run one after another.
 PAGES = (
-    "backing-up.md", "journals.md", "moving-to-servers.md", "queue.md", "remote.md", "removing-data.md", "running.md",
-    "server.md", "wal.md",
+    "backing-up.md", "journals.md", "moving-to-servers.md", "projections.md", "queue.md", "remote.md",
+    "removing-data.md", "running.md", "server.md", "wal.md",
 )  # fmt: skip
 
 

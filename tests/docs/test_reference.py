@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from tidebook.cli.app import app
+from tidebook.store.cassandra.migrations import MIGRATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
@@ -99,6 +100,27 @@ def test_every_table_is_in_the_reference() -> None:
     tables = {name for file in sources for name in CREATE.findall(file.read_text())}
     assert len(tables) > 20
     assert [each for each in sorted(tables) if not re.search(rf"\b{each}\b", REFERENCE)] == []
+
+
+def test_every_column_on_cassandra_is_described() -> None:
+    page = (ROOT / "docs" / "reference" / "tables.md").read_text()
+    missing = {}
+    for statement in (each for migration in MIGRATIONS for each in migration.statements):
+        table, columns = re.match(r"CREATE TABLE IF NOT EXISTS (\w+) \((.*?),? PRIMARY KEY", statement).groups()  # type: ignore[union-attr]
+        section = re.search(rf"^## [^\n]*\b{table}\b(.*?)(?=^## |\Z)", page, re.M | re.S)
+        names = [column.split()[0] for column in columns.split(", ")]
+        text = section[0] if section else ""
+        if absent := [each for each in names if not re.search(rf"\b{each}\b", text)]:
+            missing[table] = absent
+    assert missing == {}
+
+
+def test_a_metric_is_named_in_full_on_every_page() -> None:
+    metrics = set(re.findall(r"^\| `tidebook_(\w+)`", (ROOT / "docs/reference/metrics.md").read_text(), re.M))
+    assert len(metrics) > 50
+    pages = [page for folder in ("howto", "reference", "explanation") for page in (ROOT / "docs" / folder).glob("*.md")]
+    words = {(page.name, word) for page in pages for word in re.findall(r"`(\w+)`", page.read_text())}
+    assert {(page, word) for page, word in words if {word, f"{word}_total", f"{word}_seconds"} & metrics} == set()
 
 
 def test_every_page_is_listed_in_its_folder() -> None:

@@ -224,7 +224,9 @@ def _report_usage(error: Any) -> None:
     command = error.ctx.command_path if error.ctx else "tidebook"
     is_number = re.match(r"-\d", getattr(error, "option_name", None) or "")
     hint = " (a negative number goes after --, as in: -- -5)" if is_number else ""
-    _report(f"{error.format_message().rstrip('.')}{hint}: see {command} --help")
+    message = error.format_message().rstrip(".")
+    separator = "" if message.endswith("?") else ":"  # click asks "Did you mean …?"
+    _report(f"{message}{hint}{separator} see {command} --help")
 
 
 if __name__ == "__main__":

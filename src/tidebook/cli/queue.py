@@ -106,7 +106,7 @@ def put(
 
 @app.command("list")
 async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
-    """Print the first entries: in progress, then waiting."""
+    """Print the first entries: in process, then waiting."""
     table = output.Table("status", "priority", "process at", "id", "key", "data")
     for entry in await (await _existing(book, queue)).entries(limit):
         data = output.payload_as_json(entry.data)
@@ -117,7 +117,7 @@ async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
 
 @app.command()
 async def status(book: Book, queue: AnyName = None) -> None:
-    """Count the due, scheduled, running and dead entries."""
+    """Count the entries that are due, due later, in process and dead."""
     found = await book.queues.status() if queue is None else [await (await _existing(book, queue)).status()]
     table = output.Table("queue", "due", "later", "processing", "dead", "paused since")
     for one in found:

@@ -175,7 +175,8 @@ def _translated() -> Iterator[None]:
 def _translate(error: psycopg.Error) -> TidebookError:
     text = one_line(error)
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
-        return Unavailable(f"the outbox's tables are missing or old ({text}): run 'tidebook outbox migrate'")
+        reason = error.diag.message_primary or text  # without the statement, which `text` quotes
+        return Unavailable(f"the outbox's tables are missing or old ({reason}): run 'tidebook outbox migrate'")
     if isinstance(error, errors.InvalidSchemaName):
         return InvalidInput(f"PostgreSQL: {text}: create the schema that search_path names")
     if isinstance(error, errors.InvalidPassword | errors.InvalidCatalogName | errors.InsufficientPrivilege):

@@ -219,6 +219,7 @@ class Book:
         topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
         whose handler fails `retries` times stops its slice, or is parked.
         """
+        extra("tidebook.wiring.projection", "projections")
         from tidebook.domain.projection import SLICES, Projection
         from tidebook.domain.sql_engine import SqlEngine
         from tidebook.wiring.projection import projection_arguments
@@ -249,6 +250,7 @@ class Book:
         the engine of the database that stores its offsets, by default a file in the folder of an embedded book; to
         publish outbox messages it must be the outbox's database. The other arguments are those of `projection`.
         """
+        extra("tidebook.wiring.projection", "projections")
         from tidebook.domain.process import ProcessManager
         from tidebook.domain.sql_engine import SqlEngine
         from tidebook.wiring.projection import process_engine, projection_arguments

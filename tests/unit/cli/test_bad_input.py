@@ -24,6 +24,10 @@ def test_a_valid_append_prints_one_line_of_json(cli: Cli) -> None:
     assert json.loads(read.out)["tags"] == ["paid"]
 
 
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest_one(cli: Cli) -> None:
+    refused(cli("jornal", "read", "orders", "o-1"), 2, "Did you mean 'journal'? see tidebook --help")
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
