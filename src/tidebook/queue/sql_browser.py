@@ -112,7 +112,7 @@ class SqlBrowser(ABC):
     async def _entries(self, sql: str, queue: QueueRef, **parameters: object) -> list[BrowsedEntry]:
         return [BrowsedEntry(WaitingEntry(*row[:-1]), row[-1]) for row in await self._select(sql, queue, **parameters)]
 
-    async def _count(self, sql: str, queue: QueueRef, **parameters: object) -> int:
+    async def _read_count(self, sql: str, queue: QueueRef, **parameters: object) -> int:
         ((count,),) = await self._select(sql, queue, **parameters)
         return int(count)
 
@@ -121,12 +121,12 @@ class SqlBrowser(ABC):
         if wanted.key is not None:
             return min(limit, len(await self._of_key(queue, now_ms, wanted)))
         if wanted == EntryFilter(state="processing"):
-            return await self._count(self._statements.held_count, queue, date=_FIRST.date_ms, limit=limit)
+            return await self._read_count(self._statements.held_count, queue, date=_FIRST.date_ms, limit=limit)
         if wanted.state == "processing":
             return len(await self.browse(queue, wanted, limit=limit))
         total = 0
         async for bounds in self._ranges(queue, now_ms, wanted, None):
-            total += await self._count(self._statements.range_count, queue, **bounds, limit=limit - total)
+            total += await self._read_count(self._statements.range_count, queue, **bounds, limit=limit - total)
             if total >= limit:
                 break
         return total
@@ -165,4 +165,4 @@ class SqlBrowser(ABC):
         return DeadLetterRow(*rows[0]) if rows else None
 
     async def count_letters(self, queue: QueueRef, *, limit: int) -> int:
-        return await self._count(self._statements.letter_count, queue, limit=limit)
+        return await self._read_count(self._statements.letter_count, queue, limit=limit)

@@ -30,10 +30,14 @@ class AuditQuery(msgspec.Struct, frozen=True):
     check: bool = False
 
 
+class AuditRow(AuditEntry, frozen=True, omit_defaults=False):
+    """An entry with all its fields, for the JSON form of the page; stored entries leave out empty ones."""
+
+
 class AuditData(msgspec.Struct, frozen=True, kw_only=True):
     chains: list[str]
     chain: str | None
-    entries: list[AuditEntry]
+    entries: list[AuditRow]
     #: Events of the chain that are not entries of the audit.
     foreign: int
     previous: int | None
@@ -47,13 +51,13 @@ async def audit(view: View) -> AuditData:
     chains = await _chains(view)
     chain = query.chain or (chains[0] if chains else None)
     head = None if chain is None else await journal.head(chain, barrier="offset")
-    entries, foreign, start, more = list[AuditEntry](), 0, 1, False
+    entries, foreign, start, more = list[AuditRow](), 0, 1, False
     if chain is not None and head is not None:
         start = query.at or max(1, head.seq_nr - ROWS_MAX + 1)
         events, more = await read_page(journal, chain, start, head, ROWS_MAX)
         for event in events:
             try:
-                entries.append(msgspec.convert(event.payload, AuditEntry))
+                entries.append(msgspec.convert(event.payload, AuditRow))
             except msgspec.ValidationError:
                 foreign += 1
     check = None
