@@ -17,11 +17,11 @@ from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
-#: Errors that count as answered, because the book was available.
+#: Errors that are answers: the book was available, and refused the call.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
 #: After one broker and one node have been down for this long, calls must succeed again.
 AVAILABLE_AFTER_S = 8.0
-#: The number of calls of one operation in the timeline.
+#: The most calls of one operation that the timeline shows.
 POINTS_MAX = 4_000
 
 
@@ -39,7 +39,7 @@ def _answered(call: RecordedCall) -> bool:
 
 
 class _OperationCalls:
-    """The calls of one operation, sorted and indexed by start, because they are counted for each fault."""
+    """The calls of one operation, sorted by start, to count those during each fault quickly."""
 
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self.calls = calls
@@ -112,7 +112,7 @@ def _availability(operations: Mapping[str, _OperationCalls], start_ns: int, end_
 
 
 def _available_after(fault: DoneFault, operations: Mapping[str, _OperationCalls]) -> dict[str, list[int]]:
-    """Return the answered calls while servers were down, after the time in which the others take over."""
+    """Return the answered calls while servers were down, without the first seconds, in which others take over."""
     if fault.kind != ONE_DOWN or fault.down_ns is None:
         return {}
     return _availability(operations, fault.start_ns + int(AVAILABLE_AFTER_S * 1e9), fault.down_ns)
