@@ -1,4 +1,4 @@
-"""The rules of queues: one holder at a time, finished at least once, finished for good."""
+"""The rules of queues: an entry has one holder at a time, is finished at least once, and then stays finished."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Hold(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """The key, or the entry if it has none, which only one worker may hold at a time."""
+        """What only one worker may hold at a time: the key, or the entry if it has no key."""
         return self.key if self.key is not None else f"entry {self.id}"
 
 
@@ -67,16 +67,18 @@ def check_holders(history: RecordedHistory) -> RuleVerdict:
             # The store dates a claim when its statement begins, but it takes effect at some time during the call.
             took_ms = (second.claim.end_ns - second.claim.start_ns) / 1_000_000
             if second.started_ms + took_ms < first.lease_until_ms and second.claim.end_ns < first.released_ns:
-                run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
+                run.violated(subject, f"held by {first.claim.name} and {second.claim.name} at the same time")
         finished = {hold.id: hold for hold in holds if hold.released_by == "finish" and hold.outcome == "ok"}
         for hold in holds:
             end = finished.get(hold.id)
             if end is None or end is hold:
                 continue
             if hold.claim.start_ns > end.ended_ns:
-                run.violated(subject, f"{hold.claim.name} claimed what {end.claim.name} had finished")
+                run.violated(subject, f"{hold.claim.name} claimed an entry that {end.claim.name} had finished")
             elif end.claim.precedes(hold.claim) and hold.claim.end_ns < end.released_ns:
-                run.violated(subject, f"{end.claim.name} finished what {hold.claim.name} had claimed meanwhile")
+                run.violated(
+                    subject, f"{end.claim.name} finished an entry that {hold.claim.name} had claimed meanwhile"
+                )
     return run.verdict()
 
 
