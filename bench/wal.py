@@ -1,4 +1,4 @@
-"""Regions on a real Kafka, compared with Kafka's producer performance tool and a bare consumer loop.
+"""Write-ahead log regions on Kafka, compared with its producer performance tool and a bare consumer loop.
 
 It uses the Kafka at `--address host:port`, or one started by ./dev servers; without either, it starts one for the run.
 """

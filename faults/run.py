@@ -1,4 +1,4 @@
-"""One run: the workload under a schedule of faults, then quiet, then the checker."""
+"""One run: the workload under a schedule of faults, the wait until everything has recovered, and the checker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inspector: it waits until everything has caught up, then records the content of the book."""
+"""The inspector, the last process: waits until everything has caught up, then records the contents of the book."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby of a PostgreSQL server."""
+"""Run a standby of a PostgreSQL server."""
 
 from __future__ import annotations
 
