@@ -1,4 +1,4 @@
-"""Run clusters on one machine: three brokers, three nodes, a primary with its standby, a Spark master with two workers."""
+"""Run clusters on one machine: three brokers, three nodes, a primary and a standby, a Spark master and two workers."""
 
 from __future__ import annotations
 
