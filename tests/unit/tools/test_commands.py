@@ -57,6 +57,7 @@ def test_a_server_that_does_not_start_fails_the_run(
     monkeypatch.setattr(commands, "HOME", tmp_path)
     monkeypatch.setattr(commands, "_run_servers", nothing_starts)
     monkeypatch.setattr(commands, "_install_with_java", lambda: None)
+    monkeypatch.setattr(commands.chromium, "ensure", lambda: "chromium")
     monkeypatch.setattr(commands, "_python", lambda *arguments, **options: pytest.fail("the tests were run"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert main(["test", "--without", "mariadb"]) == 5
