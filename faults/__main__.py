@@ -25,7 +25,7 @@ INTERRUPTED = 130
 def main(arguments: list[str]) -> int:
     """Run, print the verdict and write the report; return 1 if a rule is violated or a process did not recover."""
     parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are injected (default: 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="the time within which faults begin (default: 1)")
     parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
     parser.add_argument(
         "--only", help="one kind of fault (kill, delay, …), one process (writer-1) or one role (writer)"
