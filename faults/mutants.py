@@ -142,9 +142,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a projection does not check its position",
         "domain/projection_tables.py",
-        "                    SLICE.c.owner == member,\n                    SLICE.c.position == before,\n",
-        "",
-        also=("SLICE.c.owner == member, SLICE.c.position == position)", "SLICE.c.position == position)"),
+        "self._owned_at(build, member, slices, before, ",
+        "self._slices(build, SLICE.c.slice.in_(slices), ",
+        also=(
+            "self._owned_at(build, member, slices, position)",
+            "self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.position == position)",
+        ),
         only="consumer",
     ),
     Mutant(
@@ -163,7 +166,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a repeated command is executed again",
         "domain/decider.py",
-        "append_id = None if command_id is None else self._append_id(id, command_id)",
+        "append_id = blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()",
         "append_id = None",
         also=("if command_id is not None and (known := entity", "if command_id is None and (known := entity"),
         only="disk_error",
