@@ -1,9 +1,8 @@
 """`python -m bench all`: run benchmarks one after another, keep their results, and write one report of all.
 
-`docs/benchmarks/results` has a JSON file for each benchmark with the runs that its last figures come from: a run of
-some parts replaces the figures of these parts, and the others keep theirs. The report is made from these files: as
-`docs/benchmarks/all.md` with its plots, which the documentation shows, and as one HTML file and one JSON file in
-`build/bench`.
+`docs/benchmarks/results` has a JSON file for each benchmark, with the runs from which its last figures come: a run of
+some parts replaces only the figures of these parts. The report is made from these files: as `docs/benchmarks/all.md`
+with its plots, which the documentation shows, and as one HTML file and one JSON file in `build/bench`.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def keep(result: Result, folder: Path) -> None:
-    """Add a result to the runs of its benchmark; its ratios replace those of earlier runs, which may vanish."""
+    """Add a result to the runs of its benchmark; its ratios replace the same ones of earlier runs."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{result['bench']}.json"
     runs = json.loads(file.read_text()) if file.exists() else []
@@ -155,7 +154,7 @@ def keep(result: Result, folder: Path) -> None:
 
 
 def last_runs(runs: Iterable[Result]) -> list[Result]:
-    """Return the runs with the last value of each ratio, oldest first; a run keeps no ratio that a later one has."""
+    """Return the runs, oldest first, each without the ratios of later runs; runs without a ratio are left out."""
     found: list[Result] = []
     later: set[str] = set()
     for each in sorted(runs, key=lambda each: str(each["conditions"]["date"]), reverse=True):
@@ -208,7 +207,7 @@ def _figure(ratio: Ratio) -> str:
 
 
 def _conditions(result: Result) -> str:
-    """Return when, how long and beside what load a run was, as text."""
+    """Return the date, duration, machine and load of a run as text."""
     found = result["conditions"]
     load = "load not recorded" if found["load_before"] is None else f"load {found['load_before']:g} before it"
     machine = f"{found['cores']} cores, Python {found['python']}"

@@ -1,4 +1,4 @@
-"""The Cassandra store compared with its driver, and that driver with cassandra-driver: 200-byte events, one node.
+"""The Cassandra store compared with its bare driver, and that with cassandra-driver: 200-byte events, one node.
 
 `./dev bench` starts the node, unless one is running or `--address host:port` names one.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import acsylla
 
-from bench.servers import running
+from bench.servers import driver_session, running
 from bench.timing import percentile, report, timed
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -80,16 +80,12 @@ class Bench:
         store = await open_store(Settings(Path(), {"store": section}), metrics=Metrics())
         config = TopicConfig(topic_id=self.topic, partitions=1, segment_size=SEGMENT_SIZE)
         await store.set_topic_config(self.topic, config, expected=None)
-        host, port = self.address.split(":")
-        cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
-        driver = await cluster.create_session()
         try:
-            await self.writes(store, driver)
-            await self.reads(store, driver)
+            async with driver_session(self.address) as driver:
+                await self.writes(store, driver)
+                await self.reads(store, driver)
             await self.many_keys(store)
         finally:
-            await driver.close()
-            cluster.destroy()
             await store.close()
 
     async def writes(self, store: StoreWriter, driver: Any) -> None:

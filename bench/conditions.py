@@ -1,4 +1,4 @@
-"""The conditions of the benchmark that this process runs: its command, when it began, and the load before it."""
+"""The conditions of the benchmark in this process: its command, its start, the machine, and the load before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _began_s = 0.0
 
 
 def begin(arguments: Sequence[str]) -> None:
-    """Note the arguments, the time and the load of the machine; call it once, before the benchmark begins."""
+    """Record the arguments, the time and the load of the machine; call it once, before the benchmark."""
     global _began, _began_s
     _began_s = time.monotonic()
     _began = {
@@ -27,5 +27,5 @@ def begin(arguments: Sequence[str]) -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """Return the conditions as JSON values, with the seconds since the beginning."""
+    """Return the conditions as JSON values, with the duration so far."""
     return {**_began, "seconds": round(time.monotonic() - _began_s, 1)}

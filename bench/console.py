@@ -1,8 +1,7 @@
 """The console on a large embedded book: a journal and a queue of a million entries, and ten thousand topics.
 
 `tidebook serve` runs in a separate process; the time of a page is that of its response on a persistent connection.
-Chromium then opens the pages, and reports when their script is ready. `./dev bench console --quick`, `--book FOLDER`
-keeps the book, `--servers` measures a smaller one on Kafka, Cassandra and PostgreSQL.
+Chromium then opens some pages, and reports when their script is ready.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Sizes(NamedTuple):
 
 
 FULL, QUICK = Sizes(1_000_000, 1_000_000, 10_000), Sizes(100_000, 100_000, 1_000)
-#: The size on servers. Times there are only printed: they depend more on the servers than on the size.
+#: The size on servers. Times there have no targets, because they depend more on the servers than on the size.
 ON_SERVERS = Sizes(20_000, 20_000, 50)
 BATCH = 1_000
 TOPICS_AT_ONCE = 100

@@ -58,7 +58,7 @@ def bare(path: Path, count: int, figures: dict[str, float]) -> None:
 
 
 async def tidebook(folder: Path, count: int, figures: dict[str, float]) -> None:
-    """Send, scan, and apply."""
+    """Measure the log, then the store."""
     async with open_book(folder) as book:
         await sends(book, count, figures)
         await slices(book.store, count, figures)

@@ -13,6 +13,7 @@ import resource
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run."""
+    """One run in a temporary folder."""
 
     def __init__(self, folder: Path, scale: int) -> None:
         self.folder = folder
@@ -71,7 +72,7 @@ class Bench:
         asyncio.run(self.tidebook())
 
     def keep_best(self, name: str, rate: float) -> None:
-        """Keep the best of several rounds, in which the sides alternate, because a disk may be slow for seconds."""
+        """Keep the best of several alternating rounds, because a disk may be slow for seconds."""
         self.figures[name] = max(rate, self.figures.get(name, 0.0))
 
     def ratios(self) -> dict[str, float]:
@@ -136,11 +137,11 @@ class Bench:
         best = min(self._replays(lambda: app.repository.get(long.id)))
         self.figures["eventsourcing_replay_s"] = best
 
-    def _replays(self, replay: object) -> list[float]:
+    def _replays(self, replay: Callable[[], object]) -> list[float]:
         found = []
         for _ in range(5):
             began = time.perf_counter()
-            replay()  # type: ignore[operator]
+            replay()
             found.append(time.perf_counter() - began)
         return found
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import tidebook
 from bench.replication import replicate
-from bench.servers import status_file
+from bench.servers import driver_session, status_file
 from bench.timing import percentile, report, timed
 from tidebook.core.event import Event
 from tidebook.journal.append import encode_append
@@ -35,7 +35,7 @@ BYTES = b"x" * 200
 WRITERS = 256
 APPENDS_PER_WRITER = 20
 PAGE = 1000
-#: Rounds in the first seconds are ignored, because a broker that has just started still compiles its code.
+#: Rounds in the first seconds are ignored, because the JVM of a broker that has just started still compiles.
 WARM_S = 8.0
 #: The settings of every client of a comparison; Tidebook's defaults have the same values.
 BATCH_BYTES = 1_000_000
@@ -335,7 +335,7 @@ class Bench:
         await self._latency_among_others(journal, rounds // 4)
 
     async def _latency_among_others(self, journal: Journal, rounds: int) -> None:
-        """Measure appends while another process appends 10,000 per second to the same partitions; without a target."""
+        """Measure confirmed appends while another process appends 10,000 per second to the same partitions."""
         async with other_processes(OTHERS, self.where, journal.topic) as [others]:
             assert others.stdout is not None
             began = float(await asyncio.wait_for(others.stdout.readline(), OTHERS_S_MAX))
@@ -358,15 +358,17 @@ class Bench:
         await journal.append("together", [Event(BYTES)] * 1000)
         with timed("replicating"):
             await replicate(book, topic)
-        driver = await Driver.open(book, topic, (await journal.create()).segment_size)
+        segment_size = (await journal.create()).segment_size
+        address, keyspace = str(book.settings.section("store").url).removeprefix("cassandra://").split("/")
         rounds = 100 // self.scale
-        try:
+        async with driver_session(address, keyspace) as session:
+            read_rows = await _row_reader(session, topic, segment_size)
             for ratio, id, count, times in (
                 ("read_1k_vs_driver", "short", 1000, 4 * rounds), ("read_100k_vs_driver", "long", long, 15),
             ):  # fmt: skip
                 sides = {
                     "tidebook": Side(partial(_count, journal, id)),
-                    "driver": Side(partial(driver.read, id, count)),
+                    "driver": Side(partial(read_rows, id, count)),
                 }
                 with timed(f"reading {count} events"):
                     measures = await take_turns(sides, times, warm_rounds=max(2, times // 5))
@@ -374,10 +376,8 @@ class Bench:
                 ours, theirs = ([each.wall_s for each in each_rounds] for each_rounds in measures.values())
                 self._compare(ratio, ours, theirs)
                 self.figures[f"read_{id}_ms"] = percentile(ours, 0.5) * 1000
-            took = [await _took(lambda: _count(journal, "together")) for _ in range(rounds)]
-            self.figures["read_1k_of_one_append_ms"] = percentile(took, 0.5) * 1000
-        finally:
-            await driver.close()
+        took = [await _took(lambda: _count(journal, "together")) for _ in range(rounds)]
+        self.figures["read_1k_of_one_append_ms"] = percentile(took, 0.5) * 1000
 
     async def tail(self, book: Book) -> None:
         """Measure a read of a key's 1,000 unreplicated events among 100,000 of other keys, through the head cache."""
@@ -415,37 +415,18 @@ class Bench:
             self.figures[f"cold_{name}_s"] = value
 
 
-class Driver:
-    """Cassandra's driver, which reads the same rows as Tidebook, with the same page size."""
+async def _row_reader(session: Any, topic: str, segment_size: int) -> Callable[[str, int], Awaitable[None]]:
+    """Return a function that reads the rows of a journal by the bare driver, with Tidebook's page size."""
+    prepared = await session.create_prepared("SELECT event FROM journal WHERE id = ? AND topic = ? AND segment = ?")
 
-    def __init__(self, cluster: Any, session: Any, prepared: Any, topic: str, segment_size: int) -> None:
-        self._cluster = cluster
-        self._session = session
-        self._prepared = prepared
-        self._topic = topic
-        self._segment_size = segment_size
-
-    @classmethod
-    async def open(cls, book: Book, topic: str, segment_size: int) -> Driver:
-        import acsylla
-
-        address, keyspace = str(book.settings.section("store").url).removeprefix("cassandra://").split("/")
-        host, port = address.split(":")
-        cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
-        session = await cluster.create_session()
-        select = f"SELECT event FROM {keyspace}.journal WHERE id = ? AND topic = ? AND segment = ?"
-        return cls(cluster, session, await session.create_prepared(select), topic, segment_size)
-
-    async def read(self, id: str, count: int) -> None:
+    async def read(id: str, count: int) -> None:
         found = 0
-        for segment in range((count - 1) // self._segment_size + 1):
-            rows = await self._session.execute(self._prepared.bind([id, self._topic, segment], page_size=PAGE))
+        for segment in range((count - 1) // segment_size + 1):
+            rows = await session.execute(prepared.bind([id, topic, segment], page_size=PAGE))
             found += len([row.as_tuple() for row in rows])
         assert found == count
 
-    async def close(self) -> None:
-        await self._session.close()
-        self._cluster.destroy()
+    return read
 
 
 async def write_concurrently(send: Callable[[str], Awaitable[None]]) -> None:

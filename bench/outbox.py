@@ -116,7 +116,7 @@ class Bench:
     # ---- relaying
 
     def relay(self, count: int) -> None:
-        """Measure the relay and loops without guarantees alternately on the same rows; keep the best round of each."""
+        """Measure the relay and a loop without guarantees alternately, on equal rows; keep the best round of each."""
         ours: list[float] = []
         theirs: list[float] = []
         topic = self.topic()
@@ -155,11 +155,11 @@ class Bench:
         return watch.rate(count)
 
     def row_by_row(self, topic: str, count: int) -> float:
-        """Do the same, but delete each row with a separate statement."""
+        """Select, produce and delete like the bare loop, but delete each row with a separate statement."""
         table = self.bare_table(topic, count)
         producer = Producer({"bootstrap.servers": self.kafka, "acks": "all", "linger.ms": 5})
-        said = f"a loop that deletes row by row, {count:,} messages"
-        with psycopg.connect(self.url, autocommit=True) as connection, timed(said) as watch:
+        what = f"a loop that deletes row by row, {count:,} messages"
+        with psycopg.connect(self.url, autocommit=True) as connection, timed(what) as watch:
             rows = connection.execute(f"SELECT id, key, payload FROM {table} ORDER BY id").fetchall()
             for start in range(0, count, BATCH):
                 for _, key, payload in rows[start : start + BATCH]:
@@ -188,7 +188,7 @@ class Bench:
     # ---- latency
 
     def latency(self) -> None:
-        """Measure the time from a commit, by a relay in another process, to a consumer here, without other load."""
+        """Measure the time from a commit to a consumer in this process, with a relay in another one."""
         topic = self.topic(partitions=1)
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "bench", "fetch.wait.max.ms": 5000})
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -225,7 +225,7 @@ class Bench:
             store.close()
             times: list[float] = []
             with self.relaying() as relay, timed(f"nine batches of {count:,} rows"):
-                relay.metrics.time = _noting(relay.metrics.time, times)  # type: ignore[method-assign]
+                relay.metrics.time = _recording(relay.metrics.time, times)  # type: ignore[method-assign]
                 self.wait(relay, 10_000)
             gaps = [(then - now) * 1000 for now, then in pairwise(times[:10])]
             self.figures[f"batch_{name}_rows_ms"] = statistics.median(gaps)
@@ -281,7 +281,7 @@ class Bench:
                 process.wait()
 
 
-def _noting(inner: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+def _recording(inner: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
     lock = threading.Lock()
 
     def time_(name: str, seconds: float, **labels: object) -> None:

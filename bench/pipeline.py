@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tidebook
-from bench.pipeline_parts.bare import bare_task, drop, rest
+from bench.pipeline_parts.bare import await_compactions, bare_task, drop
 from bench.pipeline_parts.bare_journals import bare_journals_task
 from bench.servers import running
 from bench.timing import Rounds, percentile, report, timed
@@ -155,10 +155,6 @@ class Bench:
                 part()
         self.figures["bench_s"] = time.monotonic() - began
 
-    def _rest(self) -> None:
-        with timed("waiting until the node is idle"):
-            self.portal.run(rest(self.cassandra))
-
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
         """Run the sides alternately, in reverse order every other round, because one may still slow down the next."""
         began = time.monotonic()
@@ -166,7 +162,8 @@ class Bench:
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
                 break
             for side in sides[::-1] if number % 2 else sides:
-                self._rest()
+                with timed("waiting until the node has compacted"):
+                    self.portal.run(await_compactions(self.cassandra))
                 side(number)
         self.figures |= self.rounds.medians()
 
@@ -253,7 +250,7 @@ class Bench:
         self.rounds.add("ten_events_per_s", watch.rate(self.count * 2))
 
     def into_embedded(self, number: int) -> None:
-        """Measure the replication of the same appends within one folder."""
+        """Measure the replication of the same appends from the embedded log to the embedded store."""
         topic = self._single(self.embedded, number)
         with timed("replicating to the embedded store") as watch:
             self._job(self.embedded, topic).run(once=True)
@@ -312,7 +309,7 @@ class Bench:
             self.figures["steady_stop_s"] = watch.seconds
 
     def gap(self) -> None:
-        """Measure how long partitions are unserved between successive leases while all slots are in use."""
+        """Measure how long no lease serves a partition at a hand-over, while all slots of Spark are in use."""
         from bench.pipeline_parts.lease_gap import busy_cores, tail_gaps
 
         for name, load in (("lease_gap", nullcontext()), ("lease_gap_loaded", busy_cores())):
@@ -335,7 +332,6 @@ class Bench:
 
         The last two measurements add a tenth of the events after the replication, which is then read from the log.
         """
-        from bench.pipeline_parts.source_rows import check_rows
         from bench.pipeline_parts.workload import fill
         from bench.replication import replicate
         from tidebook.pipeline.source.format import register
@@ -363,7 +359,7 @@ class Bench:
                     frame.write.format("noop").mode("overwrite").save()
                 self.figures[name] = watch.rate(count)
         for at in (self.embedded, book):
-            check_rows(self._events(at, topic), journals=journals, events=count // journals)
+            _check_rows(self._events(at, topic), journals=journals, events=count // journals)
         with timed("appending a tenth more"):
             for at in (self.embedded, book):
                 self.portal.run(fill(at, topic, appends=count // 10, journals=journals))
@@ -372,7 +368,7 @@ class Bench:
             with timed(f"source {name} with a tenth in the log") as watch:
                 frame.write.format("noop").mode("overwrite").save()
             self.figures[f"source_{name}_tail_events_per_s"] = watch.rate(count + count // 10)
-            check_rows(frame, journals=journals, events=(count + count // 10) // journals)
+            _check_rows(frame, journals=journals, events=(count + count // 10) // journals)
 
     def _kafka(self, topic: str) -> DataFrame:
         servers = self.book.settings.section("log").url
@@ -402,3 +398,23 @@ class Bench:
                 for part, seconds in found.items():
                     rounds.add(f"{of_part}_{part}", seconds)
         self.figures |= rounds.medians()
+
+
+def _check_rows(frame: DataFrame, *, journals: int, events: int) -> None:
+    """Raise an error unless this query returns events 1 to `events` of each journal, each once.
+
+    The speed of a wrong read would be meaningless.
+    """
+    from pyspark.sql.functions import col, count, count_distinct, count_if, max
+
+    of_journal = frame.groupBy("id").agg(
+        count("*").alias("rows"), count_distinct("seq_nr").alias("numbers"), max("seq_nr").alias("last")
+    )
+    right = (col("rows") == events) & (col("numbers") == events) & (col("last") == events)
+    found = of_journal.agg(count("*").alias("all"), count_if(right).alias("right")).collect()[0]
+    if tuple(found) != (journals, journals):
+        raise AssertionError(f"{found['all']} journals, of which {found['right']} are right: {journals} were written")
+    # The filters of two queries over one frame must not affect each other.
+    both = frame.where("id = 'j-1'").union(frame.where("id = 'j-2'")).groupBy("id").count().collect()
+    if {row["id"]: row["count"] for row in both} != {"j-1": events, "j-2": events}:
+        raise AssertionError(f"a union of two filters returned {both}")

@@ -1,4 +1,4 @@
-"""A capacity model of the pipeline: how many cores, nodes and partitions a load needs, and a simulated machine.
+"""A capacity model of the pipeline: the cores, nodes and partitions that a load needs, and a simulated machine.
 
 `python -m bench.scale` prints the figures of the model for this machine, and the sizes for a million events per
 second; with `--events-per-s`, only the sizes for that load. Costs are processor time per event and per slice, measured
@@ -95,11 +95,11 @@ class Tail:
 
 
 def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 200.0, seed: int = 1) -> Tail:
-    """Simulate leases under a steady load: groups of appends, slices of partitions, and cores that serve in turn.
+    """Simulate leases under a steady load of groups of appends, which become slices of partitions.
 
     Every step of a slice takes a core for its processor time, first come first served, and then waits for the rest of
-    its duration. The appender and the broker take cores in the same way. Over 200 s the p99 of one seed differs from
-    that of another by at most a seventh in six; over 20 s by a factor of two in twenty.
+    its duration. The appender and the broker take cores in the same way. Over 200 s, the p99 of six seeds differ by at
+    most a seventh; over 20 s, those of twenty seeds differ by up to a factor of two.
     """
     draw = random.Random(seed)
     free_at = [0.0] * machine.cores

@@ -1,8 +1,8 @@
 """HTTP requests to the server, compared with the same work in process: appends, batches, reads, followers, queues.
 
-The clients are a separate process with bare asyncio connections on uvloop, because on two cores a heavier client would
-be measured instead of the server. The benchmark also prints the CPU time per request of the server's event loop and of
-its other threads, which other load affects less than it affects rates. `./dev bench server --only append`
+The clients are bare asyncio connections on uvloop in another process than the server, because on two cores heavier
+clients would be measured instead of it. The benchmark also prints the CPU time per request of the server's event loop
+and of its other threads, which other load affects less than it affects rates.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _ratios(figures: dict[str, float]) -> dict[str, float]:
 
 
 class Connection:
-    """A keep-alive connection."""
+    """A keep-alive connection that can also read chunked responses and streams."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -143,7 +143,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[int, int]]:
 
 
 class Caller(asyncio.Protocol):
-    """A keep-alive connection for one call at a time, without streams: the clients have one core of two."""
+    """A keep-alive connection for one call at a time, cheaper than `Connection`: clients have one core of two."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -161,7 +161,7 @@ class Caller(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Resolve the call when its answer is complete."""
+        """Resolve the call when its response is complete."""
         self._received = data = self._received + data
         head, end, body = data.partition(b"\r\n\r\n")
         _, found, rest = head.partition(b"\r\ncontent-length: ")
@@ -173,7 +173,7 @@ class Caller(asyncio.Protocol):
         self._answer.set_result(body)
 
     def call(self, method: str, path: str, body: bytes = b"") -> asyncio.Future[bytes]:
-        """Send a request and return the body of its answer."""
+        """Send a request and return the body of its response."""
         self._answer = asyncio.get_running_loop().create_future()
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -201,7 +201,7 @@ class Cpu:
         return {task: int(Path(f"/proc/{self._pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks}
 
     def report(self, figures: dict[str, float], name: str, total: int) -> None:
-        """Add the microseconds of one of `total` requests since this object was made."""
+        """Add the microseconds per request, of `total` requests since this object was created."""
         if not Path("/proc/self/schedstat").exists():
             return
         spent = {task: ns - self._before.get(task, 0) for task, ns in self._read().items()}
@@ -229,7 +229,7 @@ async def clients(port: int, count: int, total: int, call: Callable[[Caller, int
 async def empty_posts(
     figures: dict[str, float], name: str, target: Callable[[Any], None], path: str, total: int
 ) -> None:
-    """Return the rate of empty POSTs of a server that `target` runs in a process."""
+    """Measure the rate of empty POSTs to a server that `target` runs in a process."""
     port_of: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=target, args=(port_of,), daemon=True)
     process.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,21 @@ def running() -> dict[str, Any]:
     """Return the recorded status of each running server, by name."""
     servers: dict[str, Any] = json.loads(status_file().read_text())["servers"]
     return servers
+
+
+@asynccontextmanager
+async def driver_session(address: str, keyspace: str | None = None) -> AsyncIterator[Any]:
+    """Open a session of the bare Cassandra driver that Tidebook uses; the address is host:port."""
+    import acsylla  # most benchmarks need none
+
+    host, port = address.split(":")
+    cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
+    session = await cluster.create_session(keyspace=keyspace)
+    try:
+        yield session
+    finally:
+        await session.close()
+        cluster.destroy()
 
 
 @contextmanager

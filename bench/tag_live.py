@@ -1,4 +1,4 @@
-"""Measure the latency of a stream by tag after the pipeline's job, which runs in a separate process."""
+"""Measure the latency of a stream by tag whose events the pipeline's job replicates, in a separate process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ async def _measure(where: Path) -> dict[str, float]:
     after_appended: list[float] = []
     async with tidebook.open(where) as book:
         await book.journal(topic).append("begin", [Event(0, tags={topic})])
-        arrived: asyncio.Queue[float] = asyncio.Queue()
-        async with job(where, topic), _followed(book, topic, arrived):
+        async with job(where, topic), followed(book, topic, [topic]) as arrived:
             async with asyncio.timeout(START_S):
                 await arrived.get()
             warm = time.perf_counter() + WARM_UP_S
@@ -84,14 +83,17 @@ async def job(where: Path, topic: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _followed(book: Book, tag: str, arrived: asyncio.Queue[float]) -> AsyncIterator[None]:
+async def followed(book: Book, tag: str, topics: list[str]) -> AsyncIterator[asyncio.Queue[float]]:
+    """Follow a tag; yield the queue of the times at which its events arrive."""
+    arrived: asyncio.Queue[float] = asyncio.Queue()
+
     async def follow() -> None:
-        async for _ in book.tags.read(tag, follow=True, topics=[tag]):
+        async for _ in book.tags.read(tag, follow=True, topics=topics):
             arrived.put_nowait(time.perf_counter())
 
     task = asyncio.create_task(follow())
     try:
-        yield
+        yield arrived
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

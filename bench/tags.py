@@ -11,15 +11,14 @@ import asyncio
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from bench.replication import replicate
-from bench.servers import running
+from bench.servers import driver_session, running
+from bench.tag_live import followed, job_live
 from bench.timing import Rounds, percentile, report, timed
 from tidebook.core.event import Event
 from tidebook.replication.ticks import Ticker, tick
@@ -102,7 +101,7 @@ class Bench:
         if "cost" in only:
             self.cost()
         if "job-live" in only:
-            self.behind_job()
+            self.live_after_job()
 
     def settings(self, folder: Path, *, partitions: int) -> Settings:
         sections = {"journal": Section(None, {"partitions": partitions})}
@@ -117,10 +116,8 @@ class Bench:
         settings = self.settings(self.folder / "job", partitions=8)
         self.figures |= tag_cost(settings, self.tag, min(self.count, 300_000))
 
-    def behind_job(self) -> None:
-        """Measure the latency of a stream that the pipeline's job replicates."""
-        from bench.tag_live import job_live
-
+    def live_after_job(self) -> None:
+        """Measure the latency of a stream whose events the pipeline's job replicates."""
         self.figures |= job_live(self.folder / "job-live", self.store)
 
     async def streams(self, only: set[str]) -> None:
@@ -156,7 +153,7 @@ class Bench:
     async def fill(self, book: Book, topic: str, count: int, *, tags: tuple[str, ...]) -> None:
         journal = book.journal(topic)
         events = [Event(PAYLOAD, tags=tags)] * RECORD_EVENTS
-        with timed(f"append {count:,} events") as _:
+        with timed(f"append {count:,} events"):
             for first in range(0, count // RECORD_EVENTS, JOURNALS):
                 ids = range(min(JOURNALS, count // RECORD_EVENTS - first))
                 await asyncio.gather(*(journal.append(f"j-{n}", events) for n in ids))
@@ -173,7 +170,7 @@ class Bench:
                 found += 1
         assert found == self.count, (found, self.count)
         self.rounds.add("catch_up_per_s", watch.rate(self.count))
-        with timed("the same, and every payload") as watch:
+        with timed("the same, with every payload") as watch:
             size = 0
             async for event in book.tags.read(self.tag, topics=[topic]):
                 size += len(event.payload)
@@ -199,36 +196,29 @@ class Bench:
         return found
 
     async def compacted(self, address: str) -> None:
-        """Return when the node has finished its compactions, which would slow down either side."""
-        cluster, session = await _driver(address)
-        with timed("the node compacts"):
-            async with asyncio.timeout(COMPACTED_S_MAX):
-                while True:
-                    if not [*await session.query("SELECT * FROM system_views.sstable_tasks")]:
-                        break
+        """Wait until the node has finished its compactions, which would slow down either side."""
+        with timed("waiting until the node has compacted"):
+            async with asyncio.timeout(COMPACTED_S_MAX), driver_session(address) as session:
+                while [*await session.query("SELECT * FROM system_views.sstable_tasks")]:  # noqa: ASYNC110
                     await asyncio.sleep(0.5)
-        await session.close()
-        cluster.destroy()
 
     async def cassandra_rows(self, address: str) -> int:
         """Read the tag's buckets with the driver's paging."""
-        cluster, session = await _driver(address)
         found = 0
-        buckets = await session.create_prepared("SELECT bucket FROM tag_buckets WHERE tag = ?")
-        prepared = await session.create_prepared("SELECT * FROM tag_views WHERE tag = ? AND bucket = ?")
-        bound = buckets.bind()
-        bound.bind_list([self.tag])
-        for row in await session.execute(bound):
-            statement = prepared.bind(page_size=PAGE)
-            statement.bind_list([self.tag, row.as_tuple()[0]])
-            while True:
-                page = await session.execute(statement)
-                found += sum(1 for each in page if each.as_tuple())
-                if not page.has_more_pages():
-                    break
-                statement.set_page_state(page.page_state())
-        await session.close()
-        cluster.destroy()
+        async with driver_session(address, KEYSPACE) as session:
+            buckets = await session.create_prepared("SELECT bucket FROM tag_buckets WHERE tag = ?")
+            prepared = await session.create_prepared("SELECT * FROM tag_views WHERE tag = ? AND bucket = ?")
+            bound = buckets.bind()
+            bound.bind_list([self.tag])
+            for row in await session.execute(bound):
+                statement = prepared.bind(page_size=PAGE)
+                statement.bind_list([self.tag, row.as_tuple()[0]])
+                while True:
+                    page = await session.execute(statement)
+                    found += sum(1 for each in page if each.as_tuple())
+                    if not page.has_more_pages():
+                        break
+                    statement.set_page_state(page.page_state())
         return found
 
     async def live(self, book: Book, topic: str) -> None:
@@ -256,7 +246,8 @@ class Bench:
                 await ticker.pause(await ticker.step())
 
         took: list[float] = []
-        async with self.followed(book, topics) as (tag, arrived):
+        tag = self.new_tag()
+        async with followed(book, tag, topics) as arrived:
             tasks = [asyncio.create_task(each) for each in (replicate_all(), tick_all())]
             with timed(f"{LIVE_EVENTS} live events over {len(topics)} topics"):
                 for n in range(-LIVE_WARM_UP, LIVE_EVENTS):
@@ -277,7 +268,8 @@ class Bench:
         shown = f"shown-{topic}"
         await book.journal(shown).append("begin", [Event(0)])
         took: list[float] = []
-        async with self.followed(book, [shown]) as (tag, arrived):
+        tag = self.new_tag()
+        async with followed(book, tag, [shown]) as arrived:
             with timed(f"{LIVE_EVENTS} live events, ticks replicated"):
                 for n in range(LIVE_EVENTS):
                     await book.journal(shown).append(f"j-{n % 5}", [Event(n, tags={tag})])
@@ -287,28 +279,5 @@ class Bench:
                     await asyncio.sleep(0.1)
         self.figures["below_horizon_p50_ms"] = percentile(took, 0.5)
 
-    @asynccontextmanager
-    async def followed(self, book: Book, topics: list[str]) -> AsyncIterator[tuple[str, asyncio.Queue[float]]]:
-        """Follow a tag, and record when each of its events arrives."""
-        tag = f"{self.tag}-{uuid.uuid4().hex[:4]}"
-        arrived: asyncio.Queue[float] = asyncio.Queue()
-
-        async def follow() -> None:
-            async for _ in book.tags.read(tag, follow=True, topics=topics):
-                arrived.put_nowait(time.perf_counter())
-
-        task = asyncio.create_task(follow())
-        try:
-            yield tag, arrived
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def _driver(address: str) -> tuple[Any, Any]:
-    """Return a cluster and a session of Cassandra's bare driver."""
-    import acsylla
-
-    host, port = address.split(":")
-    cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
-    return cluster, await cluster.create_session(keyspace=KEYSPACE)
+    def new_tag(self) -> str:
+        return f"{self.tag}-{uuid.uuid4().hex[:4]}"

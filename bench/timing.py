@@ -47,7 +47,7 @@ class Rounds:
         self._rates.setdefault(name, []).append(rate)
 
     def medians(self) -> dict[str, float]:
-        """Return the median rate of each side that has a round."""
+        """Return the median rate of each name."""
         return {name: median(rates) for name, rates in self._rates.items()}
 
 

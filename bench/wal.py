@@ -1,4 +1,4 @@
-"""Regions on a real Kafka, compared with Kafka's producer performance tool and a bare consumer loop.
+"""Write-ahead log regions on Kafka, compared with its producer performance tool and a bare consumer loop.
 
 It uses the Kafka at `--address host:port`, or one started by ./dev servers; without either, it starts one for the run.
 """
@@ -81,7 +81,7 @@ class Bench:
     # Writing
 
     async def write(self) -> None:
-        """Measure payloads per second of 64 writers to 16 tables, 10 and 1 per write, one writer, and the tool."""
+        """Measure payloads per second: the tool, 64 writers to 16 tables with 10 or 1 per write, and one writer."""
         count = 400_000 // self.scale
         rates: dict[str, list[float]] = {"tool": [], "write_10": [], "write_1": [], "one_at_a_time": []}
         async with Opened(self.address) as opened:
@@ -122,9 +122,9 @@ class Bench:
             for before in (100_000 // self.scale, 2_000_000 // self.scale):
                 region = await opened.region()
                 with timed(f"{before:,} records, a snapshot, and 10,000 more"):
-                    await _write(region, before, 100, payload=b"x" * 20, tell=False)
+                    await _write(region, before, 100, payload=b"x" * 20, quiet=True)
                     await region.snapshot()
-                    await _write(region, 10_000, 1, payload=b"x" * 20, tell=False)
+                    await _write(region, 10_000, 1, payload=b"x" * 20, quiet=True)
                 regions[before] = region.id
                 await region.close()
             times: dict[int, list[float]] = {before: [] for before in regions}
@@ -166,7 +166,7 @@ class Bench:
             region = await opened.region()
             topic = await opened.topic()
             with timed(f"{count:,} entries, and as many plain records"):
-                await _write(region, count, 10, payload=SMALL, tell=False)
+                await _write(region, count, 10, payload=SMALL, quiet=True)
                 await _fill(opened.log, topic, count)
             data = f"wal.{opened.namespace}.{region.id}.data"
             rates: dict[str, list[float]] = {"bare": [], "bare_same_topic": [], "replay": []}
@@ -201,7 +201,7 @@ class Bench:
 
 
 class Opened:
-    """A log and a namespace on it, removed afterwards by its creator."""
+    """A log, and a namespace on it that is removed at the end if this object has chosen its name."""
 
     def __init__(self, address: str, *, namespace: str | None = None, **settings: int) -> None:
         self._wal_settings = WalSettings(limit_bytes=LIMIT_BYTES, clean_every_s=0, **settings)
@@ -246,7 +246,7 @@ class Opened:
 
 
 async def _write(
-    region: Region, count: int, each: int, *, writers: int = WRITERS, payload: bytes = PAYLOAD, tell: bool = True
+    region: Region, count: int, each: int, *, writers: int = WRITERS, payload: bytes = PAYLOAD, quiet: bool = False
 ) -> float:
     """Write `count` payloads, `each` per write; return the payloads per second."""
     payloads = [payload] * each
@@ -262,7 +262,7 @@ async def _write(
     began = time.perf_counter()
     await asyncio.gather(*map(one, range(writers)))
     seconds = time.perf_counter() - began
-    if tell:
+    if not quiet:
         print(f"  {writers} writers, {each} per write: {count / seconds:,.0f} payloads/s", file=sys.stderr)
     return count / seconds
 
@@ -289,7 +289,7 @@ def _ignore(entry: object) -> None:
 
 
 def _tool_jars() -> str:
-    # This runs in a separate process, because benchmarks must not import the packages of tests.
+    # In a separate process, because this module imports those of all test servers.
     script = "import os; from tidebook.testing.servers.artifacts import kafka_tools_jars as jars; "
     script += "print(os.pathsep.join(map(str, jars())))"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()

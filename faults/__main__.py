@@ -18,35 +18,36 @@ from faults.report import facts, summarize, write_report
 from faults.run import RunResult, check_run, run_faults
 from faults.servers import RunServers
 
-#: The exit code if there is nothing to check.
+#: The exit code of a run that was interrupted before there was anything to check.
 INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
     """Run, print the verdict and write the report; return 1 if a rule is violated or a process did not recover."""
     parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are injected (default: 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="the time within which faults begin (default: 1)")
     parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
-    parser.add_argument("--only", help="one kind of fault (kill, pause, delay, drop, …), one process or one role")
     parser.add_argument(
-        "--servers", action="store_true", help="on Kafka, Cassandra and PostgreSQL with Spark, instead of embedded"
+        "--only", help="one kind of fault (kill, delay, …), one process (writer-1) or one role (writer)"
     )
     parser.add_argument(
-        "--cluster", action="store_true", help="on three brokers, three nodes and a primary with its standby"
+        "--servers", action="store_true", help="on one Kafka broker, one Cassandra node, PostgreSQL and Spark"
     )
-    parser.add_argument("--out", type=Path, help="an empty folder for histories and report (default: a new one)")
+    parser.add_argument(
+        "--cluster", action="store_true", help="on three brokers, three nodes, a primary with a standby, and Spark"
+    )
+    parser.add_argument("--out", type=Path, help="a new folder for histories, logs and report")
     parser.add_argument(
         "--mutants",
         nargs="?",
         const="",
         metavar="TEXT",
-        help="instead, run briefly on mutants of Tidebook: all, or those whose name contains the text",
+        help="instead, run briefly on each mutant of Tidebook, or on those whose name contains the text",
     )
     given = parser.parse_args(arguments)
     if given.mutants is not None:
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # either signal ends the current run with its processes
+        # SIGTERM too ends the current run together with its processes.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         results = run_mutants(given.mutants or None, _say)
         return 0 if results and all(result.caught_by for result in results) else 1
     seed = random.randrange(10**6) if given.seed is None else given.seed
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
     try:
         result = asyncio.run(_interruptible(_run(given, folder.absolute(), seed, command)))
     except asyncio.CancelledError:
-        _say("interrupted before the workload has begun")
+        _say("interrupted before the workload began")
         if given.out is None:
             shutil.rmtree(folder, ignore_errors=True)
         return INTERRUPTED
@@ -81,7 +82,7 @@ async def _interruptible(run: Coroutine[Any, Any, RunResult]) -> RunResult:
 
 
 def _cancel_once(task: asyncio.Task[RunResult]) -> None:
-    """Cancel a task; a second signal must not interrupt what stops the servers."""
+    """Cancel a task; a second signal must not interrupt the stop of processes and servers."""
     if not task.cancelling():
         task.cancel()
 

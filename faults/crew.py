@@ -44,7 +44,7 @@ KILL_S_MAX = 10.0
 #: The exit code of a command if a server is unavailable; its supervisor then restarts it, as systemd does.
 UNAVAILABLE = 5
 ROOT = Path(__file__).resolve().parents[1]
-#: Processes are forked from one that has imported everything and opened nothing: many start quickly on few cores.
+#: Processes are forked from one that has imported all modules and opened nothing, so that they start quickly.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["faults.roles.preload"])
 
@@ -79,16 +79,16 @@ class BuildProcess:
 
 
 class Crew:
-    """The processes of a run, by name: `writer-1` is `writer-1.3` after two kills."""
+    """The processes of a run, by name. After two restarts, process `writer-1` writes the history `writer-1.3`."""
 
     def __init__(self, plan: Plan, server_port: int, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._server_port = server_port
         self._running: dict[str, BaseProcess | BuildProcess] = {}
-        #: The same processes by pid: `multiprocessing` takes all for ended once their common parent was killed.
+        #: The same processes, found by pid: `multiprocessing` reports all as ended once their fork server was killed.
         self._by_pid: dict[str, Process] = {}
         self._say = say
-        #: The builds from which processes are started, by name, if it is not the current one.
+        #: The builds of processes that are started from another build than the current one, by process name.
         self._builds: dict[str, Path] = {}
         #: The processes that were killed or stopped on purpose, and are not yet started again.
         self._down: set[str] = set()
@@ -97,9 +97,8 @@ class Crew:
         #: The number of restarts of each command after it ended because a server was unavailable.
         self.restarts: dict[str, int] = {}
         for number in (signal.SIGUSR1, signal.SIGUSR2, FAIL_SIGNAL, HEAL_SIGNAL):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # inherited by processes, which may get a signal before they have a handler
+            # Inherited by the processes, which may get a signal before they have a handler.
+            signal.signal(number, signal.SIG_IGN)
 
     @property
     def names(self) -> list[str]:
@@ -145,7 +144,7 @@ class Crew:
         return process
 
     async def started(self, name: str) -> None:
-        """Wait until a process has begun its history; commands have no history."""
+        """Wait until a process has begun its history; do not wait for commands, which have none."""
         file = self._plan.histories / f"{name}.{self._incarnations[name]}.ndjson"
         while name not in (SERVER, PIPELINE) and not file.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -163,7 +162,7 @@ class Crew:
         process.join()
 
     def pause(self, name: str) -> None:
-        """Stop a process, and those it has started, with SIGSTOP."""
+        """Stop a process and its descendants with SIGSTOP."""
         self._signal_family(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
@@ -201,7 +200,7 @@ class Crew:
             self.revive()
 
     def report_bad_end(self, text: str) -> None:
-        """Report something that ended and should not have: the run has failed."""
+        """Report an unexpected end, which makes the run fail."""
         self.ended_badly.append(text)
         self._say(f"  ENDED UNEXPECTEDLY: {text}")
 
@@ -255,7 +254,7 @@ class Crew:
             self.report_bad_end(f"{name} ended with {process.exitcode}")
 
     def kill_all(self) -> None:
-        """Kill all processes that still run, and those that they have started."""
+        """Kill all processes that still run, and their descendants."""
         for name, process in self._by_pid.items():
             if process.kill_all(KILL_S_MAX):
                 self._running[name].join()

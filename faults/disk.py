@@ -10,13 +10,14 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-#: The size of the file system while it is not full, far more than a run needs.
+#: The usual size of the file system, far more than a run needs.
 SIZE_BYTES = 2 << 30
+#: The space that is left free in a full file system: the first of these with which it can be resized.
 SPARE_BYTES = (0, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _CLONE_NEWNS = 0x00020000
 #: The probability that a write or a sync fails while the disk of a process is faulty.
 FAILURE = 0.3
-#: A process's disk fails from the first signal until the second.
+#: The signals at which the disk of a process begins to fail, and ends.
 FAIL_SIGNAL, HEAL_SIGNAL = signal.SIGRTMIN, signal.SIGRTMIN + 1
 
 
@@ -28,7 +29,7 @@ class SmallDisk:
 
     @classmethod
     def mount(cls, folder: Path) -> SmallDisk | None:
-        """Mount it; return None if that is not allowed. Call this before threads and processes are started."""
+        """Mount the file system; return None if that is not allowed. Call it before any thread or process starts."""
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "unshare") or libc.unshare(_CLONE_NEWNS) != 0:
             return None
@@ -92,7 +93,7 @@ class FaultyDisk:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.is_faulty = False
-        #: SQLite uses it for as long as the process lives.
+        #: The VFS, which must exist for as long as SQLite uses it.
         self.files: object = None
 
     def fail_sometimes(self, code: int) -> None:

@@ -27,7 +27,7 @@ class LinkProxy(TcpProxy):
         self._has_lost = False
 
     def identify(self, writer: asyncio.StreamWriter) -> str | None:
-        """Return the node that has connected. Nodes share the machine's address, so the process identifies the node."""
+        """Return the node that has connected. All nodes share one address: the process of the socket identifies it."""
         inodes = _inodes(writer.get_extra_info("peername")[1], self.address[1])
         for name, pid in self._pids().items():
             if inodes & _sockets(pid):
@@ -37,7 +37,7 @@ class LinkProxy(TcpProxy):
     def cut(self, links: Iterable[tuple[str, str]]) -> None:
         """Drop all data sent over these links, each from one node to another; without links, restore all of them.
 
-        Connections that have lost data are reset at the end, because they cannot continue.
+        When links are restored, connections that have lost data are reset, because they cannot continue.
         """
         self._cut = frozenset(links)
         if not self._cut and self._has_lost:

@@ -1,4 +1,4 @@
-"""Mutants of Tidebook: one fence, one check or one ordering is switched off, which a short run must detect."""
+"""Mutants of Tidebook: in each, one fence, check or ordering is switched off, which short runs must detect."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
-    #: A second change of the file, if two checks have the same effect: its old text, which occurs once, and the new
-    #: text.
+    #: A second change of the file (old text, new text), if two checks have the same effect.
     also: tuple[str, str] | None = None
-    #: The only role to inject faults into, if faults of other roles would only take time.
+    #: The only role into which faults are injected, if faults of other roles do not help to detect the mutant.
     only: str | None = None
 
     def apply(self, text: str) -> str:
@@ -51,9 +50,9 @@ class Mutant(NamedTuple):
 _FOLD, _WAL = "core/fold.py", "wal/meta.py"
 _STORE, _CLAIMS = "store/sqlite/writes.py", "queue/sqlite/claims.py"
 
-#: The list has no mutant that another check makes harmless. A writer that trusts an old end of the log inserts a row
+#: Mutants that another check makes harmless are not listed: a writer that trusts an old end of the log inserts a row
 #: that exists, fails, and reads the end again; a slice that the pointer does not fence is only a replay. The terms of
-#: a write-ahead log matter for late records, which a file cannot have; `tests/simulation` plants those mutants.
+#: a write-ahead log only matter for late records, which embedded files do not have: see `tests/simulation`.
 MUTANTS: Sequence[Mutant] = (
     # journals: conditions, numbers, retries, removals
     Mutant("expected is not checked", _FOLD, "if action.expected != last or not", "if not"),
@@ -80,19 +79,19 @@ MUTANTS: Sequence[Mutant] = (
         "cache.seen",
     ),
     Mutant(
-        "an outcome is taken without the records before it",
+        "an append is folded without the records before it",
         "journal/head_cache.py",
         "if offset != self.next_offset:",
         "if offset < self.next_offset:",
     ),
     Mutant(
-        "a read forgets the tail",
+        "a read omits the tail",
         "journal/view.py",
         "to = max(after, folded.delete_to), min(to, folded.seq_nr)",
         "to = max(after, folded.delete_to), min(to, stored.seq_nr if stored is not None else folded.seq_nr)",
     ),
     Mutant(
-        "a read forgets deletes in the tail",
+        "a read ignores deletes in the tail",
         "journal/view.py",
         "after, to = max(after, folded.delete_to),",
         "after, to = max(after, stored.delete_to if stored is not None else 0),",
@@ -143,13 +142,16 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a projection does not check its position",
         "domain/projection_tables.py",
-        "                    SLICE.c.owner == member,\n                    SLICE.c.position == before,\n",
-        "",
-        also=("SLICE.c.owner == member, SLICE.c.position == position)", "SLICE.c.position == position)"),
+        "self._owned_at(build, member, slices, before, ",
+        "self._slices(build, SLICE.c.slice.in_(slices), ",
+        also=(
+            "self._owned_at(build, member, slices, position)",
+            "self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.position == position)",
+        ),
         only="consumer",
     ),
     Mutant(
-        "a projection keeps its position",
+        "a projection does not move its position",
         "domain/projection_tables.py",
         ".values(position=after)",
         ".values(position=before)",
@@ -164,20 +166,20 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a repeated command is executed again",
         "domain/decider.py",
-        "append_id = None if command_id is None else self._append_id(id, command_id)",
+        "append_id = blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()",
         "append_id = None",
         also=("if command_id is not None and (known := entity", "if command_id is None and (known := entity"),
         only="disk_error",
     ),
     Mutant(
-        "a process executes its commands without an id",
+        "a process manager executes its commands without an id",
         "domain/process.py",
         "each.command, command_id=each.command_id)",
         "each.command)",
         only="consumer",
     ),
     Mutant(
-        "a process does not look at its marks",
+        "a process manager ignores its marks",
         "domain/process.py",
         "if not mark.covers(placed)]",
         "if mark is not None]",
@@ -185,7 +187,7 @@ MUTANTS: Sequence[Mutant] = (
     ),
     # outbox
     Mutant(
-        "relays do not look for what was sent",
+        "relays do not search for messages that were sent",
         "outbox/topic_relay.py",
         "ids, lost = found.ids, found.lost",
         "ids, lost = frozenset(), None",
@@ -197,13 +199,13 @@ MUTANTS: Sequence[Mutant] = (
         "relayed = batch_selection.to_relayed(batch.messages[::-1],",
     ),
     Mutant(
-        "relays forget messages before they are sent",
+        "relays do not send the first message of a batch",
         "outbox/topic_relay.py",
         "            channel.start(relayed, timestamp_ms=",
         "            channel.start(relayed[1:], timestamp_ms=",
     ),
     Mutant(
-        "relays delete nothing",
+        "relays do not delete the first message of a batch",
         "outbox/store.py",
         "self._delete_and_update(lock, sent, self._sql.close_and_unlock",
         "self._delete_and_update(lock, sent[1:], self._sql.close_and_unlock",
@@ -237,7 +239,7 @@ MUTANTS: Sequence[Mutant] = (
         "pass",
     ),
     Mutant(
-        "given back entries are lost",
+        "entries that are given back are lost",
         "queue/sqlite/expired_leases.py",
         "    connection.execute(_WAIT, (total_timeouts, at_ms, id))\n",
         "    _delete(connection, id)\n",

@@ -1,4 +1,4 @@
-"""The plan of a run, which all its processes read: where the book is, when the run started, and so on."""
+"""The plan of a run, a file that all its processes read: the book, the start of the run, leases, addresses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ACCOUNTS, MIRROR, CAUSED = "accounts", "mirror-", "caused"
 TAGS = ("red", "blue")
 GROUP, GROUP_TAG = "readers", "red"
 NAMESPACE, REGION = "faults", 1
-#: The leases of the queue, the group and the relay, which a pause outlasts; longer on servers, which are slower.
+#: The lease of the queue, the group and the projections, which a pause outlasts; longer on servers, which are slower.
 LEASE_S = 1.0
 SERVER_LEASE_S = 3.0
-#: Servers share the cores with the processes of the run: the sources rest this many times as long, so that all
-#: consumers keep up for as long as the run lasts, and stay with a journal this many times as long.
+#: With servers, which share the cores with the processes of the run, sources pause this many times as long between
+#: calls, so that consumers keep up, and use the same journals this many times as long.
 SERVER_REST, SERVER_GENERATIONS = 15.0, 3.0
-#: Writers switch to other journals after this time, so that the checker can decide the history of each.
+#: Writers switch to new journals after this time, so that each history is short enough for the checker to decide.
 GENERATION_S = 5.0
 KEYS = 6
 #: The number of consumers; each follows every tag.
@@ -30,7 +30,7 @@ ACCOUNT_GENERATION_S, ACCOUNTS_AT_ONCE = 20.0, 3
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The settings that every process of a run knows."""
+    """The settings of a run that all its processes share."""
 
     folder: str
     book: str
@@ -50,12 +50,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def effects(self) -> Path:
-        """The database of the application that follows the journals."""
+        """The SQLite file into which the consumers write, if the book is embedded."""
         return Path(self.folder) / "effects.db"
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all faults are over, so that the workload no longer delays itself deliberately."""
+        """Whether all faults are over; from then on the workload adds no deliberate delays."""
         return self._quiet_file.exists()
 
     def be_quiet(self) -> None:

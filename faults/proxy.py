@@ -44,9 +44,9 @@ class TcpProxy:
         await self._server.wait_closed()
 
     def set_mode(self, mode: Mode) -> None:
-        """Change the mode; `drop` ends the connections that are open, and leaving `half_open` or `one_way` does too.
+        """Change the mode; entering `drop`, or leaving `half_open` or `one_way`, resets all open connections.
 
-        Discarded bytes are lost, so their connections cannot continue.
+        A connection that has lost bytes cannot continue.
         """
         before, self.mode = self.mode, mode
         if mode == "drop" or before in ("half_open", "one_way"):

@@ -17,12 +17,12 @@ from faults.schedule import ONE_DOWN
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
 
 PAGE = Path(__file__).with_name("report.html")
-#: Errors that count as answered, because the book was available.
+#: Errors that are answers: the book was available, and refused the call.
 ANSWERS = {"Conflict", "RolledBack", "LeaseLost", "Truncated", "Fenced", "NotFound", "Refused"}
 #: After one broker and one node have been down for this long, calls must succeed again: before the servers are
 #: restarted or, if a call begins just before that, within this time.
 AVAILABLE_AFTER_S, ANSWERED_WITHIN_S = 8.0, 5.0
-#: The number of calls of one operation that succeeded, and of those that did not, in the timeline.
+#: The most calls of one operation that the timeline shows: of those that succeeded, and of those that did not.
 POINTS_MAX = 4_000
 
 #: The operations that must succeed again after a fault of a server.
@@ -39,7 +39,7 @@ def _answered(call: RecordedCall) -> bool:
 
 
 class _OperationCalls:
-    """The calls of one operation, sorted and indexed by start, because they are counted for each fault."""
+    """The calls of one operation, sorted by start, to count those during each fault quickly."""
 
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self.calls = calls
@@ -120,9 +120,9 @@ def _availability(operations: Mapping[str, _OperationCalls], start_ns: int, end_
 
 
 def _available_after(fault: DoneFault, operations: Mapping[str, _OperationCalls]) -> dict[str, list[int]]:
-    """Return the calls that were answered while servers were down, after the time in which the others take over.
+    """Return the answered calls while servers were down, without the first seconds, in which others take over.
 
-    What is answered only because the servers were restarted does not count.
+    A call that was answered only because the servers were restarted does not count as answered.
     """
     if fault.kind != ONE_DOWN or fault.down_ns is None:
         return {}

@@ -1,4 +1,4 @@
-"""One run: the workload under a schedule of faults, then quiet, then the checker."""
+"""One run: the workload under a schedule of faults, the wait until everything has recovered, and the checker."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from tidebook.testing.histories.line import read_lines
 from tidebook.testing.histories.verdict import RuleVerdict
 from tidebook.wiring.book import open as open_book
 
-#: Within this time after the last fault, every process must have succeeded at something again.
+#: Within this time after the last fault, every operation of `awaited_successes` must succeed.
 RECOVERY_S_MAX = 30.0
 #: The same bound with servers: Spark, Kafka and Cassandra take many seconds to start, more on busy cores.
 SERVER_RECOVERY_S_MAX = 120.0
 START_S_MAX = 120.0
 SERVER_START_S_MAX = 480.0
-#: The operations that must succeed again in every process of a role. The other roles record none, or deliver what
-#: these have written; that they work is known when everything has caught up.
+#: The operations that must succeed again in every process of a role. The other roles record no calls, or only
+#: consume what these have written: they have recovered when everything has caught up.
 RECOVERING = {
     "writer": ("append", "read"),
     "remote": ("append", "read"),
@@ -96,7 +96,7 @@ class RunResult(msgspec.Struct):
     began_ns: int
     faults: list[DoneFault] = []
     quiet_ns: int = 0
-    #: How long after the last fault every process had made progress again; None if not all did within the bound.
+    #: How long after the last fault every awaited operation had succeeded; None if one did not within the bound.
     recovered_s: float | None = None
     #: How long the consumers took to catch up after the last write.
     caught_up_s: float | None = None
@@ -131,9 +131,9 @@ async def run_faults(
     say: Callable[[str], None],
     servers: RunServers | None = None,
 ) -> RunResult:
-    """Run the workload for some time under faults, then wait until it has settled; `check_run` checks its history.
+    """Run the workload under faults, then wait until everything has recovered; `check_run` checks its history.
 
-    A run that is cancelled, or fails, after its processes were started returns what it has, with the reason.
+    A run that is cancelled or fails after its processes were started returns its result so far, with the reason.
     """
     (folder / "history").mkdir(parents=True)
     disk = SmallDisk.mount(folder / "data") if servers is None else None
@@ -198,7 +198,11 @@ async def run_faults(
         result.quiet_ns = time.monotonic_ns()
         took_s, result.unrecovered = await _recovered(crew, plan, result.quiet_ns, recovery_s_max)
         result.recovered_s = None if result.unrecovered else took_s
-        say("not recovered" if result.unrecovered else f"all recovered {took_s:.1f} s after the last fault")
+        say(
+            f"NOT RECOVERED within {recovery_s_max:g} s after the last fault: see the logs in {folder}"
+            if result.unrecovered
+            else f"all recovered {took_s:.1f} s after the last fault"
+        )
         await crew.stop([name for name in crew.names if name.rsplit("-", 1)[0] in SOURCES])
         # The inspector of a long run takes longer, because it records more data.
         await crew.inspect(catch_up_s_max(plan) + 2 * recovery_s_max + seconds / 4)
@@ -234,7 +238,7 @@ def check_run(result: RunResult, folder: Path) -> RecordedHistory:
 
 
 async def _replicated_some(book: Path) -> None:
-    """Wait until Spark replicates: it starts last, and faults should not only hit its start."""
+    """Wait until Spark replicates: it starts last, and faults should hit it at work, not only at its start."""
     async with open_book(book) as opened:
         while True:
             with contextlib.suppress(Unavailable):  # on a busy machine, a node may not answer in time
@@ -293,7 +297,8 @@ class FaultInjector:
             self._crew.report_bad_end(f"{fault.kind} {fault.target}: {type(error).__name__}: {error}")
         self._busy -= held
         self.done.append(DoneFault(fault.kind, fault.target, start_ns, time.monotonic_ns(), down_ns))
-        self._say(f"  {(start_ns - self._began_ns) / 1e9:6.1f} s {fault.kind} {fault.target}")
+        from_s, to_s = ((ns - self._began_ns) / 1e9 for ns in (start_ns, time.monotonic_ns()))
+        self._say(f"  {from_s:6.1f} to {to_s:6.1f} s: {fault.kind} {fault.target}")
 
     async def _do_it(self, fault: PlannedFault) -> int | None:
         """Inject a fault, wait and end it; return the time at which servers that were down were restarted, or None."""
@@ -402,13 +407,13 @@ def _mode(kind: str) -> Mode:
 
 
 async def _recovered(crew: Crew, plan: Plan, since_ns: int, bound_s: float) -> tuple[float, list[str]]:
-    """Wait until each process succeeded at its operations after this moment.
+    """Wait until each operation of `awaited_successes` has succeeded after `since_ns`.
 
-    Return how long it took, and the operations without a success within the bound.
+    Return how long that took, and the operations without a success within the bound.
     """
     awaited = awaited_successes(crew.names)
     deadline = time.monotonic() + bound_s
-    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # their earlier successes are older
+    sizes = {file: file.stat().st_size for file in plan.histories.iterdir()}  # earlier lines are not read again
     while True:
         # This runs in a thread, so that the proxies of this process continue.
         first = await asyncio.to_thread(first_successes_ns, plan, since_ns, sizes)

@@ -10,16 +10,16 @@ import msgspec
 from faults.plan import LEASE_S
 from faults.proxy import MODES
 
-#: The first fault waits until all processes have started.
+#: When the first fault begins, after the start of the schedule.
 FIRST_S = 3.0
 GAP_S = (0.5, 2.5)
 #: The probability that a fault begins together with the previous one.
 TOGETHER = 0.25
 RESTART_S = (0.0, 1.5)
 NETWORK_S = (0.5, 2.5)
-#: The duration of a pause in leases of the workload, which it outlasts.
+#: The duration of a pause, in leases of the workload.
 PAUSE_LEASES = (1.5, 4.0)
-#: Some pauses of processes also outlast leases of fixed 10 s: slices of projections, and the lock of a replicator.
+#: The share of pauses that also outlast leases of fixed 10 s, such as a replicator's lock, and their duration.
 LONG_PAUSE, LONG_PAUSE_S = 0.25, (11.0, 14.0)
 CLOCK_S = (2.0, 6.0)
 #: How long a server is down before it is started again, and about how long its start takes.
@@ -35,16 +35,16 @@ PARTITION, DEAF, MUTE = "partition", "deaf", "mute"
 PARTITIONS = (PARTITION, DEAF, MUTE)
 #: The topics as a target.
 TOPICS = "topics"
-#: Writes and syncs of one process fail; the file system of all processes is full.
+#: Writes and syncs of one process fail; the file system of all processes is full; the target of the latter.
 DISK_ERROR, DISK_FULL, DISK = "disk_error", "disk_full", "disk"
 DISK_S = (0.5, 3.0)
-#: Once in a run that is long enough, after this part of it, every process is replaced by one of a later build.
+#: In a run that is long enough, every process is replaced once, after this share of it, by one of a later build.
 UPGRADE, BUILD = "upgrade", "build"
 UPGRADE_AT, UPGRADE_S_MIN = 0.6, 60.0
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
-    """One fault: it begins `at_s` after the workload, and ends `duration_s` later."""
+    """One fault: it begins `at_s` after the start of the schedule, and ends `duration_s` later."""
 
     at_s: float
     #: Either kill, pause, clock, a mode of the proxy, or a fault of servers.
@@ -68,7 +68,7 @@ class Targets(msgspec.Struct, frozen=True):
     #: The names of servers by their kind.
     servers: Mapping[str, Sequence[str]] = {}
     lease_s: float = LEASE_S
-    #: Commands, which use the clock of the machine.
+    #: The processes whose clock cannot jump, because they are commands.
     clockless: Sequence[str] = ()
     #: The kinds of servers whose nodes can be cut off from each other.
     partitionable: Sequence[str] = ()
@@ -76,7 +76,7 @@ class Targets(msgspec.Struct, frozen=True):
     fillable: bool = False
 
     def families(self) -> list[tuple[int, list[tuple[str, str]]]]:
-        """Return the choices of kind and target in families; a family is chosen by its weight, not its size."""
+        """Return the possible faults (kind, target) in families, each with its weight, by which it is chosen."""
         nodes = [name for names in self.servers.values() for name in names]
         found = [(4, [(kind, target) for target in self.processes]) for kind in ("kill", "pause")]
         found.append((2, [("clock", target) for target in self.processes if target not in self.clockless]))

@@ -24,7 +24,7 @@ PROXY_HOST = "127.0.1.{}"
 LINK_HOST = "127.0.2.{}"
 #: A server that ends while it starts is started again for this long.
 START_S_MAX = 300.0
-#: How often servers whose start was interrupted are killed, until their start has failed.
+#: The interval at which `close` kills servers that are being started, until their start has failed.
 KILLED_AGAIN_S = 0.5
 KAFKA_HEAP_MB = 256
 CASSANDRA_JAVA = ("-Xms256m", "-Xmx512m")
@@ -60,7 +60,7 @@ class RunServers:
         self._groups: dict[str, KafkaCluster | CassandraCluster | PostgresPair] = {}
         self.nodes: dict[str, Server] = {}
         self.proxies: dict[str, TcpProxy] = {}
-        #: The starts and stops of servers in threads, which continue even if this process no longer waits for them.
+        #: Calls in threads that start or stop servers; they continue even if no task waits for them any more.
         self._threads: set[asyncio.Future[Any]] = set()
         #: How many times a server ended while it started.
         self.failed_starts: dict[str, int] = {}
@@ -177,7 +177,7 @@ class RunServers:
         self.nodes[name], self.proxies[name] = node, proxy
 
     def address(self, name: str) -> str:
-        """The address of a server as its clients know it: that of its proxy."""
+        """Return the address that the clients of a server use, which is that of its proxy."""
         host, port = self.proxies[name].address
         return f"{host}:{port}"
 
@@ -210,7 +210,7 @@ class RunServers:
         """Start a server that was killed, or stop a running one and start it again; return when it is ready."""
         node = self.nodes[name]
         await self._in_thread(node.stop)
-        # Nothing commits until the standby follows again.
+        # The usual start would wait for a commit, which needs the standby to follow again.
         start = partial(_start_without_commit, node) if name == "postgres-1" and self._cluster else node.start
         deadline = time.monotonic() + START_S_MAX
         while True:
@@ -243,7 +243,7 @@ class RunServers:
         future.exception()  # the caller that waits for it gets the error; there may be none
 
     async def close(self) -> None:
-        """Kill all servers, delete their data, and close the proxies; also those that are being started."""
+        """Kill all servers, including those that are being started, delete their data, and close the proxies."""
         while True:
             for node in self.nodes.values():
                 await asyncio.to_thread(node.kill9)

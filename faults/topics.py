@@ -11,10 +11,10 @@ from faults.plan import TOPIC
 from tidebook.core.record import encode_plain_append
 
 TIMEOUT_S = 10.0
-#: Between the topic's limit for a record and the broker's for a batch.
+#: Above the topic's limit for a record, and below the broker's limit for a batch.
 OVERSIZED_BYTES = 1_001_000
 RECORDS = 6
-#: librdkafka logs nothing about brokers that are down, because they are down on purpose.
+#: librdkafka must not log that brokers are down, because they are down on purpose.
 LOG_LEVEL = 0
 
 

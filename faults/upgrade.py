@@ -1,4 +1,4 @@
-"""A later build of Tidebook: it writes records of the next version, and reads those of both."""
+"""Make a later build of Tidebook, which writes records of the next version and reads those of both."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands of ./dev. They use only the standard library, because they run before .venv exists."""
+"""The commands of ./dev. Modules that run before .venv exists use only the standard library."""

@@ -12,10 +12,10 @@ from tools.environment import SetupError
 USAGE = """\
 usage: ./dev COMMAND
 
-  up                       set up what is missing, then run Tidebook, everything embedded
+  up                       install missing packages, then run Tidebook with everything embedded
   test [--long] [--without NAME] [PYTEST ARGUMENT...]
-                           set up what is missing, start the real servers, run every test
-  setup                    all extras and development tools into .venv, nothing else
+                           install missing packages, start the real servers, run every test
+  setup                    install all extras and development tools into .venv, and do nothing else
   check                    format, lint, types, import contracts, unit tests: under two minutes
   bench NAME | all [NAME...] [--quick] [--report] [--add FILE]
                            one benchmark, whose last line of output is one JSON object; or all of them one after
@@ -23,7 +23,7 @@ usage: ./dev COMMAND
                            the output of one benchmark, instead of running any)
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests detect
-  faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--mutants [TEXT]]
+  faults [--minutes M] [--seed S] [--only NAME] [--servers | --cluster] [--out FOLDER] [--mutants [TEXT]]
                            many processes under seeded faults, then an independent checker and a report
   fuzz [TARGET] [--seconds N] [--input FILE]
                            coverage-guided fuzzing of every parser of untrusted bytes, or of one
@@ -38,8 +38,8 @@ usage: ./dev COMMAND
 """
 
 
-#: The commands whose program answers --help, and the packages that it needs. Until they are installed, and for the
-#: other commands, the answer is the command's part of the text above: asking for help installs nothing.
+#: The commands whose program has a --help of its own, and the packages that it needs. For other commands, and while
+#: these packages are missing, --help prints the command's part of USAGE, because asking for help must install nothing.
 WITH_HELP = {"up": "base", "bench": "dev", "mutate": "dev", "faults": "dev", "fuzz": "dev", "servers": "dev"}
 
 
@@ -50,7 +50,7 @@ def usage_of(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code; a standard output that is closed or full is not a traceback."""
+    """Run one command and return its exit code; print no traceback if standard output is closed or full."""
     try:
         code = run(arguments)
         if sys.stdout is not None:

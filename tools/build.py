@@ -6,7 +6,6 @@ import hashlib
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from tools import environment
-from tools.environment import PYTHON, ROOT, SetupError, say
+from tools.environment import PYTHON, ROOT, SetupError, refuse, say
 
 DIST = ROOT / "dist"
 SOURCES = ROOT / "src"
@@ -34,8 +33,7 @@ _RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s]+)\)")
 def build(arguments: list[str]) -> int:
     """Build the wheel and the source archive into dist, and print their paths and digests."""
     if arguments:
-        print("dev: build takes no argument", file=sys.stderr)
-        return 2
+        return refuse("build takes no argument")
     environment.ensure("base")
     DIST.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DIST) as first, tempfile.TemporaryDirectory(dir=DIST) as second:

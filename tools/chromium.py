@@ -11,7 +11,7 @@ PACKAGE = "chromium"
 
 
 def ensure() -> str:
-    """Return the path of Chromium; install it if possible."""
+    """Return the path of Chromium; install it if it is missing and this runs as root."""
     found = shutil.which(PACKAGE)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         apt_install(PACKAGE)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TextIO
 
 from tools import build, chromium, docs, environment, fuzzing, java, supply_chain
-from tools.environment import PYTHON, ROOT, SetupError, say
+from tools.environment import PYTHON, ROOT, SetupError, refuse, say
 
 HOME = ROOT / ".servers"
 #: Linux's file system in memory, and the free space that a test run needs to use it.
@@ -45,7 +45,7 @@ FULL_RUN = ("--cache-clear", "--processor-time")
 UNUSED_PLUGINS = ("-p", "no:schemathesis")
 #: pytest's exit code for failed tests, but not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
-#: Up to this many failures of a full run may come from a busy machine: they are reported and repeated alone.
+#: Up to this many failures of a full run may be due to a busy machine: these tests are listed, and repeated alone.
 RETRIED_TESTS_MAX = 5
 
 
@@ -58,7 +58,7 @@ def up(arguments: list[str]) -> int:
 def setup(arguments: list[str]) -> int:
     """Install all extras and the development tools."""
     if arguments:
-        return _refuse("setup takes no argument")
+        return refuse("setup takes no argument")
     environment.ensure("dev")
     return 0
 
@@ -99,7 +99,7 @@ def test(arguments: list[str]) -> int:
     """Run all tests against real servers, and always stop the servers afterwards."""
     without, rest = _take_without(arguments)
     if unknown := set(without) - set(SERVER_NAMES):
-        return _refuse(f"--without accepts {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
+        return refuse(f"--without accepts {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
     _install_with_java()
     if chromium.is_needed(rest):
         chromium.ensure()
@@ -145,7 +145,7 @@ def test_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def server_home(names: list[str], *options: str, parent: Path = HOME) -> Iterator[Path]:
-    """Yield the home folder of running servers: the developer's if all of them run, otherwise a temporary one."""
+    """Yield the home folder of running servers: `.servers` if all of them run there, otherwise a temporary one."""
     _sweep()
     if not names:
         yield HOME
@@ -232,11 +232,6 @@ def bench_servers(arguments: list[str]) -> list[str]:
     return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]
 
 
-def _refuse(reason: str) -> int:
-    print(f"dev: {reason}", file=sys.stderr)
-    return 2
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": up,
     "test": test,
@@ -269,8 +264,8 @@ def _python(
 ) -> int:
     """Run .venv's Python and return its exit code; the child handles an interrupt itself.
 
-    With `in_session`, the child has a session of its own, so that each signal reaches it once: from this process. The
-    processes that it started there are killed if it leaves them behind after an interrupt.
+    With `in_session`, the child has a separate session, so that a signal reaches it once, from this process. After an
+    interrupt, processes that it has left in this session are killed.
     """
     inside = variables or environment.variables()
     process = subprocess.Popen(

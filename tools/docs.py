@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.environment import ROOT, say
+from tools.environment import ROOT, refuse, say
 from tools.tool_environment import ensure_tools
 
 #: A separate environment, because neither Tidebook nor its tests import Zensical.
@@ -24,8 +24,7 @@ _TITLE = re.compile(r"^# (.+)$", re.M)
 def docs(arguments: list[str]) -> int:
     """Build the site into `site`, or serve it; a broken link fails the build."""
     if arguments not in ([], ["serve"]):
-        print("dev: docs takes no argument but serve", file=sys.stderr)
-        return 2
+        return refuse("docs takes no argument but serve")
     ensure_zensical()
     if arguments:
         serve = [str(VENV / "bin" / "zensical"), "serve", "--config-file", str(write_config(ROOT))]

@@ -34,6 +34,12 @@ def say(text: str) -> None:
     print(f"dev: {text}", file=sys.stderr, flush=True)
 
 
+def refuse(reason: str) -> int:
+    """Print why the arguments of a command are not valid; return the exit code."""
+    print(f"dev: {reason}", file=sys.stderr)
+    return 2
+
+
 def ensure(requirements: str) -> None:
     """Install a requirement file ("base", "all" or "dev") and Tidebook itself, editable, into .venv."""
     with _one_at_a_time():
@@ -103,7 +109,7 @@ def _make() -> None:
         import ensurepip  # noqa: F401
     except ModuleNotFoundError:
         _install_ensurepip()
-    # Its messages are shown if it fails; at Ctrl-C it would print a traceback.
+    # Its output is only shown if it fails: at Ctrl-C it prints a traceback.
     command = [sys.executable, "-m", "venv", str(VENV.resolve())]
     made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if made.returncode != 0:
@@ -135,12 +141,12 @@ def apt_install(package: str) -> None:
 
 
 def _install(name: str, contents: str, beside: str | None = None) -> None:
-    """Install a requirement file, or two in one run; they list every dependency, so pip must not resolve any."""
+    """Install a requirement file, or two in one run; pip resolves no dependency, because the files list all."""
     files = [f"requirements/{each}.txt" for each in (name, beside) if each is not None]
     packages = sum(count_packages((ROOT / file).read_text()) for file in files)
     say(f"downloading and installing {' and '.join(files)} into .venv: {contents}")
-    # The installed build tools are pinned too, so pip must not download others for source packages. Modules are
-    # compiled when they are first imported, so that most are never compiled.
+    # Without build isolation, pip uses the pinned build tools for source packages, and downloads no others. Modules are
+    # compiled at their first import, because most are never imported.
     options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-compile", "--progress-bar", "off")
     _pip(*options, *(part for file in files for part in ("--requirement", file)), packages=packages)
 

@@ -16,7 +16,7 @@ MAJOR_MIN = 17
 
 
 def ensure() -> Path:
-    """Return the home folder of a suitable Java; install one if possible."""
+    """Return the home folder of a suitable Java; install one if none is found and this runs as root."""
     home = find()
     if home is None and os.geteuid() == 0 and shutil.which("apt-get"):
         apt_install(PACKAGE)

@@ -1,6 +1,6 @@
 """`python -m tools.recording`: run the commands of README in a terminal and write docs/images/terminal.svg.
 
-The text is the commands' output on a terminal of this size; only the pauses between commands are artificial.
+The text is the output of the commands on a terminal of this size; only the pauses between them are artificial.
 """
 
 from __future__ import annotations

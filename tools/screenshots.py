@@ -158,7 +158,7 @@ async def _add_problems(folder: Path) -> int:
 
 
 def _publish_unsendable(book: Book) -> None:
-    """Publish messages that the journal refuses, because it does not have the expected number."""
+    """Publish messages that their journal refuses, because its last number is not the expected one."""
     engine = create_engine(book.outbox.url)
     with engine.begin() as connection:
         for n in range(3):

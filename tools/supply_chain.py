@@ -1,7 +1,7 @@
 """`./dev sbom` and `./dev audit`: list the dependencies of Tidebook, and look up their known vulnerabilities.
 
-Both read the requirement files, which pin every package by version and hash, so that they report the packages of every
-installation, not just those of one environment.
+Both read the requirement files, which pin every package by version and hash, so the result is valid for every
+installation, not just for one environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools import environment
-from tools.environment import ROOT, say
+from tools.environment import ROOT, refuse, say
 from tools.tool_environment import ensure_tools
 
 #: The sets of packages: `base` for an embedded book and its server, `all` for every extra.
@@ -28,8 +28,7 @@ UNDETERMINED = 5
 def sbom(arguments: list[str]) -> int:
     """Write a CycloneDX bill of materials of each set into `dist`, validated against the standard's schema."""
     if arguments:
-        print("dev: sbom takes no argument", file=sys.stderr)
-        return 2
+        return refuse("sbom takes no argument")
     environment.ensure("all")  # the licences come from the installed packages
     venv = ensure_tools("sbom", "the generator of bills of materials (about 20 MB)")
     folder = ROOT / "dist"
@@ -88,8 +87,7 @@ def audit(arguments: list[str]) -> int:
     if sets[:1] == ["--service"]:
         service, sets = (sets[1] if len(sets) > 1 else ""), sets[2:]
     if service not in {"pypi", "osv"} or set(sets) - set(SETS):
-        print(f"dev: usage: audit [--service pypi|osv] [SET...]; the sets are {', '.join(SETS)}", file=sys.stderr)
-        return 2
+        return refuse(f"usage: audit [--service pypi|osv] [SET...]; the sets are {', '.join(SETS)}")
     venv = ensure_tools("audit", "the auditor (about 15 MB)")
     codes = {name: audit_set(venv, name, service) for name in sets or SETS}
     if undetermined := [name for name, code in codes.items() if code == UNDETERMINED]:

@@ -18,9 +18,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 import tidebook
 from bench.domain_parts.accounts import Deposited
+from bench.replication import replicate
 from bench.timing import timed
 from tidebook.replication.ticks import tick
-from tidebook.testing.replicating import replicate
 
 EVENTS, JOURNALS, BATCH = 500_000, 5_000, 500
 TARGETS = {"catch_up_vs_bare_loop": 0.6}
@@ -56,9 +56,9 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
             for start in range(0, events, JOURNALS):
                 items = [(f"a-{n % JOURNALS}", [Deposited(1)]) for n in range(start, start + JOURNALS)]
                 await journal.append_many(items)
-            await replicate(book.log, book.store, "accounts", batch_records=5_000)
+            await replicate(book, "accounts")
             await tick(book.log, book.store, ["accounts"])
-            await replicate(book.log, book.store, "accounts")
+            await replicate(book, "accounts")
         # The name is new, because an earlier run may have left its offsets in a shared database.
         name = f"bench-{uuid.uuid4().hex}"
         projection = book.projection(name, topics=["accounts"], into=engine, tables=[BALANCES])(apply)

@@ -1,4 +1,4 @@
-"""`execute` on hot entities and eventsourcing's save and get; loads with snapshots; typed and raw reads.
+"""Commands on hot entities compared with eventsourcing; loads with snapshots; typed compared with raw reads.
 
 Run it alone: `python -m bench.domain_parts.entities`.
 """
@@ -38,7 +38,7 @@ class PeerAccount(Aggregate):
 
 
 def peer_rate(folder: Path) -> float:
-    """Return the rate of get, command and save per second with eventsourcing, on a SQLite file."""
+    """Return the commands per second with eventsourcing on a SQLite file: each gets, changes and saves an aggregate."""
     environment = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": str(folder / "peer.db")}
     application: Application[Any] = Application(env=environment)
     accounts = [PeerAccount() for _ in range(ENTITIES)]
@@ -69,7 +69,7 @@ async def execute_rate(folder: Path) -> float:
 
 
 async def load_times_ms(folder: Path) -> dict[str, float]:
-    """Return the median time of a load of a long and of a short entity, not cached."""
+    """Return the median times of loading a long and a short entity that are not cached."""
     async with tidebook.open(folder) as book:
         accounts = book.decider("accounts", Account, events=[Deposited], snapshot_every=EVERY)
         for id, count in (("long", LONG), ("short", SHORT)):

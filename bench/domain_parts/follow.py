@@ -16,7 +16,7 @@ TARGETS = {"follow_p50_ms": 20.0}
 
 
 def measure(quick: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the milliseconds from the call of `append` to the delivery of the event."""
+    """Return percentiles of the milliseconds from the call of `append` to the delivery of the event."""
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(_measure(Path(folder) / "follow", EVENTS // 4 if quick else EVENTS))
     return {"follow_p50_ms": figures.pop("follow_p50_ms")}, figures

@@ -1,7 +1,7 @@
 """Measure the time from the call of `append` to the row of a projection of the whole topic.
 
-An embedded book is replicated by the process, with the projection in SQLite; on Kafka and Cassandra the pipeline's
-job replicates, with the projection in PostgreSQL.
+An embedded book is replicated by this process, and the projection is in SQLite. On Kafka and Cassandra the pipeline's
+job replicates, and the projection is in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVER_TARGETS = {"live_servers_p50_ms": 300.0}
 
 
 def measure(quick: bool) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the milliseconds of an embedded book."""
+    """Return percentiles of the milliseconds with an embedded book."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_embedded(Path(folder), EVENTS // 4 if quick else EVENTS))
     return {"live_embedded_p50_ms": percentile(found, 0.5)}, {"live_embedded_p95_ms": percentile(found, 0.95)}
@@ -42,7 +42,7 @@ async def _embedded(folder: Path, events: int) -> list[float]:
 
 
 def measure_servers(quick: bool) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the milliseconds on Kafka, Cassandra and PostgreSQL."""
+    """Return percentiles of the milliseconds on Kafka, Cassandra and PostgreSQL."""
     servers = running()
     topic = f"live-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory() as folder, database(servers["postgres"]["url"], "live") as url:
@@ -64,7 +64,7 @@ async def _on_servers(where: Path, into: str, topic: str, events: int) -> list[f
 
 
 async def _live(book: Book, into: str, topic: str, events: int, every_s: float, *, warm_up_s: float) -> list[float]:
-    """Return the milliseconds of each event, one after another, after a warm-up."""
+    """Append events one after another; return the milliseconds of each that follows the warm-up."""
     rows = Table("live_rows", MetaData(), Column("id", String(100), primary_key=True), Column("balance", Integer))
     engine = create_engine(into)
     accounts = book.decider(topic, Account)

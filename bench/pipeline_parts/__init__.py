@@ -1,1 +1,1 @@
-"""The parts of `bench pipeline`."""
+"""The parts and the reference jobs of `bench pipeline`."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import acsylla
 import msgspec
 import pyarrow as pa
 
+from bench.servers import driver_session
 from tidebook.core.action import Append
 from tidebook.core.event import unpack_events
 from tidebook.core.position import Position, write_stamp
@@ -23,7 +23,7 @@ SEGMENT_SIZE = 1000
 PUT = "INSERT INTO {}.journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
 #: Selects the node's running compactions.
 TASKS = "SELECT task_id FROM system_views.sstable_tasks"
-REST_S_MAX = 30
+COMPACTIONS_S_MAX = 30
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -40,13 +40,10 @@ def bare_task(address: str, keyspace: str, topic: str) -> Callable[[Batches], It
 
 async def write(address: str, keyspace: str, topic: str, batches: Batches) -> int:
     """Write all rows of a task in single-partition batches, with bounded concurrency."""
-    host, port = address.split(":")
-    cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
-    session = await cluster.create_session()
-    prepared = await session.create_prepared(PUT.format(keyspace))
     counts: dict[bytes, int] = {}
     written = 0
-    try:
+    async with driver_session(address) as session:
+        prepared = await session.create_prepared(PUT.format(keyspace))
         for batch in batches:
             groups = _grouped(batch, topic, counts)
             written += sum(map(len, groups))
@@ -57,38 +54,23 @@ async def write(address: str, keyspace: str, topic: str, batches: Batches) -> in
                     await _send(session, prepared, rows)
 
             await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    finally:
-        await session.close()
-        cluster.destroy()
     return written
 
 
 async def drop(address: str, keyspace: str) -> None:
-    """Drop everything that a run wrote."""
-    async with _connected(address) as session:
+    """Drop the keyspace of a run."""
+    async with driver_session(address) as session:
         await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
 
 
-async def rest(address: str) -> None:
+async def await_compactions(address: str) -> None:
     """Wait until the node has finished its compactions, which would affect the next measurement."""
-    async with _connected(address) as session:
+    async with driver_session(address) as session:
         waited_s = quiet = 0
-        while waited_s < REST_S_MAX and quiet < 2:
+        while waited_s < COMPACTIONS_S_MAX and quiet < 2:
             quiet = 0 if (await session.query(TASKS)).first() else quiet + 1
             await asyncio.sleep(1)
             waited_s += 1
-
-
-@asynccontextmanager
-async def _connected(address: str) -> AsyncIterator[Any]:
-    host, port = address.split(":")
-    cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
-    session = await cluster.create_session()
-    try:
-        yield session
-    finally:
-        await session.close()
-        cluster.destroy()
 
 
 async def _send(session: Any, prepared: Any, rows: list[list[Any]]) -> None:
@@ -112,10 +94,10 @@ def _grouped(batch: pa.RecordBatch, topic: str, counts: dict[bytes, int]) -> lis
         if not isinstance(action, Append):  # a mark
             continue
         at = Position(1, offset)
-        for i, kept in enumerate(unpack_events(action.body)):
+        for i, encoded in enumerate(unpack_events(action.body)):
             number = counts[key] = counts.get(key, 0) + 1
             segment = (number - 1) // SEGMENT_SIZE
-            cell = encode(EventRow(number, kept, timestamp_ms, at, i, timestamp_ms))
+            cell = encode(EventRow(number, encoded, timestamp_ms, at, i, timestamp_ms))
             rows = groups.setdefault((key, segment), [])
             rows.append([key.decode(), topic, segment, number, cell, write_stamp(at)])
             if len(rows) == BATCH_ROWS:

@@ -15,6 +15,7 @@ import acsylla
 import msgspec
 import pyarrow as pa
 
+from bench.servers import driver_session
 from tidebook.core.action import Append
 from tidebook.core.event import unpack_events
 from tidebook.core.head import Head, RecentAppend, encode_head
@@ -45,25 +46,22 @@ def bare_journals_task(address: str, keyspace: str, topic: str) -> Callable[[Bat
 
 
 async def _write(address: str, keyspace: str, topic: str, batches: Batches) -> int:
-    host, port = address.split(":")
-    cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
-    session = await cluster.create_session(keyspace=keyspace)
-    heads, put_event, put_head = [
-        await session.create_prepared(each) for each in (cql.HEADS, cql.PUT_EVENT, cql.PUT_HEAD)
-    ]
-
-    async def read(values: Values) -> None:
-        for _ in await session.execute(heads.bind(values)):
-            pass
-
-    async def put(prepared: Any, rows: list[Values]) -> None:
-        together = acsylla.create_batch_unlogged()
-        for values in rows:
-            together.add_statement(prepared.bind(values))
-        await session.execute_batch(together)
-
     written = 0
-    try:
+    async with driver_session(address, keyspace) as session:
+        heads, put_event, put_head = [
+            await session.create_prepared(each) for each in (cql.HEADS, cql.PUT_EVENT, cql.PUT_HEAD)
+        ]
+
+        async def read(values: Values) -> None:
+            for _ in await session.execute(heads.bind(values)):
+                pass
+
+        async def put(prepared: Any, rows: list[Values]) -> None:
+            together = acsylla.create_batch_unlogged()
+            for values in rows:
+                together.add_statement(prepared.bind(values))
+            await session.execute_batch(together)
+
         for batch in batches:
             events, by_segment = _rows(batch, topic)
             written += len(events)
@@ -71,9 +69,6 @@ async def _write(address: str, keyspace: str, topic: str, batches: Batches) -> i
             await _each(read, ([topic, part[0][1], [values[2] for values in part]] for part in in_segments))
             await _each(partial(put, put_event), _parts(events, ROWS_TOGETHER))
             await _each(partial(put, put_head), in_segments)
-    finally:
-        await session.close()
-        cluster.destroy()
     return written
 
 

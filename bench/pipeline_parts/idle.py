@@ -26,7 +26,7 @@ POLL_S = 0.02
 def idle(folder: Path) -> dict[str, float]:
     """Return the seconds to the first replicated event, the cores and megabytes without work, and the seconds to stop.
 
-    The first start on a machine has no archive of Spark's classes; the others read the one that a long run has written.
+    The first start on a machine has no archive of Spark's classes; later starts read the archive of a run.
     """
     folder.mkdir()
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -35,7 +35,7 @@ def idle(folder: Path) -> dict[str, float]:
     with timed("writing the archive of Spark's classes") as watch:
         command = [sys.executable, "-m", "tidebook.pipeline.class_archive", ""]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as writer:
-            assert writer.wait(START_S_MAX * 5) == 0  # it would stop early if its standard input were closed
+            assert writer.wait(START_S_MAX * 5) == 0  # its standard input stays open: it ends early otherwise
     found["write_archive_s"] = watch.seconds
     with _up(folder / "second", environment) as (process, opened_s, first_s):
         time.sleep(SETTLE_S)
@@ -53,7 +53,7 @@ def idle(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def _up(folder: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], float, float]]:
-    """Run `tidebook up` on Spark; yield it, and after how many seconds it was open and had replicated an event."""
+    """Run `tidebook up` on Spark; yield its process, and the seconds until it was open and had replicated an event."""
     folder.mkdir()
     book = folder / "tidebook.toml"
     book.write_text('folder = "book"\n[pipeline]\nengine = "spark"\n')  # the default would replicate within the process

@@ -1,4 +1,4 @@
-"""Measure how long partitions are unserved between two leases.
+"""Measure how long no lease serves a partition when one lease follows another.
 
 `tail_gaps` measures the pipeline's own leases while all slots are in use, as `./dev bench pipeline --only gap` does.
 `python -m bench.pipeline_parts.lease_gap` compares the variants that were considered, each on one slot. There a lease
@@ -41,9 +41,9 @@ from tidebook.wiring.settings import settings_to_json
 
 LEASE_S = 2.0
 LEASES = 8
-#: The first leases warm up.
+#: The number of first leases that are not counted.
 WARM_UP = 3
-#: For the pipeline's leases: a tail outlives its task for as long as with the default, which has longer leases.
+#: The lease of the pipeline's tasks here, as long as a hand-over; the default is longer, with the same hand-over.
 TAIL_LEASE_S = HANDOVER_S
 HANDOVERS = 40
 PATIENCE_S = 60.0
@@ -161,7 +161,7 @@ class RecordedTail(ReplicationTail):
 def tail_gaps(context: SparkContext, book: Book, portal: BlockingPortal, topic: str) -> list[float]:
     """Lease a topic with the pipeline's scheduler, one lane per core; return the gaps of all hand-overs in seconds.
 
-    A gap is the time from the end of the latest tail of a lane to when the next one is ready; if negative, an overlap.
+    A gap is the time from the end of a lane's tail until the next tail is ready; a negative one is an overlap.
     """
     config, run = portal.run(book.journal(topic).create()), f"gap-{topic}"
     with tempfile.TemporaryDirectory(prefix="tidebook-lease-gap-") as folder:
@@ -218,7 +218,7 @@ def busy_cores() -> Iterator[None]:
 def main() -> None:
     """Print the gaps of each variant as one JSON object."""
     found: dict[str, float] = {}
-    # There is one slot, so that a lease that was submitted early must wait for it.
+    # One slot, so that a lease that is submitted early must wait for it.
     spark = spark_session("lease gap", PipelineSettings(master="local[1]"))
     for form in (streaming_source, jobs_in_turn, jobs_ahead):
         spans = form(spark)[WARM_UP:]

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def replicate(spark: SparkContext, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
-    """Run the job that is measured."""
+    """Run the pipeline's job."""
     from tidebook.pipeline.jobs.replicate import Replication
 
     Replication(spark, book, portal, topics=[topic], on_batch=lambda number, done: now()).run(once=True)

@@ -20,7 +20,7 @@ IN_FLIGHT_MAX = 20_000
 async def fill(
     book: Book, topic: str, *, appends: int, journals: int, events: int = 1, tags: tuple[str, ...] = ()
 ) -> None:
-    """Append to journals in turn."""
+    """Append to the journals in turn, and return when all records are acknowledged."""
     config = await book.journal(topic).create()
     ids = RandomIds()
     body = pack_events([encode_event(Event(PAYLOAD, tags=tags))] * events)

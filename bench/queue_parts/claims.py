@@ -1,4 +1,4 @@
-"""The time of a claim with few and with many waiting entries, and after much work under a long-lived snapshot."""
+"""The time of a claim: while few or many entries wait, and after much work under a long-lived snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLAIMS, WARM_UP = 40, 5
 PERIODS = 10
 #: The number of finished entries that ends a period by default.
 PERIOD_COUNT = 50_000
-TURN_S_MAX = 30.0
+PERIOD_S_MAX = 30.0
 #: Inserts due entries as `put` would, with five priorities.
 _MANY = """INSERT INTO {schema}.entry
     (id, process_at, expires_at, inserted_at, queue, slot, priority, kind, keyhash, data)
@@ -60,8 +60,8 @@ async def _make(url: str, side: Ours, count: int) -> None:
 async def churn(run: Run, fresh_url: str) -> None:
     """Put and finish ten periods of entries, then most of another one, while a transaction keeps its snapshot.
 
-    Claims there alternate with claims from a fresh queue. That queue is in a separate database, where finished entries
-    can be vacuumed, because a snapshot that is held in one database does not affect another.
+    Claims from this queue alternate with claims from a fresh one. The fresh one is in another database, which the
+    snapshot does not affect, so that its finished entries can be vacuumed.
     """
     fresh, churned = Ours(fresh_url, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
     await fresh.open()
@@ -74,7 +74,7 @@ async def churn(run: Run, fresh_url: str) -> None:
                 with timed(f"period {number + 1} of {PERIODS} under a held snapshot"):
                     await churned.put(PERIOD_COUNT, tasks=4)
                     await churned.drain(connections=2)
-                    await _turned(run.url)
+                    await _next_period(run.url)
             taken = await _filled_in_turn(fresh, churned)
             run.figures["claim_fresh_ms"], run.figures["claim_churned_ms"] = taken
             await churned.put(PERIOD_COUNT * 4 // 5, tasks=4)
@@ -104,9 +104,9 @@ async def _in_turn(*sides: Ours) -> list[float]:
     return [statistics.median(times[WARM_UP:]) for times in taken]
 
 
-async def _turned(url: str) -> None:
-    """Return when the maintenance has noticed that the period is finished, and has begun the next one."""
-    async with asyncio.timeout(TURN_S_MAX), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+async def _next_period(url: str) -> None:
+    """Wait until the queue's maintenance has begun the next period."""
+    async with asyncio.timeout(PERIOD_S_MAX), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         while True:
             cursor = await connection.execute(f"SELECT max(finished) FROM {SCHEMA}.period")
             row = await cursor.fetchone()

@@ -57,7 +57,7 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
 
 
 async def singles(run: Run) -> None:
-    """Measure twenty workers that claim and finish one entry each; for pgqueuer, the better of loops and manager."""
+    """Measure twenty workers that claim and finish single entries; for pgqueuer, the better of loops and manager."""
     count = run.scaled(SINGLES)
     sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
     for _ in range(1 if run.quick else ROUNDS):

@@ -25,7 +25,7 @@ TIMERS_S = 20.0
 
 
 async def idle(run: Run) -> None:
-    """Measure the latency of one entry without other load, alternately on each queue."""
+    """Measure the latency of single entries without other load, on both queues in turn."""
     count = run.scaled(IDLE) // IDLE_ROUNDS
     ours, theirs = Ours(run.url), PgQueuer(run.url)
     our_ms: list[float] = []
@@ -74,7 +74,7 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
 
 
 async def timers(run: Run) -> None:
-    """Measure how late a listener is woken, and a worker has the entry, for ten thousand process dates."""
+    """Measure how long after its process date an entry wakes a listener, and is claimed by a worker."""
     ours = Ours(run.url)
     await ours.open()
     measured_s = TIMERS_S / 10 if run.quick else TIMERS_S

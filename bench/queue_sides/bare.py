@@ -1,4 +1,4 @@
-"""A bare loop: a table with a primary key, and a delete that skips rows that others have locked."""
+"""A bare loop as reference: a table with a primary key, and a delete that skips rows that others have locked."""
 
 from __future__ import annotations
 

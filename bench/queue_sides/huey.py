@@ -1,4 +1,4 @@
-"""huey on SQLite; every commit is synced."""
+"""The peer huey: tasks on SQLite; every commit is synced."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 from tidebook.wiring.book import Book
 
-#: Tasks share calls, which never take more than four connections: two for claims and two for finishes. Each task claims
-#: a hundred, as other queues do on each connection; with half as many tasks, fewer would share a call.
+#: The tasks per connection of the other queues. Tasks share calls on at most four connections, two for claims and two
+#: for finishes. Each task claims a hundred entries, as the others do; with half as many tasks, fewer share a call.
 TASKS_EACH = 8
 
 

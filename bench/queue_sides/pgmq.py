@@ -1,4 +1,4 @@
-"""A queue with visibility timeouts, like pgmq's SQL functions.
+"""The peer pgmq: SQL functions of a queue with visibility timeouts.
 
 pgmq is a server extension, which a plain PostgreSQL does not have: `send_batch`, `read` and `delete` follow its
 documented behaviour (dynamic SQL over one table per queue, an index on the visibility date, jsonb messages).

@@ -1,4 +1,4 @@
-"""pgqueuer with its queries and its manager, on asyncpg.
+"""The peer pgqueuer, through its queries and its manager, on asyncpg.
 
 With psycopg, its manager waits for notifications on its query connection, and a wake-up takes a second.
 """

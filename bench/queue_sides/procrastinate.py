@@ -1,4 +1,4 @@
-"""procrastinate's worker."""
+"""The peer procrastinate: jobs that one of its workers executes."""
 
 from __future__ import annotations
 

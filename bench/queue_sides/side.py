@@ -9,7 +9,7 @@ PAYLOAD = b"x" * 100
 
 
 class Side(Protocol):
-    """A queue on the same PostgreSQL, with the same durability."""
+    """A queue that is compared with others on one PostgreSQL server, with the same durability."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""The context of a role: the plan, its history, a random generator, and a stop event."""
+"""What every role uses: the plan, its history, a random generator, a clock, and a stop event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 
 
 class JumpingClock(SystemClock):
-    """The clock of the machine, with an offset of this process's wall clock."""
+    """The clock of the machine, with an offset of the wall clock that faults change."""
 
     def __init__(self) -> None:
         self.off_ms = 0
@@ -42,7 +42,7 @@ class Context:
         self.history = HistoryFile(plan.histories / f"{name}.ndjson", name)
         self.stopping = asyncio.Event()
         self.clock = JumpingClock()
-        #: The disk of a process of an embedded book, whose files may fail.
+        #: Makes the files of an embedded book fail; None on servers.
         self.disk = install_faulty_files(random.Random(seed)) if plan.brokers is None else None
         self._values = 0
 
@@ -80,7 +80,7 @@ class Context:
         failures: tuple[type[Exception], ...] = WITHOUT_EFFECT,
         **args: Any,
     ) -> Any:
-        """Make a call, record it, and return its result or its error."""
+        """Make a call and record it; return its result, or its error if it fails."""
         pending = self.history.begin(op, **args)
         try:
             found = await call()
@@ -96,5 +96,5 @@ class Context:
 
 
 def is_unknown(found: Any) -> bool:
-    """Return whether a call ended with an unknown outcome that can be retried."""
+    """Return whether a result is an unknown outcome of an append that can be retried."""
     return isinstance(found, OutcomeUnknown) and found.append_id is not None

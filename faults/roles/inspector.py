@@ -1,4 +1,4 @@
-"""The inspector: it waits until everything has caught up, then records the content of the book."""
+"""The inspector, the last process: waits until everything has caught up, then records the contents of the book."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DRAINED_AT_ONCE, DRAIN_LEASE_S = 200, 3600.0
 
 
 async def inspect(context: Context) -> None:
-    """Wait for all consumers within the bound, then observe log, store, effects, messages, queue and region."""
+    """Wait until all consumers have caught up, at most for the bound, then record the contents of all parts."""
     async with context.open_book() as book:
         began, bound_s = time.monotonic(), catch_up_s_max(context.plan)
         wanted = WantedEvents(context, book)
@@ -179,7 +179,7 @@ async def _lag(book: Any, topic: str) -> int:
     for partition in range(config.partitions):
         pointer = await book.store.pointer(topic, partition)
         done = -1 if pointer is None else pointer.position.offset
-        # The records after the last append are ticks, which never end.
+        # Ticks are not counted, because new ones are appended all the time.
         end = await book.log.end(topic, partition)
         records = await read_all(book.log, topic, partition, start=done + 1, stop=end)
         lag += sum(journal_of(each.key, partition, config.partitions) is not None for each in records)

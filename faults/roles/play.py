@@ -1,4 +1,4 @@
-"""The main functions of the processes of a run."""
+"""The main functions of the processes of a run: play a role, or run a command of `tidebook`."""
 
 from __future__ import annotations
 

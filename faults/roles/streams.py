@@ -1,4 +1,4 @@
-"""Followers of tags, members of a group, and a projection: the parts that an application builds on journals."""
+"""Consumers of journals: followers of tags, members of a group, a projection, and a process manager."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
 PROJECTION = "rows"
 #: The probability that a member of the group delays the handling of an event, and the longest delay.
 SLOW, SLOW_S = 0.2, 0.3
-#: The interval and the duration of stalls in leases, as by a long garbage collection or swapping: of a member between
-#: an event and its transaction, and of a connection of the projection's pool. The fences of both must hold.
+#: The interval and the duration of stalls, in leases. They are like those of a long garbage collection: a member stalls
+#: before its transaction, and a projection when it takes a connection. Fences must prevent late effects of both.
 STALL_EVERY_LEASES, STALL_LEASES = (6.0, 12.0), 1.5
-#: The offsets in the database count, so commits to the store, which cost a compare-and-set on servers, may be rare.
+#: The share of events that are committed to the store too, by compare-and-set; the offsets in the database decide.
 SERVER_COMMITS = 0.01
 
 
@@ -44,7 +44,7 @@ def connect(context: Context) -> Any:
 
 
 def create_effects(context: Context) -> None:
-    """Create the tables of the application; call it once, because the mode of a file in use cannot change."""
+    """Create the tables of the application; call it once, because the journal mode of a file in use cannot change."""
     with closing(connect(context)) as connection:
         serial = "INTEGER PRIMARY KEY AUTOINCREMENT"
         if context.plan.sql_url is None:
@@ -97,7 +97,7 @@ async def _until_stopped(context: Context, parts: Mapping[str, Callable[[], Awai
 
 
 def _stream(context: Context) -> str:
-    """Return the name of the stream, which continues in the next process: consume-1.3 continues consume-1."""
+    """Return the name of the stream, which later processes continue: `consumer-1` of process `consumer-1.3`."""
     return context.name.split(".")[0]
 
 
@@ -193,7 +193,7 @@ def with_short_lease(context: Context, projection: Projection) -> Projection:
 
 
 async def cause(context: Context, book: Any) -> None:
-    """Run the process manager, with its offsets in the same database."""
+    """Run the process manager, with its offsets in the application's database."""
     engine = _engine(context)
     try:
         await with_short_lease(context, deciders.mirror(book, engine)).run()
@@ -202,7 +202,7 @@ async def cause(context: Context, book: Any) -> None:
 
 
 async def project(context: Context, book: Any) -> None:
-    """Run a projection of the topic into the same database."""
+    """Run a projection of the topic into the application's database."""
     engine = _engine(context)
     projection = book.projection(PROJECTION, topics=[TOPIC], into=engine)
 

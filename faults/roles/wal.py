@@ -1,4 +1,4 @@
-"""Owners of a write-ahead log region, which take it from one another."""
+"""Owners of a region of a write-ahead log, which claim it from one another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REGION_NAME = f"{NAMESPACE}/{REGION}"
 
 
 async def own(context: Context) -> None:
-    """Claim the region, write, mark and replay until another owner claims it; then wait, and claim it again."""
+    """Claim the region, and write, mark and replay until another owner claims it; then wait, and repeat."""
     async with context.open_book() as book:
         while not context.stopping.is_set():
             try:

@@ -28,23 +28,23 @@ from tools.mutants.fork_server import ROOT, ForkServer, Outcome, TextMutant, rep
 from tools.mutants.operators import Mutant, mutants_of
 
 PACKAGE = ROOT / "src" / "tidebook"
-#: The tests that need no server, because a mutant that only a server reveals means that a unit test is missing. Tests
-#: of other packages are omitted: they run the same lines for other purposes, and take most of the time.
+#: Tests that need no server: if only a server reveals a mutant, a unit test is missing. Tests of other packages are
+#: left out, because they run the same lines for other purposes, and take most of the time.
 TESTS = (
     *(f"tests/unit/{package}" for package in ("core", "journal", "store", "replication", "tags")),
     *("tests/model", "tests/simulation"),
     *(f"tests/conformance/test_embedded_{suite}.py" for suite in ("journal", "log", "store", "tags")),
 )
 DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark"
-#: Slow tests run last, and by default the tests of one mutant take at most this many seconds.
+#: By default, the tests of one mutant take at most this many seconds; slow tests run last.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
 #: The number of test modules that one process measures.
 MEASURED_AT_ONCE = 12
 #: Tests of a mutant's own package that are quicker than this run before all others.
 NEAR_SECONDS_MAX = 1.0
-#: A test that takes longer with a mutant than without it, by this factor plus this time, runs again after a control
-#: run, because a busy machine must not count as a kill.
+#: A test that takes longer with a mutant than without, by this factor plus this time, is repeated after a run without
+#: the mutant, because a busy machine must not count as a kill.
 SLOWER_MAX = 4.0
 LATE_SECONDS_MIN = 5.0
 NAMED_SECONDS_MAX = 120.0
@@ -109,7 +109,7 @@ class CoverageData:
         return 0 if test.startswith(f"{folder}test_{Path(path).stem}") else 1
 
     def is_imported(self, mutant: Mutant) -> bool:
-        """Return True if the line runs outside tests, so the mutant must be in place when its module is imported."""
+        """Return True if the line also runs outside tests: then the mutant must exist when its module is imported."""
         return IMPORT in self._found(mutant)
 
     def _found(self, mutant: Mutant) -> Sequence[str]:
@@ -117,7 +117,7 @@ class CoverageData:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the mutants that the arguments name; return 1 if a package has fewer than the required share killed."""
+    """Run the mutants that the arguments name; return 0 if the required share is killed in every package."""
     options = _options(arguments)
     if options.named:
         return run_named(tomllib.loads(NAMED.read_text())["mutant"])
@@ -242,9 +242,8 @@ def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> Cov
     shared = _digest(path for path in every if not path.name.startswith("test_"))
     caches = {path: ROOT / ".mutants" / f"{shared}-{_digest([path])}.json" for path in _test_files(tests)}
     missing = [path for path, cache in caches.items() if refresh or not cache.exists()]
-    for first in range(
-        0, len(missing), MEASURED_AT_ONCE
-    ):  # in parts, so that an interrupted run keeps the finished ones
+    # In parts, so that an interrupted run keeps the finished ones.
+    for first in range(0, len(missing), MEASURED_AT_ONCE):
         _say(f"measuring which lines the tests run: {len(missing) - first:,} modules left (minutes)")
         _measure({path: caches[path] for path in missing[first : first + MEASURED_AT_ONCE]})
     lines: dict[str, dict[str, list[str]]] = {}
@@ -318,7 +317,7 @@ class Judge:
         if not (tests := self._covered.tests_of(mutant)):
             return Verdict.UNCOVERED
         found = self._verdict(partial(self._server().run, mutant), tests)
-        # Code that ran while the tests were loaded ran without the mutant, so a success proves nothing.
+        # Code that runs while tests are loaded has run without the mutant, so passed tests prove nothing.
         if found is Verdict.KILLED or (found is not None and not self._covered.is_imported(mutant)):
             return found
         files = sorted({test.split("::")[0] for test in tests})

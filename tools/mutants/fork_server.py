@@ -153,7 +153,7 @@ class MutantFinder(MetaPathFinder):
 def replaced(source: str, old: str, new: str) -> str:
     """Return the source with the text replaced; raise `LookupError` if it does not occur exactly once."""
     if source.count(old) != 1:
-        raise LookupError(f"the text to replace is there {source.count(old)} times: {old!r}")
+        raise LookupError(f"the text to replace occurs {source.count(old)} times: {old!r}")
     return source.replace(old, new)
 
 

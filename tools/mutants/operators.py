@@ -1,4 +1,4 @@
-"""Mutation operators: small changes of a module that change the program."""
+"""Mutation operators: small changes of a module that change its behaviour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-#: Logging and metrics calls: a test of their absence would test log text.
+#: Calls of logging and metrics, which are not removed: a test of them would test log text.
 _REPORTING = {"debug", "info", "warn", "warning", "error", "exception", "observe", "count", "gauge", "time"}
 #: Methods that return text for people.
 _TEXT_METHODS = {"__repr__", "__str__"}
@@ -87,7 +87,7 @@ def _mutations(tree: ast.Module) -> Iterator[_Mutation]:
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[ast.AST]:
-    """Yield the nodes that run when the function is called, without annotations, strings and inner functions."""
+    """Yield the nodes that run when the function is called, without annotations, f-strings and inner functions."""
     todo: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else [*function.body]
     while todo:
         node = todo.pop(0)

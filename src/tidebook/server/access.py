@@ -37,7 +37,7 @@ async def sign_in(call: Call) -> Reply:
 
 
 async def session(call: Call) -> SessionResponse:
-    """Return who is signed in."""
+    """Return the name, the role and the CSRF token of the signed-in sender."""
     cookie = call.headers.cookie_value(COOKIE)
     found = None if cookie is None else call.state.sessions.find(cookie)
     return _session(call.principal, None if found is None else found.csrf_token)

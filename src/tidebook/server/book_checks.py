@@ -14,9 +14,9 @@ CHECK_S: Final = 5.0
 
 
 class BookChecks:
-    """Asks the log and the store for their topics; requests at the same time share one check.
+    """Asks the log and the store for their topics; concurrent requests share one check.
 
-    Anyone may ask whether the server is ready, also without a token, and must not flood the book by that.
+    A client needs no token to ask whether the server is ready, so such requests must not flood the book.
     """
 
     def __init__(self, book: Book) -> None:
@@ -24,7 +24,7 @@ class BookChecks:
         self._running: asyncio.Task[list[CheckResponse]] | None = None
 
     async def run(self) -> list[CheckResponse]:
-        """Return one result for each part."""
+        """Return the result for the log and that for the store."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
         return await asyncio.shield(self._running)

@@ -1,7 +1,7 @@
 """One live stream for many followers: one task reads the events, and every follower sends them.
 
-A follower that falls behind the ring of recent events reads them again from the store. So a slow client needs no more
-memory than a fast one.
+A follower that is too slow for the ring of recent events reads the missed ones from the store, so a slow client needs
+no more memory than a fast one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Line:
 
 
 class Broadcast(Generic[E]):
-    """The live part of one stream, which runs while it has followers."""
+    """The live part of one stream: reads new events for as long as it has followers."""
 
     def __init__(self, start: Callable[[], Awaitable[AsyncIterator[E]]], line: Callable[[E], Line]) -> None:
         self._start = start
@@ -148,7 +148,7 @@ class Broadcast(Generic[E]):
 
 
 class Broadcasts:
-    """The live streams by key: the first follower starts one, the last one ends it."""
+    """The live streams by key; the first follower of a key starts its stream, and the last one to leave ends it."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[Any, ...], Broadcast[Any]] = {}

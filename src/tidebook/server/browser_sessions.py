@@ -15,7 +15,7 @@ import msgspec
 
 COOKIE: Final = "tidebook_session"
 SESSIONS_MAX: Final = 10_000
-#: Sessions of one token: one more ends its oldest, so that no token can end the sessions of others.
+#: One more session of a token ends its oldest, so that no token can end the sessions of others.
 SESSIONS_PER_TOKEN_MAX: Final = 1_000
 
 
@@ -37,7 +37,7 @@ class BrowserSessions:
         self._sessions: OrderedDict[bytes, BrowserSession] = OrderedDict()
 
     def begin(self, token_id: str) -> tuple[str, BrowserSession]:
-        """Begin a session; return its cookie's value and itself."""
+        """Begin a session; return the value of its cookie, and the session."""
         value = secrets.token_urlsafe(32)
         ends_s = time.monotonic() + self._session_s
         session = BrowserSession(_hash(value), token_id, secrets.token_urlsafe(32), ends_s)

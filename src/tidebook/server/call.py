@@ -19,7 +19,7 @@ from tidebook.wiring.book import Book
 
 
 class Call:
-    """The parameters, the decoded query and body of a request, and its sender."""
+    """A request: its sender, its path parameters, and its decoded query and body."""
 
     __slots__ = (
         "append_key",

@@ -73,7 +73,7 @@ def _change_unsynced(transaction: WriteTransaction, changes: Sequence[Change]) -
 
 
 class ServerFile(SqliteAdapter):
-    """The open file."""
+    """`server.db`, opened by one process."""
 
     def __init__(self, folder: Path, metrics: Metrics | None = None) -> None:
         super().__init__(folder, FILE, SCHEMA, metrics)
@@ -88,7 +88,7 @@ class ServerFile(SqliteAdapter):
 
 
 class ServerDatabase:
-    """The file, which is created by the first change; a file that is missing reads as empty."""
+    """Opens `server.db` when it is needed: the first change creates it, and until then it reads as empty."""
 
     def __init__(self, folder: Path, metrics: Metrics | None = None) -> None:
         self._folder = folder.expanduser()

@@ -1,7 +1,7 @@
 """The time limits of requests.
 
 A timer of the event loop for each request would cost more than the checks of the gate. So requests with the usual, long
-limit are only registered, and a scan every second cancels those that are late; a short limit has a timer.
+limit are only registered, and a scan every second cancels those that are late; only short limits have a timer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Final
 
-#: Limits of at least this length are checked by the scan: they end up to a second late.
+#: The scan checks limits of at least this length, and cancels up to a second late.
 SCANNED_S_MIN: Final = 10.0
 
 
@@ -63,7 +63,7 @@ class Deadlines:
         self.scanned: set[Deadline] = set()
 
     def timer(self, limit_s: float) -> Deadline:
-        """Return the limit of a request, which begins when it is entered."""
+        """Return a context manager that applies this limit to its block."""
         return Deadline(self, limit_s)
 
     def expire(self) -> None:

@@ -1,4 +1,4 @@
-"""Decides whether a request may pass: its Host, its origin, who sent it, the role of its route, and its rate."""
+"""Decides whether a request is accepted, by its Host, origin and sender, the role of its route, and its rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEARER = "bearer "
 
 
 class Gate:
-    """The checks of a server."""
+    """Checks the requests of one server."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Gate:
         self._known_hosts: set[str] = set()
 
     def check_host(self, headers: Headers) -> None:
-        """Refuse a Host that is not this server's: a page of another name must not reach it by DNS rebinding."""
+        """Refuse a Host that is not this server's, so that no page of another name reaches it by DNS rebinding."""
         host = headers.host
         if host is None or self._hosts is None or host in self._known_hosts:
             return
@@ -70,7 +70,7 @@ class Gate:
             raise PermissionDenied(f"a page of {headers.origin[:100]!r} may not change anything here")
 
     def authenticate(self, method: str, headers: Headers) -> Principal:
-        """Return who sent a request; raise `SignInRequired` for a token that is not valid."""
+        """Return the sender of a request; raise `SignInRequired` for a token that is not valid."""
         authorization = headers.authorization
         if authorization is not None:
             if authorization[: len(_BEARER)].lower() != _BEARER:
@@ -122,14 +122,14 @@ class Gate:
     def count(self, principal: Principal, client: str) -> None:
         """Count a request, also one that is refused later; raise `TooManyRequests` if there were too many.
 
-        Requests without a token are counted for each client, so that none of them uses up what the others may send.
+        Requests without a token are counted per client address, so that no client uses up the rate of others.
         """
         self._rate.take(principal.id or client)
 
     def authorize(self, principal: Principal, route: Route, name: str | None, client: str | None = None) -> None:
         """Check the role and the prefix of a token against a route and the name in its path.
 
-        With a client, count the request first.
+        If a client is given, count the request first.
         """
         if client is not None:
             self.count(principal, client)

@@ -1,4 +1,4 @@
-"""The last hours of a few metrics, for charts: a ring of samples in `server.db`, which needs no other service."""
+"""The last hours of a few metrics, for charts: a ring of samples in `server.db`, so that no other service is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLE_EVERY_S: Final = 10.0
 SAMPLES_MAX: Final = 2_160
 #: How long the log, the store and the outbox may take to report their lag.
 REPORT_S_MAX: Final = 5.0
-#: Reading the lag may take this share of the time: it is read less often in a book of many topics.
+#: The share of time that reading the lag may take; in a book of many topics it is therefore read less often.
 LAG_SHARE: Final = 0.1
 #: Up to this many topics, every partition has gauges; with more, a partition gets them when it first lags.
 TOPICS_REPORTED_MAX: Final = 1_000
@@ -65,7 +65,7 @@ class History:
     def __init__(self, book: Book, database: ServerDatabase) -> None:
         self._book = book
         self._database = database
-        #: The partitions that have gauges, and when these are due again.
+        #: The partitions that have gauges, and when the gauges are set next.
         self._reported: set[tuple[str, int]] = set()
         self._lag_due_s = 0.0
 
@@ -102,7 +102,7 @@ class History:
         return [HistorySample(at, [found.get(name) for name in SERIES]) for at, found in _decoded(rows)]
 
     async def _report_lag(self) -> None:
-        """Set the gauges of replication and outbox, which other processes may run; leave them if a part is down."""
+        """Set the gauges of replication and outbox, which other processes may run; do not change them on an error."""
         began_s = time.monotonic()
         if began_s < self._lag_due_s:
             return
@@ -118,7 +118,7 @@ class History:
         self._lag_due_s = ended_s + (ended_s - began_s) / LAG_SHARE
 
     async def _report_partitions(self) -> None:
-        """Set the gauges of all partitions; in a book of many topics, of those that lag and those that have lagged."""
+        """Set the gauges of all partitions, or, in a book of many topics, of those that lag or have lagged."""
         book = self._book
         async with asyncio.timeout(REPORT_S_MAX):
             names = await book.store.topics()
@@ -133,7 +133,7 @@ class History:
                     labels = {"topic": each.topic, "partition": each.partition}
                     book.metrics.gauge("pipeline_lag_records", each.lag, **labels)
                     book.metrics.gauge("pipeline_lag_seconds", each.lag_s, **labels)
-            await asyncio.sleep(0)  # an embedded book never suspends
+            await asyncio.sleep(0)  # reads of an embedded book never yield to other tasks
 
 
 def _decoded(rows: list[Any]) -> list[tuple[int, dict[str, float]]]:

@@ -31,8 +31,8 @@ class PositionedEvent(NamedTuple):
 class EventId:
     """The id of a server-sent event, such as `3-1.17-5f1c0a9e-0b6e3c11`.
 
-    It consists of the event's number, the epoch and the offset of its record, a checksum of its journal's key, and one
-    of the topic's id in the log. So it shows whether the journal was purged or its topic created again since.
+    It consists of the event's number, the epoch and the offset of its record, and checksums of the journal's key and of
+    the topic's id in the log. It therefore shows whether the journal was purged or its topic created again since.
     """
 
     def __init__(self, seq_nr: int, at: Position, topic: str) -> None:
@@ -47,7 +47,7 @@ class EventId:
 
     @property
     def position(self) -> StreamPosition:
-        """The event's place in the stream: offsets grow also across a purge, but start again in a new epoch."""
+        """The position of the event in the stream, which grows even across a purge and into a new epoch."""
         return (*self.at, self.seq_nr)
 
 
@@ -75,9 +75,9 @@ def _checksum(text: str) -> str:
 async def resume_position(
     state: ServerState, journal: Journal, id: str, last_event_id: str
 ) -> tuple[int, EventId | None]:
-    """Return the number from which a follower continues, and the event after which it does.
+    """Return the number at which a follower resumes, and the id of its last event (None if it sent only a number).
 
-    It starts at the beginning if its topic was deleted: offsets and numbers start again in a new one.
+    If the topic was deleted and created again, the follower starts at the beginning, as offsets and numbers do.
     """
     last = parse_event_id(last_event_id, Key(journal.topic, journal_id(id)))
     if isinstance(last, int):
@@ -93,15 +93,15 @@ def follow_journal(
     state: ServerState, journal: Journal, id: str, form: tuple[Any, ...], encode: Callable[[ReadEvent], bytes], *,
     start: int, after: EventId | None,
 ) -> AsyncGenerator[Chunk, None]:  # fmt: skip
-    """Follow a journal from number `start`, or from the event after another one.
+    """Follow a journal from number `start` on or, if `after` is given, after that event.
 
-    All followers with the same `form` share one reader, and each event that `encode` has encoded.
+    All followers with the same `form` share one reader, and an event is encoded once for all of them.
     """
     key = Key(journal.topic, journal_id(id))
     topic = ""
 
     async def known_topic(events: AsyncIterator[PositionedEvent]) -> AsyncIterator[PositionedEvent]:
-        """Yield the events; before the first one, find the id of the topic, which exists by then."""
+        """Yield the events; before the first one, read the id of the topic, which exists by then."""
         nonlocal topic
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
@@ -144,7 +144,7 @@ def _positioned(rows: Iterable[EventRow], partition: int) -> list[PositionedEven
 async def _read_after(
     journal: Journal, id: str, start: int, after: StreamPosition | None
 ) -> AsyncIterator[PositionedEvent]:
-    """Read the events after a place: the rest of its incarnation, or all of a later one, whose numbers start again."""
+    """Read the events after a position: the rest of its incarnation, or all events of a later incarnation."""
     while (head := await journal.head(id)) is not None:
         if after is not None:
             epoch, offset, seq_nr = after

@@ -111,7 +111,7 @@ async def _chunks(
                 lines.next = event.seq_nr
                 break
             count += 1
-            # An event whose payload is a JSON value or text is its own line.
+            # A plain event is encoded exactly as its `EventLine` would be.
             plain = mask is None and type(event.payload) is not bytes and len(event.tags) < 2
             chunk.append(event if plain else _event_line(event, mask))
             numbers.append(event.seq_nr)

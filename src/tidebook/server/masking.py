@@ -25,7 +25,7 @@ HIDDEN: Final = "***"
 #: Values shorter than this are hidden as a whole, because four characters would reveal too much of them.
 LAST4_CHARS_MIN: Final = 8
 ANY: Final = "*"
-#: Hidden values up to this length are replaced in texts as whole words only, longer ones wherever they occur.
+#: In texts, hidden values up to this length are replaced only as whole words, longer ones wherever they occur.
 WORD_CHARS_MAX: Final = 3
 #: With more hidden values, the whole text is hidden.
 TEXT_VALUES_MAX: Final = 100
@@ -137,7 +137,7 @@ def _masked(value: Any, path: Path, act: Callable[[Any], Any]) -> Any:
         return value
     first, rest = path[0], path[1:]
     if first == ANY:
-        value = _masked(value, rest, act) if rest else act(value)  # no name
+        value = _masked(value, rest, act) if rest else act(value)  # `*` may match no name
         if not isinstance(value, dict):
             return value
         return {

@@ -1,6 +1,6 @@
 """Jobs of the pipeline, each in a child process: `tidebook pipeline verify`, `rebuild` or `export`, which prints JSON.
 
-Spark runs in the child, so that neither its memory nor its failures are the server's.
+Spark runs in the child, so that neither its memory use nor its failures affect the server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PipelineJob:
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, limit=LINE_BYTES_MAX
         )
         try:
-            if self._cancelled:  # before the process existed
+            if self._cancelled:  # cancelled before the process existed
                 child.terminate()
             await asyncio.gather(self._read_lines(child), self._read_errors(child))
             await child.wait()

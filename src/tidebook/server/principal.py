@@ -1,4 +1,4 @@
-"""The holder of a token, as a request is checked against it."""
+"""The sender of a request: its token, role and prefix."""
 
 from __future__ import annotations
 

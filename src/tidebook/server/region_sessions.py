@@ -32,7 +32,7 @@ class RegionSession:
 
 
 class RegionSessions:
-    """The claims that this server holds, at most one for each region; a session that is idle for `idle_s` is closed.
+    """The sessions of all regions, at most one for each; a session that is idle for `idle_s` is closed.
 
     Opening a session first closes the previous one, which finishes its writes, and then claims the region with a new
     term. The state that the new owner recovers thus contains all writes of the previous one.

@@ -14,15 +14,14 @@ Send = Callable[[Message], Awaitable[None]]
 #: Encoded values with the ids of their server-sent events, or lines of NDJSON.
 Chunk = list[tuple[str, bytes]] | bytes
 CHUNK_NAMES = 256
-#: A chunk ends when it has this size, so it is larger by one value at most.
+#: A chunk ends when it has this size, so it exceeds it by at most one value.
 CHUNK_BYTES = 1_000_000
 
 
 class Lines:
     """A streamed response: encoded JSON values, each with the id of its server-sent event.
 
-    `read` is called with this object and yields lists of values; each list is sent together. It sets `next` if it ends
-    before everything was read.
+    `read` is called with this object and yields chunks; it sets `next` if it stops before everything was read.
     """
 
     __slots__ = ("events", "live", "next", "source")
@@ -84,7 +83,7 @@ async def name_chunks(
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A response with another status than that of its route, or with more headers."""
+    """A response with a status other than that of its route, or with additional headers."""
 
     body: Any
     status: int = 200

@@ -23,11 +23,11 @@ from tidebook.wiring.book import Book
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8470
 BACKLOG = 2_048
-#: Of TLS 1.2; those of TLS 1.3 are always allowed. uvicorn's default depends on its version, and has been weaker.
+#: For TLS 1.2; those of TLS 1.3 are always allowed. The default depends on the version of uvicorn, and was weaker.
 TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 #: How long an idle connection is kept.
 KEEP_ALIVE_S = 75
-#: How many new objects start a collection, and how many collections start one of the older objects.
+#: How many new objects start a collection, and how many collections start one of the older generations.
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
 
 
@@ -51,9 +51,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def collect_garbage_rarely() -> None:
-    """Let the garbage collector skip what exists now, and look less often at the rest; for a process that only serves.
+    """Exempt all current objects from garbage collection, and collect others rarely; for a process that only serves.
 
-    Requests leave few cycles; at Python's thresholds a collection for every few of them costs a tenth of their time.
+    Requests leave few reference cycles; at Python's thresholds, collections take a tenth of the time of requests.
     """
     gc.collect()
     gc.freeze()
@@ -181,7 +181,7 @@ class _Server(uvicorn.Server):
 
 
 async def _first_of(running: asyncio.Task[None], other: asyncio.Task[Any]) -> None:
-    """Wait until the server ends or the other task does."""
+    """Wait until the server or the other task ends; then cancel the other task."""
     try:
         await asyncio.wait((running, other), return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -33,7 +33,7 @@ MAINTAIN_S = 1.0
 
 
 class ServerState:
-    """The book, the settings, and the parts of the server."""
+    """The book, the settings, and all components of the server that requests use."""
 
     def __init__(
         self,

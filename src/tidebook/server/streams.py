@@ -1,7 +1,7 @@
 """Send streamed responses as NDJSON or as server-sent events, at the pace of the client.
 
-Nothing is buffered here: a chunk is read when the one before it was accepted, and a client that does not accept one in
-time is disconnected. A live stream ends with a retry hint when the server drains.
+Nothing is buffered here: a chunk is read only after the client has accepted the previous one, and a client that does
+not accept one in time is disconnected. A live stream ends with a retry hint when the server drains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVENT_STREAM: Final = b"text/event-stream"
 #: How long a client waits before it connects again, in milliseconds, at the start of a stream and when a server drains.
 RETRY_MS, DRAIN_RETRY_MS = 2_000, 500
 
-#: Whether a stream that a token of this id, or a session of it, has opened may stay open.
+#: Returns whether a stream that the token of this id, or one of its sessions, has opened may stay open.
 IsCurrent = Callable[[str, BrowserSession | None], bool]
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +58,7 @@ class StreamSlots:
 
 
 class LiveStreams:
-    """The open live streams: one place keeps all of them alive, and ends them when the server drains."""
+    """The open live streams: keeps all of them alive, and ends them when the server drains."""
 
     def __init__(self, *, send_s: float, keepalive_s: float) -> None:
         self._send_s = send_s
@@ -70,7 +70,7 @@ class LiveStreams:
         return len(self._streams)
 
     def open(self, send: Send, *, token: str, session: BrowserSession | None, events: bool) -> LiveStream:
-        """Register a stream of the running task, which the token of this id, or a session of it, has opened."""
+        """Register a new stream, which the token of this id, or one of its sessions, has opened."""
         stream = LiveStream(send, self._send_s, token=token, session=session, events=events)
         self._streams.add(stream)
         if self._draining:  # a client whose stream was ended may ask again on the same connection
@@ -82,7 +82,7 @@ class LiveStreams:
         self._streams.discard(stream)
 
     def keep_alive(self) -> None:
-        """Wake the streams that sent nothing for a while, to send a comment; call this about every second."""
+        """Send a comment to each stream that has sent nothing for a while; call this about every second."""
         before_s = time.monotonic() - self._keepalive_s
         for stream in list(self._streams):
             if stream.sent_s < before_s:
@@ -135,7 +135,7 @@ class LiveStream:
                 self._pump.cancel()
 
     def end(self) -> None:
-        """Ask the pump to end the stream."""
+        """Make `pump` end the stream with a retry hint."""
         self._ending = True
         if self._pump is not None:
             self._pump.cancel()
@@ -186,8 +186,8 @@ class StreamSender:
     async def run(self, lines: Lines, *, events: bool, headers: list[tuple[bytes, bytes]]) -> None:
         """Send all chunks; return when the source ends, the client disconnects, or the server drains a live stream.
 
-        The first chunk of a stream that ends is read before the headers are sent, so that an error at the start has
-        its own status.
+        The first chunk of a stream that is not live is read before the headers are sent, so that an error at the start
+        has its own status.
         """
         try:
             first: Chunk | None = None

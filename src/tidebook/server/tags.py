@@ -39,7 +39,7 @@ async def read(call: Call) -> Lines:
 def _follow(
     call: Call, tag: str, after: str | datetime | None, topics: list[str] | None
 ) -> AsyncGenerator[Chunk, None]:
-    """Follow a tag with one reader for all its followers; because of the horizon all see the same order."""
+    """Follow a tag with one reader for all followers, who see the same order because of the horizon."""
     tags, unmask, prefix = call.book.tags, call.unmask, call.principal.prefix
 
     async def begin() -> AsyncIterator[TaggedEvent]:
@@ -95,7 +95,7 @@ async def list_tags(call: Call) -> Lines:
 
 
 async def horizon(call: Call) -> HorizonResponse:
-    """Return the horizon and what holds it back."""
+    """Return the horizon, and the partition that holds it back."""
     topics = topics_of(call.query.topics)
     found, status = await call.book.tags.horizon(topics), await call.book.tags.status(topics)
     return HorizonResponse(

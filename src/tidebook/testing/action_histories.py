@@ -32,7 +32,7 @@ def append(
     payload: bytes = b"",
     epoch: int = FIRST_EPOCH,
 ) -> Append:
-    """Return an append of `count` events with different payloads. Without an `append_id`, `placed_at` must set it."""
+    """Return an append of `count` events with different payloads; if it has no `append_id`, `placed_at` sets one."""
     body = pack_events([encode_event(Event(b"%d:" % i + payload)) for i in range(count)])
     return Append(epoch, append_id, count, body, expected, at, expire_after_ms, floor)
 
@@ -48,7 +48,7 @@ def purge(*, if_position: Position | None = None, epoch: int = FIRST_EPOCH) -> P
 
 
 def placed_at(action: Append, offset: int) -> Append:
-    """Return the append with payloads, and an id if it has none, that are derived from its offset."""
+    """Return the append with payloads derived from its offset, and, if it has no append id, an id derived from it."""
     return msgspec.structs.replace(
         append(action.count, payload=b"@%d" % offset),
         epoch=action.epoch,
@@ -123,7 +123,7 @@ class Extension(NamedTuple):
 def histories(length: int, templates: Sequence[ActionTemplate], config: TopicConfig) -> Iterator[tuple[Action, ...]]:
     """Yield every history of this length whose first action has an effect.
 
-    The others are equivalent to a mark before a shorter history.
+    A history whose first action has none is equivalent to a shorter one after a mark.
     """
 
     def extend(head: Head | None, actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
@@ -160,7 +160,7 @@ def _history(draws: Iterable[tuple[str, int, int]], config: TopicConfig) -> list
     return actions
 
 
-#: Makes an action from the head, a count, and a number near the last one.
+#: Functions by name that return an action for the head, a count, and a number near the last one.
 _RANDOM: Mapping[str, Callable[[Head | None, int, int], Action]] = {
     "next": lambda head, count, number: append(count),
     "expected": lambda head, count, number: append(count, expected=number),

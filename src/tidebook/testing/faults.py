@@ -9,7 +9,7 @@
     faults.fail("append", Unavailable("the log is unavailable"))
     faults.fail("send", OutcomeUnknown("no answer"), after=True)     # written, but reported as unknown
 
-A test needs no sleep: it waits until the call is reached, acts, and releases the call.
+So a test needs no sleep: it waits until the call is reached, acts, and releases the call.
 """
 
 from __future__ import annotations
@@ -183,21 +183,13 @@ class _Faulty:
         if fault is None:
             self._port.send(record, on_sent)
         elif fault.after:
-            self._port.send(record, lambda sent: _spawn(_report(fault, sent, on_sent)))
+            self._port.send(record, lambda sent: _spawn(_apply_then(fault, on_sent, lambda: on_sent(sent))))
         else:
-            _spawn(self._send_delayed(fault, record, on_sent))
+            _spawn(_apply_then(fault, on_sent, lambda: self._port.send(record, on_sent)))
 
     def _send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
         for index in range(len(columns.values)):
             self._send(columns.record(index), callback_for(on_sent, index))
-
-    async def _send_delayed(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
-        try:
-            await _apply(fault)
-        except TidebookError as error:
-            on_sent(error)
-        else:
-            self._port.send(record, on_sent)
 
 
 async def _apply(fault: _Fault) -> None:
@@ -207,13 +199,14 @@ async def _apply(fault: _Fault) -> None:
         raise fault.error
 
 
-async def _report(fault: _Fault, sent: Any, on_sent: Callable[[Any], None]) -> None:
+async def _apply_then(fault: _Fault, on_sent: Callable[[Any], None], proceed: Callable[[], None]) -> None:
+    """Apply a fault of `send`; report its error, or proceed if it has none."""
     try:
         await _apply(fault)
     except TidebookError as error:
         on_sent(error)
     else:
-        on_sent(sent)
+        proceed()
 
 
 _running: set[asyncio.Task[None]] = set()

@@ -141,7 +141,7 @@ async def test_servers_that_are_starting_are_stopped_by_an_interrupt(tmp_path: P
             await asyncio.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # a second one does not interrupt the stop of the servers
-        await output_until(process, "interrupted before the workload has begun")
+        await output_until(process, "interrupted before the workload began")
         assert await process.wait() == 130
     assert running_in(folder) == []
     assert [*folder.glob("servers/*")] == []

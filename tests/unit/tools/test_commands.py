@@ -20,7 +20,7 @@ from bench.all import BENCHES
 from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
 from tidebook.testing.servers.process import birth_of
-from tools import commands
+from tools import chromium, commands
 from tools.__main__ import WITH_HELP, main
 from tools.commands import BENCH_SERVERS, COMMANDS, SERVER_NAMES, _take_without, bench_servers
 from tools.environment import ROOT
@@ -57,6 +57,7 @@ def test_a_server_that_does_not_start_fails_the_run(
     monkeypatch.setattr(commands, "HOME", tmp_path)
     monkeypatch.setattr(commands, "_run_servers", nothing_starts)
     monkeypatch.setattr(commands, "_install_with_java", lambda: None)
+    monkeypatch.setattr(chromium, "ensure", lambda: "chromium")
     monkeypatch.setattr(commands, "_python", lambda *arguments, **options: pytest.fail("the tests were run"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert main(["test", "--without", "mariadb"]) == 5

@@ -1,9 +1,11 @@
-"""The conformance suite of journals, for any log and store.
+"""The conformance suite of journals, for any log and store. An adapter's tests subclass it:
 
-class TestMyJournal(JournalContract):
-    @pytest.fixture
-    def book_factory(self, tmp_path):
-        return lambda **journal: open_my_book(tmp_path, journal)  # every call uses the same data
+    class TestMyJournal(JournalContract):
+        @pytest.fixture
+        def book_factory(self, tmp_path):
+            return lambda **journal: open_my_book(tmp_path, journal)
+
+Each call of the factory opens another book on the same data.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tidebook.wiring.book import Book
 #: Opens another book on the same data, as another process would; keywords are `[journal]` options.
 BookFactory = Callable[..., AbstractAsyncContextManager[Book]]
 Facade = Literal["async", "sync"]
-#: The writes of a case that are replicated: none, all before the last one, or all.
+#: What is replicated after each write of a case: nothing, two records of each partition, or everything.
 Lag = Literal["nothing", "some", "everything"]
 
 #: Small values, so that the test cases cross pages, segments and partitions.

@@ -13,8 +13,6 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.testing.conformance.journal_base import JournalSuite, JournalTester, events, numbers, payloads
 
-SLOTS = 3
-
 
 class LifecycleCases(JournalSuite):
     """Test cases of deletes, purges, expiry and snapshots."""

@@ -6,18 +6,28 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tidebook.core.action import Action, Append, Delete, Purge
-from tidebook.core.event import Event, encode_event, pack_events, unpack_events
+from tidebook.core.action import Action, Append
+from tidebook.core.event import unpack_events
 from tidebook.core.fold import AppendApplied, PurgeApplied, fold
 from tidebook.core.head import Head
-from tidebook.core.position import FIRST_EPOCH, Position
+from tidebook.core.position import Position
 from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
+from tidebook.testing.action_histories import FIRST_MS, append, delete, purge
 
-#: The log time of offset 0; each later record follows after a second.
-FIRST_MS = 1_700_000_000_000
+__all__ = [
+    "FIRST_MS",
+    "ExpectedJournal",
+    "Step",
+    "append",
+    "delete",
+    "expected_journals",
+    "purge",
+    "records_of",
+    "topic_config",
+]
 
 #: One step of a history: a journal id, and an action on that journal.
 Step = tuple[str, Action]
@@ -26,31 +36,6 @@ Step = tuple[str, Action]
 def topic_config(topic_id: str = "t", *, segment_size: int = 5, segments: int = 8, partitions: int = 1) -> TopicConfig:
     """Return a topic configuration with segments so small that a test crosses their borders."""
     return TopicConfig(topic_id=topic_id, partitions=partitions, segment_size=segment_size, segments=segments)
-
-
-def append(
-    count: int = 1,
-    *,
-    expected: int | None = None,
-    at: int | None = None,
-    expire_after_ms: int | None = None,
-    append_id: bytes | None = None,
-    payload: bytes = b"",
-    epoch: int = FIRST_EPOCH,
-) -> Append:
-    """Return an append of `count` events; `records_of` assigns an append id if it has none."""
-    body = pack_events([encode_event(Event(b"%d:" % i + payload)) for i in range(count)])
-    return Append(epoch, append_id or b"", count, body, expected, at, expire_after_ms)
-
-
-def delete(to: int, *, epoch: int = FIRST_EPOCH) -> Delete:
-    """Return a delete up to a number."""
-    return Delete(epoch, to)
-
-
-def purge(*, epoch: int = FIRST_EPOCH) -> Purge:
-    """Return an unconditional purge."""
-    return Purge(epoch)
 
 
 def records_of(steps: Iterable[Step], *, start: int = 0, limit_bytes: int = 10_000_000) -> list[Record]:

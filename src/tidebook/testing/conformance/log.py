@@ -1,12 +1,14 @@
-"""The conformance suite of logs.
+"""The conformance suite of logs. An adapter's tests subclass it:
 
-class TestMyLog(LogContract):
-indexed_by_key = False
-end_is_linearizable = True
+    class TestMyLog(LogContract):
+        indexed_by_key = False
+        end_is_linearizable = True
 
-@pytest.fixture
-def open_log(self, tmp_path):
-    return lambda: open_my_log(tmp_path)  # an async context manager; every call uses the same data
+        @pytest.fixture
+        def open_log(self, tmp_path):
+            return lambda: open_my_log(tmp_path)
+
+Each call of `open_log` returns an async context manager of another log on the same data.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class LogReadingCases(LogBase):
     async def test_reading_below_the_start_reports_the_lost_range(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 10)
         stop = await log.end(topic, 0)
-        await log.read(topic, 0, start=offsets[0], stop=stop, limit=2)  # a reader that is already at this offset
+        await log.read(topic, 0, start=offsets[0], stop=stop, limit=2)  # leaves a reader at this offset
         await log.truncate(topic, 0, before=offsets[5])
         for key in (None, b"key"):
             with pytest.raises(LogLost) as caught:

@@ -1,13 +1,17 @@
-"""The conformance suite of queue stores.
+"""The conformance suite of queue stores. An adapter's tests subclass it:
 
-class TestMyQueues(QueueContract):
-takes_transactions = False
+    class TestMyQueues(QueueContract):
+        takes_transactions = False
 
-@pytest.fixture
-def open_queues(self, tmp_path): ...  # an async context manager; every call uses the same data
+        @pytest.fixture
+        def open_queues(self, tmp_path):
+            return lambda: open_my_queues(tmp_path)
 
-@pytest.fixture
-def advance(self): ...  # advances the clock of all stores
+        @pytest.fixture
+        def advance(self):
+            ...return an async function that advances the clock of all stores by some milliseconds
+
+Each call of `open_queues` returns an async context manager of another store on the same data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures of the queue suite: opening a store, a clock under test control, short forms of put and claim."""
+"""Fixtures of the queue suite: a store, a clock that the test advances, and short forms of put and claim."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def _names(found: list[BrowsedEntry]) -> list[str]:
 
 
 class BrowsingCases(QueueBase):
-    """Test cases of listings that are bounded, for consoles."""
+    """Test cases of the bounded listings that the console shows."""
 
     async def _fill(self, tester: QueueTester) -> None:
         await tester.put("slow", priority=200)

@@ -5,7 +5,7 @@
 
         @pytest.fixture
         async def open_store(self):
-            ...yield an async function that opens one more StoreWriter on the same data; close them all afterwards
+            ...yield an async function that opens another StoreWriter on the same data; close all of them afterwards
 
 Every test uses topics and settings with new names, so the store need not be empty.
 """

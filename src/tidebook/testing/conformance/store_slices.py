@@ -118,7 +118,7 @@ HISTORIES: dict[str, list[Step]] = {
 
 
 class SliceCases(StoreSuite):
-    """Test cases of replication into the store, including replays and zombies."""
+    """Test cases of replication into the store, including repeated slices and late writes of zombies."""
 
     @pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
     async def test_a_history_in_one_slice_equals_its_fold(

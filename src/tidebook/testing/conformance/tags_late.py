@@ -1,4 +1,4 @@
-"""Test cases of streams by tag with late, lost or many rows: clock skew, gaps, new journals, a thousand tags."""
+"""Test cases of streams by tag: clock skew, late and lost rows, new journals, a thousand tags."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def delayed_tags(book: Book, at_ms: int, **settings: float | str) -> tuple[Tags,
 
 
 class TagsLate(TagsBase):
-    """Test cases of late, lost and many rows."""
+    """Test cases of late rows, lost rows, and many tags."""
 
     async def change_rows(
         self, book: Book, like: TagRow, *, put: tuple[TagRow, ...] = (), cut: tuple[TagRow, ...] = ()

@@ -1,4 +1,4 @@
-"""Calls, each paired from the lines of its beginning and its end."""
+"""The calls of a history: each is paired from the line of its beginning and the line of its end."""
 
 from __future__ import annotations
 

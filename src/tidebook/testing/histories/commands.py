@@ -1,4 +1,4 @@
-"""The rules of deciders and process managers: each command, and each effect of an event, takes effect once."""
+"""The rules of deciders and process managers: each command takes effect once, and so does each effect of an event."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AccountModel:
         return ModelAccount(balance, last, retried)
 
     def kind(self, call: RecordedCall) -> tuple[object, ...] | None:
-        """Return None: no unknown commands are interchangeable."""
+        """Return None, because no two commands of unknown outcome are interchangeable."""
         return None
 
 

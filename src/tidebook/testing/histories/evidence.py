@@ -1,4 +1,4 @@
-"""Evidence of events: the numbers at which any call that reads has returned them, and those that the log gives them."""
+"""Evidence of events: the sequence numbers with which reads and streams returned them, and those in the folded log."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Evidence:
         return value in self.sightings or (self.events is not None and value in self.events)
 
     def number_of(self, value: str) -> int | None:
-        """Return the sequence number of the value's event; None if it is not known, or there are several."""
+        """Return the sequence number of the value's event; None if none or several are known."""
         numbers = {each.seq_nr for each in self.sightings.get(value, ())}
         if self.events is not None and value in self.events:
             numbers.add(self.events[value].seq_nr)
         return next(iter(numbers)) if len(numbers) == 1 else None
 
     def never_took_effect(self, call: RecordedCall) -> bool:
-        """Return whether a write of unknown outcome is known to have had no effect: the log has none of it."""
+        """Return whether a write of unknown outcome had no effect for certain, because the log has no record of it."""
         if call.outcome != "unknown" or self.events is None:
             return False
         if call.op == "append":

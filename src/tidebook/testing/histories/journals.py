@@ -1,4 +1,4 @@
-"""The rules of journals: they are linearizable, keep events once and in order, and removed events never return."""
+"""The rules of journals: linearizability, one place for each event, and removed events that never return."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class JournalModel:
                 raise ValueError(f"{call.op} is not an operation of a journal")
 
     def kind(self, call: RecordedCall) -> tuple[object, ...] | None:
-        """Return a key that interchangeable unknown calls share: no result depends on which of them took effect."""
+        """Return a key that interchangeable unknown calls share: no result shows which of them took effect."""
         if call.op != "append":
             return call.op, call.args.get("to")
         values, id = call.args["values"], call.args["append_id"]
         if id in self._retried_ids or any(self._evidence.is_known(value) for value in values):
-            return call.op, id  # of the attempts of an append only the first that takes effect has one
+            return call.op, id  # of all attempts of an append, only one changes the journal
         return call.op, len(values), call.args.get("expected"), call.args.get("at")
 
     def _append(self, state: ModelJournal, call: RecordedCall) -> ModelJournal | None:
@@ -84,7 +84,7 @@ class JournalModel:
             return None
         expected, at = args.get("expected"), args.get("at")
         accepted = (expected is None or expected == state.last) and (at is None or at > state.last)
-        if call.outcome == "fail":  # a conflict; the model has no calls with other failures
+        if call.outcome == "fail":  # with Conflict: `_matters` leaves out other failures
             found = (call.result or {}).get("found")
             return state if not accepted and found in (None, state.last) else None
         if not accepted:
@@ -182,8 +182,8 @@ def check_appends(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 def check_events(
     history: RecordedHistory, evidence: Evidence, folded: Mapping[str, LoggedJournal] | None
 ) -> RuleVerdict:
-    """Check that no event is in two places, that none is invented, and that the numbers of a read increase."""
-    run = RuleRun("events are once and in order")
+    """Check that each event was appended and has one journal and number, and that the numbers of a read increase."""
+    run = RuleRun("each event has one place, and reads are in order")
     appended: dict[str, RecordedCall] = {}
     for call in history.of("append"):  # sorted by their beginning: a retry follows the first attempt
         for value in call.args["values"]:
@@ -237,7 +237,7 @@ def check_removals(history: RecordedHistory, evidence: Evidence) -> RuleVerdict:
 
     A removal that has ended covers the events that existed before it began; no read that begins later may return them.
     """
-    run = RuleRun("deletes and purges never come back")
+    run = RuleRun("deleted and purged events never return")
     existed = _existed_ns(history, evidence)
     removals: dict[str, list[RecordedCall]] = defaultdict(list)
     for call in history.of("delete", "purge"):

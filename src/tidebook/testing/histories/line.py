@@ -21,7 +21,7 @@ class HistoryLine(msgspec.Struct, frozen=True, omit_defaults=True):
     call: int
     op: str
     type: LineType
-    #: The machine's monotonic clock, which all its processes share.
+    #: The time by the monotonic clock of the machine, which all its processes share.
     ns: int
     args: dict[str, Any] = {}
     result: Any = None
@@ -59,7 +59,7 @@ class PendingCall:
 
 
 class HistoryFile:
-    """Writes the lines of one process; each is passed to the system before the call returns, so kill -9 loses none."""
+    """Writes the lines of one process; each is passed to the kernel before its call returns, so kill -9 loses none."""
 
     def __init__(self, path: Path, process: str, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

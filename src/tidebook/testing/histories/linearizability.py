@@ -1,8 +1,8 @@
 """Decide whether calls on one object are linearizable, by a search that remembers the configurations it has tried.
 
-The search follows Wing and Gong in Lowe's form: it walks the beginnings and ends of calls in time, and lets a call take
-effect at the latest when it ends. A configuration is the moment, the state, and which of the calls in flight have taken
-effect. Each is tried once, so the search is complete; it needs no recursion and its memory is bounded.
+The search is that of Wing and Gong, as improved by Lowe: it visits the beginnings and ends of calls in the order of
+time, and lets each call take effect before its end. A configuration consists of the moment, the state, and the calls in
+flight that have taken effect. The search tries each configuration once, so it is complete; its memory is bounded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 from tidebook.testing.histories.call import NEVER_NS, RecordedCall
 
 S = TypeVar("S", bound=Hashable)
-#: Returns the state after a call, or None if the call could not have returned its result in this state. It gets a call
-#: of unknown outcome only to apply its effect, and returns None if there is none, since it need not take effect at all.
+#: Returns the state after a call, or None if the call could not have returned its result in this state. Of a call of
+#: unknown outcome it returns None also if the call would change nothing, because the search can leave that call out.
 Step = Callable[[S, RecordedCall], S | None]
 
-#: Returns a key that an unknown call shares with those that could take its place; None if there are none.
+#: Returns a key that an unknown call shares with the calls that are interchangeable with it; None if there are none.
 Kind = Callable[[RecordedCall], Hashable | None]
 
 CONFIGURATIONS_MAX = 1_000_000
@@ -39,7 +39,7 @@ class NotLinearizable(NamedTuple):
 
 
 class Undecided(NamedTuple):
-    """The search ended undecided after this many configurations."""
+    """The search reached its limit, after this many configurations, before it could decide."""
 
     configurations: int
 

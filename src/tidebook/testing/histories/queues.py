@@ -1,4 +1,4 @@
-"""The rules of queues: one holder at a time, finished at least once, finished for good."""
+"""The rules of queues: an entry has one holder at a time, is finished at least once, and then stays finished."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Hold(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """The key, or the entry if it has none, which only one worker may hold at a time."""
+        """What only one worker may hold at a time: the key, or the entry if it has no key."""
         return self.key if self.key is not None else f"entry {self.id}"
 
     def release(self, call: RecordedCall) -> None:
@@ -95,7 +95,7 @@ def check_holders(history: RecordedHistory) -> RuleVerdict:
             leased = [first for first in leased if first.is_leased_at(second)]
             for first in leased:
                 if not first.may_precede(second) and not second.may_precede(first):
-                    run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
+                    run.violated(subject, f"held by {first.claim.name} and {second.claim.name} at the same time")
             leased.append(second)
         by_id: dict[int, list[Hold]] = defaultdict(list)
         for hold in holds:
@@ -115,11 +115,13 @@ def _check_ends(run: RuleRun, subject: str, holds: Sequence[Hold]) -> None:
                 continue
             is_finished = end.released_by == "finish"
             if is_finished and hold.claim.start_ns > end.ended_ns:
-                run.violated(subject, f"{hold.claim.name} claimed what {end.claim.name} had finished")
+                run.violated(subject, f"{hold.claim.name} claimed an entry that {end.claim.name} had finished")
             elif end.claim.precedes(hold.claim) and hold.claim.end_ns < end.released_ns:
-                run.violated(subject, f"{end.claim.name} released what {hold.claim.name} had claimed meanwhile")
+                run.violated(
+                    subject, f"{end.claim.name} released an entry that {hold.claim.name} had claimed meanwhile"
+                )
             elif is_finished and (hold.released_by, hold.outcome) == ("finish", "ok"):
-                run.violated(subject, f"{hold.claim.name} and {end.claim.name} both finished it")
+                run.violated(subject, f"{hold.claim.name} and {end.claim.name} both finished the entry")
 
 
 def check_puts(history: RecordedHistory) -> RuleVerdict:

@@ -1,4 +1,4 @@
-"""Check a recorded history for the rule that the store is the fold of the log."""
+"""The rule of the store: it is the fold of the log."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def check_tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent
         for each in delivered:
             known = positions.setdefault((tag, each["value"]), each["position"])
             if known != each["position"]:
-                run.violated(subject, f"{each} was delivered elsewhere at position {known}")
+                run.violated(subject, f"{each} was delivered to another stream at position {known}")
         if events is not None:
             _compare(run, subject, delivered, {v: e for v, e in events.items() if tag in e.tags})
     for dump in history.of("dump_tag"):
@@ -45,7 +45,7 @@ def check_tag_streams(history: RecordedHistory, events: Mapping[str, FoldedEvent
 def _check_rest(
     run: RuleRun, dump: RecordedCall, events: Mapping[str, FoldedEvent], positions: Mapping[str, Any]
 ) -> None:
-    """Check that a whole stream, read after everything was quiet, has the remaining events, and no removed one."""
+    """Check that a whole stream, read at the end of the run, has all remaining events, and no removed one."""
     tag, found = dump.args["tag"], dump.result
     run.count(len(found))
     left = {value for value, event in events.items() if tag in event.tags and not event.removed}
@@ -53,12 +53,12 @@ def _check_rest(
     if missing := [value for value in left if value not in set(found)]:
         run.violated(subject, f"lacks {first_few(missing)}")
     if removed := [value for value in found if value not in left]:
-        run.violated(subject, f"has {first_few(removed)}, which were removed or never were")
+        run.violated(subject, f"has {first_few(removed)}, which were removed or never existed")
     if twice := list(repeated(found)):
         run.violated(subject, f"has twice: {first_few(twice)}")
     places = [positions[value] for value in found if value in positions]
     if places != sorted(places):
-        run.violated(subject, "is in another order than it was delivered in")
+        run.violated(subject, "its order differs from that of the delivered streams")
 
 
 def _compare(

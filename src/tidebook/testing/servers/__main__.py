@@ -24,9 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"servers: there is no {'cluster' if options.cluster else 'server'} {', '.join(unknown)}", file=sys.stderr
         )
         return USAGE
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # so that servers that are starting are stopped too
+    # Exit by an exception, so that servers that are starting are stopped too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     group = ServerGroup(options.home, profile=options.profile, cluster=options.cluster, report=_report)
     try:
         if options.command == "start":
@@ -60,10 +59,10 @@ def _show(group: ServerGroup, names: list[str], command: str, *, as_json: bool) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="servers", description="Real servers on loopback, without containers.")
     parser.add_argument("command", choices=["start", "stop", "status"])
-    parser.add_argument("--only", type=_names, default=None, metavar="NAMES", help=f"some of {','.join(NAMES)}")
-    parser.add_argument("--without", type=_names, default=[], metavar="NAMES", help="all but these")
-    parser.add_argument("--home", type=Path, default=Path(".servers"), help="where data and status are kept")
-    parser.add_argument("--profile", choices=["test", "bench"], default="test", help="quick to start, or quick to run")
+    parser.add_argument("--only", type=_names, default=None, metavar="NAMES", help=f"only these of {','.join(NAMES)}")
+    parser.add_argument("--without", type=_names, default=[], metavar="NAMES", help="all except these")
+    parser.add_argument("--home", type=Path, default=Path(".servers"), help="the folder of data and status")
+    parser.add_argument("--profile", choices=["test", "bench"], default="test", help="fast to start, or fast at work")
     parser.add_argument(
         "--cluster",
         action="store_true",

@@ -82,7 +82,7 @@ class Cassandra(JavaServer):
 
     name: ClassVar[str] = "cassandra"
     version: ClassVar[str] = CASSANDRA
-    #: Java uses a class-data archive together with an agent only if these options allow it: the agent changes no class.
+    #: Java refuses the class archive beside an agent without these options; this agent changes no class.
     archive_options: ClassVar[tuple[str, ...]] = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+AllowArchivingWithJavaAgent")
     port_names: ClassVar[tuple[str, ...]] = ("client", "storage", "jmx")
 
@@ -118,9 +118,9 @@ class Cassandra(JavaServer):
 
     def command(self) -> list[str]:
         [agent] = [jar for jar in self.jars() if jar.name.startswith("jamm-")]
-        # A million rows of one tag in a minute exhaust a smaller heap.
-        # The approximate clock is read for timeouts only. By default it is updated every 2 ms, even in an idle node.
+        # The approximate clock is read for timeouts only; by default even an idle node updates it every 2 ms.
         cheap = ("-XX:TieredStopAtLevel=1", "-Dcassandra.approximate_time_precision_ms=20")
+        # A million rows of one tag in a minute exhaust a smaller heap.
         profiled = ["-Xmx1g", *cheap] if self.profile == "test" else ["-Xmx3g"]
         return [
             str(find_java()),

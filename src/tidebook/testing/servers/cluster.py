@@ -1,4 +1,4 @@
-"""Clusters on one machine: three brokers, three nodes, a primary with its standby, a Spark master with two workers."""
+"""Run clusters on one machine: three brokers, three nodes, a primary and a standby, a Spark master and two workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASSANDRA_JAVA = ("-Xms256m", "-Xmx640m", "-Dcassandra.ring_delay_ms=3000")
 
 
 class ServerCluster(ABC):
-    """Several servers that clients use as one; it has the part of a server's interface that a group needs."""
+    """Several servers that clients use as one, with those methods of a `Server` that a `ServerGroup` calls."""
 
     name: ClassVar[str]
 
@@ -51,7 +51,7 @@ class ServerCluster(ABC):
         return ",".join(node.address for node in self.nodes)
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts that another process needs to use or stop the cluster."""
+        """Return the values that another process needs to use or stop the cluster."""
         first = self.nodes[0].describe()
         return first | {"address": self.address, "url": self.url, "nodes": [node.describe() for node in self.nodes]}
 

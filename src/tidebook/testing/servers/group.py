@@ -1,4 +1,4 @@
-"""The four servers as a group: started in parallel, listed in a status file, and stopped together."""
+"""All servers of a home folder: started in parallel, listed in a status file, and stopped together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maven artifacts for the servers, through the pipeline's resolver."""
+"""Download Maven artifacts and find Java with the pipeline's functions, whose errors become `ServerError`."""
 
 from __future__ import annotations
 

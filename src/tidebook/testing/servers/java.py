@@ -21,8 +21,8 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 class JavaServer(Server):
     """A server in its own Java process.
 
-    In the profile `test` it starts with the class archive of an earlier start, in half the time. If this machine has
-    no archive yet, a server is started and stopped once to write it.
+    In the profile `test` it starts with the class archive of an earlier start, which halves the start time. If this
+    machine has no archive yet, a server is started and stopped once to write it.
     """
 
     version: ClassVar[str]
@@ -36,7 +36,7 @@ class JavaServer(Server):
         """Return the server's jars."""
 
     def remove(self) -> None:
-        """Kill the server and delete its data; a graceful stop would only write data that is deleted."""
+        """Kill the server and delete its data, which a graceful stop would still write."""
         self.kill9()
         super().remove()
 

@@ -1,4 +1,4 @@
-"""Apache Kafka: one node that is broker and controller."""
+"""Run one Apache Kafka node, which is broker and controller."""
 
 from __future__ import annotations
 

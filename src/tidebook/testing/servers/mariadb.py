@@ -1,4 +1,4 @@
-"""MariaDB: one server, whose user and database are both named tidebook, without a password on loopback."""
+"""Run one MariaDB server, whose user and database are both named tidebook, without a password on loopback."""
 
 from __future__ import annotations
 

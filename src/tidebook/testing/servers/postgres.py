@@ -1,4 +1,4 @@
-"""PostgreSQL: one server, whose user and database are both named tidebook, trusted on loopback."""
+"""Run one PostgreSQL server, whose user and database are both named tidebook, without a password on loopback."""
 
 from __future__ import annotations
 

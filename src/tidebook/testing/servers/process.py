@@ -16,7 +16,7 @@ _AT_REST = ("", "T", "t", "Z", "X")
 
 @dataclass(frozen=True)
 class Process:
-    """A process started here, or by an earlier run that stored its pid and start time."""
+    """A process that this process started, or an earlier one, which stored its pid and start time."""
 
     pid: int
     birth: str
@@ -56,8 +56,8 @@ class Process:
     def freeze(self, timeout_s: float) -> bool:
         """Stop the process and all its descendants; return False if a thread is still running after the timeout.
 
-        One thread handles the signal for its whole process; on a busy machine the others run until then, and may start
-        processes that the signal has not reached.
+        One thread handles the signal for its whole process. On a busy machine the other threads run until then, and may
+        start processes that the signal has not reached, so it is repeated.
         """
         self.signal_all(signal.SIGSTOP)
         deadline = time.monotonic() + timeout_s

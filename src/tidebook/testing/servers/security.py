@@ -58,7 +58,7 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Security:
-    """Requires TLS and a password of every client, and optionally a client certificate that our authority signed."""
+    """Requires TLS and a password of every client, and optionally a client certificate signed by the same authority."""
 
     certificates: Certificates
     credentials: Credentials
@@ -68,7 +68,7 @@ class Security:
 def make_security(
     folder: Path, credentials: Credentials | None = None, *, client_certificates: bool = False
 ) -> Security:
-    """Create an authority and a server certificate in a folder with openssl, unless they exist."""
+    """Create an authority and a server certificate in a folder, with openssl, unless they exist."""
     certificates = Certificates(folder.resolve())
     if not certificates.server_bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)

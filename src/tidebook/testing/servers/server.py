@@ -85,7 +85,7 @@ class Server(ABC):
         return self._running().pid
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts that another process needs to use or stop this server."""
+        """Return the values that another process needs to use or stop this server."""
         process = self._running()
         return {
             "address": self.address,

@@ -1,4 +1,4 @@
-"""Spark's standalone daemons: a master, and workers with one core each."""
+"""Run the daemons of a standalone Spark cluster: a master, and workers with one core each."""
 
 from __future__ import annotations
 

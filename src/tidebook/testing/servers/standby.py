@@ -1,4 +1,4 @@
-"""A standby of a PostgreSQL server."""
+"""Run a standby of a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebook.testing.servers.server import Profile
 
 #: The name under which a standby follows its primary, unless another is given.
 STANDBY = "standby"
-#: With these a primary waits until the standby has written a commit to its disk.
+#: With these settings a commit waits until the standby has written it to disk.
 PRIMARY_SETTINGS = {"synchronous_standby_names": STANDBY, "wal_level": "replica", "max_wal_senders": "4"}
 
 

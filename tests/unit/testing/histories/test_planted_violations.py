@@ -15,8 +15,8 @@ from tidebook.testing.histories.log_fold import all_events, fold_log
 
 LINEAR = "journals are linearizable"
 KEPT = "acknowledged appends are kept"
-ONCE = "events are once and in order"
-REMOVED = "deletes and purges never come back"
+ONCE = "each event has one place, and reads are in order"
+REMOVED = "deleted and purged events never return"
 SNAPSHOTS = "snapshots are of the current incarnation"
 STORE = "the store is the fold of the log"
 STREAMS = "streams by tag have each event once, in order"
