@@ -14,6 +14,8 @@ from tidebook.core.errors import Conflict, OutcomeUnknown
 TASKS = 2
 RETRIES_MAX = 4
 PAUSE_S = 0.6
+#: The probability that a command is sent again although its result is known, as by a client whose response was lost.
+REPEATED = 0.1
 
 
 class Deposited(msgspec.Struct, frozen=True):
@@ -110,9 +112,12 @@ async def _execute(context: Context, accounts: Any, id: str) -> None:
             amount=amount,
             value=value,
         )
-        if not isinstance(found, OutcomeUnknown) or context.stopping.is_set():
+        if context.stopping.is_set():
             return
-        await context.pause()
+        if isinstance(found, OutcomeUnknown):
+            await context.pause()
+        elif context.chance.random() >= REPEATED:
+            return
 
 
 def mirror(book: Any, engine: Any) -> Any:
