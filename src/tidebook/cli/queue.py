@@ -97,7 +97,7 @@ def put(
         inserted, merged = inserted + done.inserted, merged + done.merged
 
     try:
-        bulk_input.write(book, data, "put", put_values)
+        bulk_input.write(open_book(book, create=True), data, "put", put_values)
     finally:
         if inserted or merged:  # including entries put before a failure
             row = {"queue": queue, "inserted": inserted, "merged": merged}
