@@ -175,8 +175,12 @@ async def purge(book: Book, topic: TopicArgument, id: IdArgument) -> None:
 @app.command()
 async def ids(book: Book, topic: TopicArgument) -> None:
     """Print the ids of a topic's journals."""
+    found = False
     async for id in (await _existing(book, topic)).ids():
         output.emit({"id": id}, id)
+        found = True
+    if not found:
+        output.note_empty("no journals")
 
 
 @app.command()

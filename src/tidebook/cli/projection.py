@@ -90,7 +90,7 @@ async def list_(book: Book, app: AppOption) -> None:
                 row = {"projection": name, "state": "never started"}
             cells = row | {"rebuilding": "yes" if row.get("rebuilding") else None}
             table.add(row, name, *map(cells.get, names))
-    table.print()
+    table.print("no projections")
 
 
 @app.command()

@@ -70,7 +70,7 @@ async def list_tokens(book: BookOption) -> None:
             times_ms = (each.expires_at_ms, each.last_used_at_ms, each.revoked_at_ms)
             times = [None if at_ms is None else utc_datetime(at_ms) for at_ms in times_ms]
             table.add(each, each.id, each.name, each.role, each.prefix or None, *times)
-        table.print()
+        table.print("no tokens")
 
 
 @app.command(question="Revoke token {id}?")

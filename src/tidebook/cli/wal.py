@@ -84,10 +84,12 @@ async def read(
             async for entry in reading:
                 if output.human() and not shown:
                     output.write(f"{'OFFSET':>10}  {'TABLE':>6}  {'SEQ':>8}  PAYLOAD\n")
-                    shown = True
                 row = output.fields_of(entry, "table", "seq", "payload", "offset")
                 text = f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(row['payload'])}"
                 output.emit(row, text)
+                shown = True
+        if not shown:
+            output.note_empty("no entries")
 
 
 @app.command()
@@ -100,7 +102,7 @@ async def regions(book: Book, namespace: Namespace) -> None:
         pinned_by = None if status.pinned_by is None else str(status.pinned_by)
         cells = (status.tables, status.held_bytes, pinned_by, status.log_start, status.log_end, status.term)
         table.add(status, str(id), *cells)
-    table.print()
+    table.print("no regions")
 
 
 @app.command()
@@ -126,7 +128,7 @@ async def recover(
             replayed = None if counts is None else counts.get(table, 0)
             _, *cells = row.values()
             tables.add(row if counts is None else row | {"replayed": replayed}, str(table), *cells, replayed)
-        tables.print()
+        tables.print("no tables")
         if output.human():
             output.note(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}")
 
