@@ -57,7 +57,7 @@ class TokenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: RoleName = "viewer"
     #: The token is valid for topics, queues and namespaces that begin with this text.
     prefix: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)] = ""
-    expires_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
+    expire_after_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
 
 
 class TokenResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Bulk input: JSON values from standard input, one per line, written to a book in batches."""
+"""Bulk input: JSON values from standard input, one per line, written to a book or a region in batches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import select
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from tidebook.cli import output
 from tidebook.cli.command import run
-from tidebook.cli.options import open_book, parse_payload
+from tidebook.cli.options import parse_payload
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.wiring.book import Book
 
 #: The argument for the lines of standard input.
 STDIN = ["-"]
@@ -81,30 +81,34 @@ def read_batches(lines: Iterable[bytes | None]) -> Iterator[list[Any]]:
         yield batch
 
 
-Write = Callable[[Book, list[Any]], Coroutine[Any, Any, object]]
+T = TypeVar("T")
+Write = Callable[[T, list[Any]], Coroutine[Any, Any, object]]
 
 
-def write(book: str | None, arguments: list[str], what: str, write_values: Write) -> None:
-    """Write the JSON values of the arguments to the chosen book; `-` alone means those of standard input."""
+def write(opening: AbstractAsyncContextManager[T], arguments: list[str], what: str, write_values: Write[T]) -> None:
+    """Open a book, or a part of it, and write the JSON values of the arguments to it.
+
+    `-` alone means the values of standard input.
+    """
     if arguments == STDIN:
-        _write_lines(book, what, write_values)
+        _write_lines(opening, what, write_values)
         return
     if STDIN[0] in arguments:
         raise InvalidInput("- reads the values from standard input, and must be the only argument")
     values = [parse_payload(each) for each in arguments]
 
     async def open_and_write() -> None:
-        async with open_book(book, create=True) as opened:
+        async with opening as opened:
             await write_values(opened, values)
 
     run(open_and_write())
 
 
-def _write_lines(book: str | None, what: str, write_values: Write) -> None:
-    """Write the lines of standard input to the chosen book, and show on a terminal how many are written.
+def _write_lines(opening: AbstractAsyncContextManager[T], what: str, write_values: Write[T]) -> None:
+    """Write the lines of standard input, and show on a terminal how many are written.
 
-    The main thread reads, so that Ctrl-C ends the wait for a line; the book runs in the portal's thread. It is opened,
-    and created, with the first batch.
+    The main thread reads, so that Ctrl-C ends the wait for a line; what is opened runs in the portal's thread. It is
+    opened, and created, with the first batch.
     """
     batches = read_batches(read_lines(sys.stdin.buffer))
     first = next(batches, None)
@@ -112,7 +116,6 @@ def _write_lines(book: str | None, what: str, write_values: Write) -> None:
         raise InvalidInput("standard input is empty: pass one JSON value per line")
     portal = BlockingPortal()
     try:
-        opening = open_book(book, create=True)
         opened = portal.run(opening.__aenter__())
         try:
             with output.progress_bar() as bar:

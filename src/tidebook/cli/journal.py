@@ -15,6 +15,7 @@ from tidebook.cli.options import (
     TopicArgument,
     argument,
     number,
+    open_book,
     option,
     parse_payload,
     seconds,
@@ -105,7 +106,7 @@ def append(
         first, last = first or done, done
 
     try:
-        bulk_input.write(book, payloads, "append", append_values)
+        bulk_input.write(open_book(book, create=True), payloads, "append", append_values)
     finally:
         if first is not None and last is not None:  # also the events appended before a failure
             row = {"first": first.first, **output.fields_of(last, "last", "partition", "offset")}
@@ -174,8 +175,12 @@ async def purge(book: Book, topic: TopicArgument, id: IdArgument) -> None:
 @app.command()
 async def ids(book: Book, topic: TopicArgument) -> None:
     """Print the ids of a topic's journals."""
+    found = False
     async for id in (await _existing(book, topic)).ids():
         output.emit({"id": id}, id)
+        found = True
+    if not found:
+        output.note_empty("no journals")
 
 
 @app.command()

@@ -20,6 +20,7 @@ from tidebook.core.payload import decode_json
 from tidebook.core.seq_nr import LAST
 from tidebook.sqlite.errors import from_os
 from tidebook.wiring.book import Book, open_remote
+from tidebook.wiring.replication import is_embedded
 from tidebook.wiring.settings import DEFAULT_BOOK, PROCESS_FILE, Settings, read_settings
 
 #: A hundred years.
@@ -176,10 +177,17 @@ def open_address(where: str) -> Book:
 
 
 @asynccontextmanager
-async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[Book]:
-    """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing."""
+async def open_book(book: str | None, *, create: bool = False, replicate: bool = False) -> AsyncIterator[Book]:
+    """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing.
+
+    With `replicate` this process replicates the book if it is embedded.
+    """
     where = DEFAULT_BOOK if book is None else book
-    chosen = open_address(where) if is_address(where) else Book(book_settings(book, create=create))
+    if is_address(where):
+        chosen = open_address(where)
+    else:
+        settings = book_settings(book, create=create)
+        chosen = Book(settings, replicate=replicate and is_embedded(settings))
     async with chosen as opened:
         yield opened
 

@@ -181,7 +181,7 @@ def status(book: BookOption) -> None:
             oldest = None if each.oldest_age_ms is None else f"{each.oldest_age_ms / 1000:.1f} s"
             counts = each.relayed, each.per_minute, each.parked, each.held
             table.add(each, each.topic, waiting, oldest, *counts, each.locked_by, _state(each))
-    table.print()
+    table.print("no topics")
 
 
 def _state(each: OutboxTopicStatus) -> str | None:
@@ -223,7 +223,7 @@ def parked_list(
             key = None if each.key is None else each.key.decode(errors="replace")
             cells = (each.topic, str(each.id), each.state, key, each.size_bytes, each.tries, each.reason)
             table.add(each, *cells, key=key)
-        table.print()
+        table.print("no parked messages")
 
 
 @parked.command("retry")

@@ -126,6 +126,12 @@ def emit(found: Mapping[str, Any] | msgspec.Struct, text: str | None = None, **m
     write(f"{line}\n")
 
 
+def note_empty(text: str) -> None:
+    """Print a line for a person in place of an empty list; print nothing otherwise."""
+    if _human:
+        write(f"{text}\n")
+
+
 class Table:
     """Rows of one kind: columns below a header for a person, otherwise one JSON object per line."""
 
@@ -140,9 +146,10 @@ class Table:
         else:
             emit(found, **more)
 
-    def print(self) -> None:
-        """Print the rows for a person, numbers right-aligned; print no header if there are none."""
+    def print(self, empty: str) -> None:
+        """Print the rows for a person, numbers right-aligned; if there are none, print `empty` instead."""
         if not self._rows:
+            note_empty(empty)
             return
         rows = [[_format_cell(cell) for cell in row] for row in self._rows]
         widths = [max(map(len, column)) for column in zip(self._columns, *rows, strict=True)]

@@ -512,7 +512,7 @@ async def status(book: Book, topic: TopicsOption = None) -> None:
         age = f"{found.lag_s:,.1f} s" if found.lag else None
         offsets = found.replicated, found.end, found.lag
         table.add(found, found.topic, str(found.partition), *offsets, age, stopped, stopped=stopped)
-    table.print()
+    table.print("no topics")
     if await has_tags(book.store):
         row, text = describe_horizon(await book.tags.horizon(configs), now_ms)
         output.emit({"tags": row}, text)
@@ -558,7 +558,8 @@ async def parked(
             position, size_bytes = (found.position.epoch, found.position.offset), len(found.value)
             cells = (found.topic, str(found.partition), *map(str, position), size_bytes, found.reason)
             table.add(found, *cells, value_bytes=size_bytes)
-    table.print()
+    if not replay:
+        table.print("no parked records")
     if left:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tidebook.cli import output
 from tidebook.cli.command import Group
-from tidebook.cli.options import application_parts, argument, load_callable, option
+from tidebook.cli.options import BookOption, application_parts, argument, load_callable, open_book, option
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.wiring.book import Book
 
@@ -90,7 +90,7 @@ async def list_(book: Book, app: AppOption) -> None:
                 row = {"projection": name, "state": "never started"}
             cells = row | {"rebuilding": "yes" if row.get("rebuilding") else None}
             table.add(row, name, *map(cells.get, names))
-    table.print()
+    table.print("no projections")
 
 
 @app.command()
@@ -109,9 +109,12 @@ async def status(book: Book, name: NameArgument, app: AppOption) -> None:
 
 
 @app.command()
-async def rebuild(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Rebuild a projection, then swap its tables."""
-    async with _projection(app, name, book) as projection:
+async def rebuild(book: BookOption, name: NameArgument, app: AppOption) -> None:
+    """Rebuild a projection, then swap its tables.
+
+    It replicates an embedded book meanwhile. With servers it waits for the pipeline.
+    """
+    async with open_book(book, replicate=True) as opened, _projection(app, name, opened) as projection:
         build = await projection.rebuild()
     output.emit({"projection": name, "build": build}, f"{name}: build {build} is live")
 

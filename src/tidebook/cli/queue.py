@@ -97,7 +97,7 @@ def put(
         inserted, merged = inserted + done.inserted, merged + done.merged
 
     try:
-        bulk_input.write(book, data, "put", put_values)
+        bulk_input.write(open_book(book, create=True), data, "put", put_values)
     finally:
         if inserted or merged:  # including entries put before a failure
             row = {"queue": queue, "inserted": inserted, "merged": merged}
@@ -112,7 +112,7 @@ async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
         data = output.payload_as_json(entry.data)
         status = "waiting" if entry.status == "W" else "processing"
         table.add(entry, status, entry.priority, entry.process_at, str(entry.id), entry.key, data, data=data)
-    table.print()
+    table.print("no entries")
 
 
 @app.command()
@@ -123,7 +123,7 @@ async def status(book: Book, queue: AnyName = None) -> None:
     for one in found:
         counts = one.due, one.later, one.processing, one.dead
         table.add(one, one.queue, *counts, one.paused_at, waiting=one.waiting)
-    table.print()
+    table.print("no queues")
 
 
 @app.command()
@@ -134,7 +134,7 @@ async def workers(book: Book, queue: Name, limit: LimitOption = 100) -> None:
         state = "gone" if one.gone else "live"
         numbers = one.running, one.done, one.failed
         table.add(one, one.name, state, one.started_at, one.heartbeat_at, *numbers)
-    table.print()
+    table.print("no workers")
 
 
 @app.command()
@@ -210,7 +210,7 @@ def _show_dead_letters(letters: list[DeadLetter]) -> None:
     for letter in letters:
         data = output.payload_as_json(letter.data)
         table.add(letter, str(letter.id), letter.queue, letter.key, letter.reason, data, data=data)
-    table.print()
+    table.print("no dead letters")
 
 
 @app.command()

@@ -90,8 +90,12 @@ def _report_waiting(status: HorizonStatus) -> None:
 @app.command("list")
 async def list_tags(book: Book) -> None:
     """Print the tags that have events."""
+    found = False
     async for tag in book.tags.list():
         output.emit({"tag": tag}, tag)
+        found = True
+    if not found:
+        output.note_empty("no tags")
 
 
 @app.command()

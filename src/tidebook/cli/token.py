@@ -46,7 +46,7 @@ async def create(
     name: str = argument("NAME", "What the token is for, for example: billing"),
     role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, operator or admin.", callback=_role)] = "viewer",
     prefix: str = option("PREFIX", "Only topics, queues and namespaces that begin with this.", ""),
-    expires_s: float | None = seconds("The token expires after this time.", least=0.001),
+    expire_after_s: float | None = seconds("The token expires after this time.", least=0.001),
     new_book: Annotated[bool, typer.Option("--new-book", help="Create the book if it does not exist.")] = False,
 ) -> None:
     """Create a token and print it. It is not shown again.
@@ -55,7 +55,7 @@ async def create(
     its first start: in that case, create the book with --new-book.
     """
     async with _tokens(book, create=new_book) as tokens:
-        made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
+        made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expire_after_s=expire_after_s)
     output.emit(made, made.token)
     if output.human():
         output.note(f"token {made.id} for {name}, {role}: it is not shown again")
@@ -70,7 +70,7 @@ async def list_tokens(book: BookOption) -> None:
             times_ms = (each.expires_at_ms, each.last_used_at_ms, each.revoked_at_ms)
             times = [None if at_ms is None else utc_datetime(at_ms) for at_ms in times_ms]
             table.add(each, each.id, each.name, each.role, each.prefix or None, *times)
-        table.print()
+        table.print("no tokens")
 
 
 @app.command(question="Revoke token {id}?")

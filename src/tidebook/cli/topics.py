@@ -34,8 +34,11 @@ async def list_topics(
     all_: bool = flag("--all", "List every topic of the log, including write-ahead logs and messages."),
 ) -> None:
     """List the topics that hold journals."""
-    for name in sorted({*await book.topics(), *(await book.log.topics() if all_ else ())}):
+    names = sorted({*await book.topics(), *(await book.log.topics() if all_ else ())})
+    for name in names:
         output.emit({"topic": name}, name)
+    if not names:
+        output.note_empty("no topics")
 
 
 @app.command()

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
-from tidebook.cli import output
+from tidebook.cli import bulk_input, output
 from tidebook.cli.command import Group
-from tidebook.cli.options import BookOption, argument, flag, number, open_book, parse_payload
+from tidebook.cli.options import BookOption, argument, flag, number, open_book
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.wal.record import ID_MAX
+from tidebook.wal.record import ID_MAX, Written
 from tidebook.wal.region import Region
 from tidebook.wal.topics import namespace_name
 from tidebook.wiring.book import Book
@@ -36,22 +36,32 @@ async def open_region(
 
 
 @app.command()
-async def write(
+def write(
     book: BookOption,
     namespace: Namespace,
     region: RegionId,
     table: Table,
-    payloads: list[str] = argument("JSON", "One JSON value per entry."),
+    payloads: list[str] = argument("JSON", "One JSON value per entry; - reads one per line from standard input."),
     create: bool = flag("--create", "Create the region if it does not exist."),
 ) -> None:
     """Write entries to a table, atomically.
 
-    Claim the region: a writer that has it open is fenced.
+    Claim the region: a writer that has it open is fenced. With `-` the entries of standard input are written in
+    batches, each of them atomically.
     """
-    values = [parse_payload(each) for each in payloads]
-    async with open_region(book, namespace, region, create=create, writable=True) as opened:
-        done = await opened.write(table, values)
-    output.emit(done, f"wrote {done.first} to {done.last} at offset {done.offset}")
+    done: Written | None = None
+
+    async def write_values(opened: Region, values: list[Any]) -> None:
+        nonlocal done
+        last = await opened.write(table, values)
+        done = last if done is None else Written(done.first, last.last, last.offset)
+
+    opening = open_region(book, namespace, region, create=create, writable=True)
+    try:
+        bulk_input.write(opening, payloads, "write", write_values)
+    finally:
+        if done is not None:  # also the entries written before a failure
+            output.emit(done, f"wrote {done.first} to {done.last} at offset {done.offset}")
 
 
 @app.command()
@@ -74,10 +84,12 @@ async def read(
             async for entry in reading:
                 if output.human() and not shown:
                     output.write(f"{'OFFSET':>10}  {'TABLE':>6}  {'SEQ':>8}  PAYLOAD\n")
-                    shown = True
                 row = output.fields_of(entry, "table", "seq", "payload", "offset")
                 text = f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(row['payload'])}"
                 output.emit(row, text)
+                shown = True
+        if not shown:
+            output.note_empty("no entries")
 
 
 @app.command()
@@ -90,7 +102,7 @@ async def regions(book: Book, namespace: Namespace) -> None:
         pinned_by = None if status.pinned_by is None else str(status.pinned_by)
         cells = (status.tables, status.held_bytes, pinned_by, status.log_start, status.log_end, status.term)
         table.add(status, str(id), *cells)
-    table.print()
+    table.print("no regions")
 
 
 @app.command()
@@ -116,7 +128,7 @@ async def recover(
             replayed = None if counts is None else counts.get(table, 0)
             _, *cells = row.values()
             tables.add(row if counts is None else row | {"replayed": replayed}, str(table), *cells, replayed)
-        tables.print()
+        tables.print("no tables")
         if output.human():
             output.note(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}")
 

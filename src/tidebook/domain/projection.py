@@ -23,11 +23,12 @@ from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_h
 from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.log.port import Log
+from tidebook.replication.ticks import tick
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.horizon import Horizons, HorizonStatus, HorizonWait
+from tidebook.tags.horizon import Horizon, Horizons, HorizonStatus, HorizonWait
 
 SLICES: Final = 16
 SLICES_MAX: Final = 1024
@@ -120,6 +121,7 @@ class Projection:
         self._followed = describe_source(source)
         self._knows_slices = False
         self._engine = engine
+        self._log = log
         self._store = store
         self._clock = clock
         self._ids = ids
@@ -453,7 +455,9 @@ class Projection:
         """Rebuild the read model next to the live one, then swap the tables; return the number of the new build.
 
         The live one continues during the rebuild. The handler must write to `tx.table(...)`, and the projection must be
-        declared with its `tables`. At the swap the live build waits until the new one has reached it.
+        declared with its `tables`. At the swap the live build waits until the new one has reached it. The new build has
+        everything that was replicated when the rebuild began, so it waits for the horizon; if nothing replicates, a
+        warning says what is missing.
         """
         self._check_handlers()
         if not self._own_tables:
@@ -465,8 +469,14 @@ class Projection:
 
     def _rebuild(self) -> Rebuild:
         return Rebuild(
-            self._rows, self._engine, self._own_tables, self._followed, self._ids, self._runner, self._settings.lease_s
-        )
+            self._rows, self._engine, self._own_tables, self._followed, self._ids, self._runner, self._send_ticks,
+            self._settings.lease_s,
+        )  # fmt: skip
+
+    async def _send_ticks(self) -> Horizon:
+        horizon = await self._horizons.read(self._source.topics)
+        await tick(self._log, self._store, self._source.topics)
+        return horizon
 
 
 def _time_ms(at: At) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -11,12 +11,13 @@ from sqlalchemy import Connection, MetaData, Table, inspect, text
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.domain.event_source import At, decode_position
+from tidebook.domain.event_source import BEGINNING, At, decode_position
 from tidebook.domain.projection_runner import Build, SliceRunner
 from tidebook.domain.projection_tables import SWAP_OWNER, BuildState, ProjectionTables, SliceState, create_tables
 from tidebook.domain.sql_engine import LiveTableWritten, ProjectionTx, SqlEngine
 from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
+from tidebook.tags.horizon import Horizon
 
 #: For how long a swap may stop the live build.
 SWAP_S: Final = 60.0
@@ -36,6 +37,7 @@ class Rebuild:
         followed: str,
         ids: Ids,
         make_runner: MakeRunner,
+        send_ticks: Callable[[], Awaitable[Horizon]],
         lease_s: float,
     ) -> None:
         self._rows = rows
@@ -44,6 +46,8 @@ class Rebuild:
         self._followed = followed
         self._ids = ids
         self._make_runner = make_runner
+        #: Returns the horizon of the source, and sends the ticks that move it past everything that is replicated.
+        self._send_ticks = send_ticks
         self._lease_s = lease_s
 
     async def run(self, state: BuildState, *, is_same: bool) -> int:
@@ -59,7 +63,10 @@ class Rebuild:
         try:
             await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
             live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
-            await runner.run_to(_goals(live, is_same=is_same))
+            # The live build may never have run.
+            end = await self._replicated_end(runner, state.slices)
+            goals = _goals(live, is_same=is_same)
+            await runner.run_to({number: max(at, end) for number, at in goals.items()})
             # Little is left to apply: stop the live build, and catch up with it.
             frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
             await runner.run_to(_goals(frozen, is_same=is_same))
@@ -68,6 +75,16 @@ class Rebuild:
             await self._drop(build, state.build, swap)
             raise
         return build.number
+
+    async def _replicated_end(self, runner: SliceRunner, slices: int) -> At:
+        """Return the position after everything that is replicated now; first wait until there is a horizon."""
+        horizon = await self._send_ticks()
+        if horizon.topic is None:
+            return BEGINNING  # none of the topics exists
+        if horizon.time_ms < 0:
+            await runner.run_to(dict.fromkeys(range(slices), (0,)))
+            horizon = await self._send_ticks()
+        return (horizon.most_ms + 1,)
 
     async def _remove_abandoned(self, state: BuildState) -> None:
         """Remove the builds of rebuilds whose processes were killed: the tables first, since the rows name them."""
@@ -137,7 +154,10 @@ def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
     places = {each.slice: decode_position(each.position).at for each in live}
     # A scan of another build has other positions: it must have ended where this one will.
     places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}
-    return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
+    if is_same:
+        return places
+    # After an event, others of its time may follow; a position of one element is before all events of its time.
+    return {number: (at[0] + 1,) if len(at) > 1 else at for number, at in places.items()}
 
 
 def _refuse_live_table(tx: ProjectionTx) -> None:

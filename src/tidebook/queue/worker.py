@@ -22,6 +22,7 @@ from tidebook.queue.port import WorkerReport
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
 from tidebook.runtime import tracing
+from tidebook.runtime.blocking_facade import BlockingFacade
 from tidebook.runtime.futures import cancel_and_wait, resolve_future
 
 log = logging.getLogger("tidebook.queue")
@@ -110,6 +111,11 @@ class Worker:
         grace_s: float = 30.0,
         label: str | None = None,
     ) -> None:
+        if isinstance(queue, BlockingFacade):
+            raise InvalidInput(
+                f"a Worker cannot use a queue of a blocking book: use book.worker({queue.name!r}, handler), and start "
+                "it with book.running"
+            )
         if label is not None and (type(label) is not str or not label.isprintable() or not 1 <= len(label) <= 200):
             raise InvalidInput(f"a worker's label must be printable text of 1 to 200 characters, not {label!r:.60}")
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:

@@ -61,7 +61,7 @@ async def tokens(call: Call) -> TokensResponse:
 async def create_token(call: Call) -> NewTokenResponse:
     """Create a token."""
     body = call.body
-    return await call.state.tokens.create(body.name, body.role, prefix=body.prefix, expires_s=body.expires_s)
+    return await call.state.tokens.create(body.name, body.role, prefix=body.prefix, expire_after_s=body.expire_after_s)
 
 
 async def revoke_token(call: Call) -> None:

@@ -111,13 +111,18 @@ async def _check_chain(
             group_hash.add([msgspec.structs.replace(entry, hash="")])
             if entry.hash:
                 if is_complete and entry.hash != group_hash.hex:
-                    report.add(id, first, "changed", f"entries {first} to {entry.n} do not match their hash")
+                    report.add(id, first, "changed", f"{_group(first, entry.n)} does not match its hash")
                 if (id, entry.n) in end_hashes:
                     end_hashes[id, entry.n] = entry.hash
                 first, group_hash, is_complete = expected, GroupHash(entry.hash), True
         if first < expected:
-            report.add(id, first, "changed", f"entries {first} to {expected - 1} have no hash")
+            report.add(id, first, "changed", f"{_group(first, expected - 1)} has no hash")
     except TidebookError as error:
         report.add(id, expected, "damaged", str(error))
     for n in sorted(missing):
         report.add(id, n, "removed", "there is no entry of this number")
+
+
+def _group(first: int, last: int) -> str:
+    """Return the name of a group of entries, of which at least one was changed."""
+    return "it" if first == last else f"one or more of the entries {first} to {last}: their group"

@@ -97,7 +97,7 @@ class Tokens:
         self._any = False
 
     async def create(
-        self, name: str, role: RoleName, *, prefix: str = "", expires_s: float | None = None
+        self, name: str, role: RoleName, *, prefix: str = "", expire_after_s: float | None = None
     ) -> NewTokenResponse:
         """Create a token and return it with its secret."""
         if not name.isprintable() or not 1 <= len(name) <= TEXT_CHARS_MAX:
@@ -107,7 +107,7 @@ class Tokens:
         now_ms = self._clock.now_ms()
         token = PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
-        expires_at = None if expires_s is None else now_ms + round(expires_s * 1000)
+        expires_at = None if expire_after_s is None else now_ms + round(expire_after_s * 1000)
         row = (id, hash_token(token), name, int(Role[role.upper()]), prefix, now_ms, expires_at)
 
         def insert(connection: apsw.Connection) -> bool:

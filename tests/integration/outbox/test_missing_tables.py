@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
-from tidebook.core.errors import NotFound
+from tidebook.cli.outbox import open_outbox
+from tidebook.core.errors import NotFound, Unavailable
 
 
 @pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
@@ -24,6 +25,17 @@ def test_missing_tables_are_reported_through_a_driver(empty_database: Database) 
             with pytest.raises(NotFound, match="tidebook outbox migrate"):
                 outbox.publish(connection, topic="orders", payload=b"x", key=b"k", ordered=ordered)
             connection.rollback()
+
+
+@pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
+def test_missing_tables_are_reported_without_the_statement(empty_database: Database, tmp_path: Path) -> None:
+    settings = tmp_path / "tidebook.toml"
+    settings.write_text(f'[sql]\nurl = "{empty_database.url}"\n[outbox]\ncreate_tables = false\n')
+    with open_outbox(str(settings), reading=True) as opened, pytest.raises(Unavailable) as caught:
+        opened.status()
+    assert "kafka_topic_info" in str(caught.value)
+    assert str(caught.value).endswith("run 'tidebook outbox migrate'")
+    assert "SELECT" not in str(caught.value)
 
 
 def test_missing_tables_are_reported_through_sqlalchemy(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tidebook.testing.replicating import replicate
 async def test_every_route_declares_a_role_and_keeps_to_it(tmp_path: Path, create_token: CreateToken) -> None:
     tokens = {role: (await create_token(role)).token for role in ("viewer", "operator", "admin")}
     foreign = (await create_token("admin", prefix="other-")).token
-    expired = (await create_token("admin", expires_s=0.001)).token
+    expired = (await create_token("admin", expire_after_s=0.001)).token
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         known = {**await prepare(book), "token": tokens["admin"]}
 
@@ -133,7 +133,7 @@ async def test_only_the_server_writes_the_audit_and_only_an_admin_reads_it(
 @pytest.mark.parametrize("ends", ["revoked", "expired"])
 async def test_a_stream_ends_with_its_token(tmp_path: Path, create_token: CreateToken, ends: str) -> None:
     admin = await create_token("admin")
-    other = await create_token("viewer", expires_s=3.0 if ends == "expired" else None)
+    other = await create_token("viewer", expire_after_s=3.0 if ends == "expired" else None)
     path = "/v1/journals/orders/o-1/events?follow=true"
     async with (
         served(tmp_path / "book") as (url, book),

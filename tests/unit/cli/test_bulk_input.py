@@ -79,9 +79,26 @@ def test_every_line_is_put(piped: Cli) -> None:
     assert (result.code, json.loads(result.out)) == (0, {"queue": "mail", "inserted": 2, "merged": 0})
 
 
+def test_every_line_is_written_to_a_region(piped: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
+    result = piped("1\n2\n3\n4\nno\n", "wal", "write", "metrics", "7", "1", "-", "--create")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "line 5 of standard input" in result.err
+    done = json.loads(result.out)
+    assert (done["first"], done["last"]) == (1, 4)
+    entries = [json.loads(line) for line in cli("wal", "read", "metrics", "7").out.splitlines()]
+    assert [(each["seq"], each["payload"]) for each in entries] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert entries[-1]["offset"] == done["offset"]
+
+
 @pytest.mark.parametrize(
     "command",
-    [("journal", "append", "orders", "o-1"), ("queue", "put", "mail"), ("outbox", "publish", "messages")],
+    [
+        ("journal", "append", "orders", "o-1"),
+        ("queue", "put", "mail"),
+        ("outbox", "publish", "messages"),
+        ("wal", "write", "metrics", "7", "1", "--create"),
+    ],
     ids=" ".join,
 )
 def test_an_empty_input_is_refused_and_creates_nothing(piped: Cli, book: Path, command: tuple[str, ...]) -> None:

@@ -91,6 +91,20 @@ def test_the_projections_of_an_application_are_listed_and_controlled(cli: Cli, b
     assert rows(cli, "resume", "seen", "--app", shop)[0]["paused"] is False
 
 
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_rebuild_of_a_projection_that_never_ran_applies_all_events(cli: Cli, shop: str, replicated: bool) -> None:
+    if replicated:
+        assert cli("pipeline", "replicate", "--once").code == 0
+    assert rows(cli, "rebuild", "seen", "--app", shop) == [{"projection": "seen", "build": 2}]
+    [status] = rows(cli, "status", "seen", "--app", shop)
+    assert status["applied_to"] is not None
+    from importlib import import_module
+
+    module = import_module(shop.split(":")[0])
+    with module.engine.connect() as connection:
+        assert connection.execute(module.seen.select()).all() == [(0,)]
+
+
 def test_a_projection_command_with_wrong_arguments_is_refused(cli: Cli, shop: str) -> None:
     refused(cli("projection", "status", "other", "--app", shop), 4, "it declares reminders, seen")
     refused(cli("projection", "status", "seen", "--app", shop), 4, "never started")

@@ -34,7 +34,7 @@ def test_numbers_are_aligned_to_the_right_and_control_characters_are_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "_human", True)
-    filled().print()
+    filled().print("no names")
     assert capsys.readouterr().out.splitlines() == [
         "NAME  COUNT  KEY            AT",
         "a     1,200  -              2030-01-31T00:00:00.000+00:00",
@@ -42,15 +42,18 @@ def test_numbers_are_aligned_to_the_right_and_control_characters_are_escaped(
     ]
 
 
-def test_without_rows_nothing_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output, "_human", True)
-    output.Table("name").print()
-    assert capsys.readouterr().out == ""
+@pytest.mark.parametrize(("human", "printed"), [(True, "no names\n"), (False, "")])
+def test_without_rows_a_line_is_printed_for_a_person(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], human: bool, printed: str
+) -> None:
+    monkeypatch.setattr(output, "_human", human)
+    output.Table("name").print("no names")
+    assert capsys.readouterr().out == printed
 
 
 def test_in_a_pipe_each_row_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(output, "_human", False)
-    filled().print()
+    filled().print("no names")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == [{"name": "a", "count": 1200}, {"name": "long", "extra": True}]
 
@@ -118,6 +121,44 @@ def test_a_list_has_a_header_on_a_terminal_only(
     assert first.split() == header.split()
     assert rows
     assert not any(row.startswith("{") for row in rows)
+
+
+EMPTY = {
+    "topics list": "no topics",
+    "tags list": "no tags",
+    "queue status": "no queues",
+    "queue list mail": "no entries",
+    "queue flags": "no dead letters",
+    "queue workers mail": "no workers",
+    "wal regions metrics": "no regions",
+    "wal recover metrics 7": "no tables",
+    "wal read metrics 7": "no entries",
+    "pipeline parked": "no parked records",
+    "outbox status": "no topics",
+    "outbox parked": "no parked messages",
+    "token list": "no tokens",
+}
+
+
+async def create_empty(folder: Path, line: str) -> None:
+    """Create a book with what the command needs, but without anything that it lists."""
+    async with tidebook.open(folder) as book:
+        if line.startswith("queue") and line.endswith("mail"):
+            await book.queue("mail").open()
+        else:
+            await book.wal("metrics" if line.endswith("7") else "other").open_region(7, create=True)
+
+
+@pytest.mark.parametrize(("line", "text"), EMPTY.items())
+def test_an_empty_list_is_a_line_on_a_terminal_and_nothing_in_a_pipe(
+    cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch, line: str, text: str
+) -> None:
+    asyncio.run(create_empty(book, line))
+    if line.startswith("outbox"):
+        assert cli("outbox", "migrate").code == 0
+    assert cli(*line.split())[:2] == (0, "")
+    monkeypatch.setattr(output, "choose", lambda **_: monkeypatch.setattr(output, "_human", True))
+    assert cli(*line.split())[:2] == (0, f"{text}\n")
 
 
 def on_terminal(*arguments: str) -> str:

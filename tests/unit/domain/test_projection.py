@@ -27,6 +27,9 @@ from tests.unit.domain.projecting import (
 from tidebook.core.errors import InvalidInput, NotFound, ProjectionStopped, Unavailable
 from tidebook.core.event import Event
 from tidebook.domain.event_source import slice_of
+from tidebook.replication.inline import replicate_to_end
+from tidebook.tags import horizon
+from tidebook.tags.horizon import HorizonStatus, read_horizon
 
 
 @pytest.mark.parametrize("form", ["sync", "async engine", "async handler", "async both"])
@@ -362,6 +365,62 @@ async def test_a_rebuild_refuses_a_handler_that_writes_to_the_live_tables(tmp_pa
         assert len(balances(engine)) == 6
         stored = await projection.stored()
         assert (stored.build, stored.rebuilding) == (1, False)
+
+
+async def test_a_rebuild_applies_everything_that_was_replicated_although_nothing_ever_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sqlite_engine(tmp_path)
+    monkeypatch.setattr(horizon, "STALL_MS", 0)
+    reported: asyncio.Queue[HorizonStatus] = asyncio.Queue()
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES])(add)
+        monkeypatch.setattr(projection._wait, "_report", reported.put_nowait)
+        for n in range(3):
+            await book.decider("accounts", Account, events=EVENTS).execute(f"a-{n}", Deposit(1))
+        await replicate_to_end(book.log, book.store)  # without ticks, so that there is no horizon
+        rebuilding = asyncio.create_task(projection.rebuild())
+        missing = (await reported.get()).describe()
+        assert "was never replicated: run 'tidebook up' or 'tidebook pipeline replicate'" in missing
+        assert not rebuilding.done()
+        async with replicating(book, "accounts"):
+            assert await rebuilding == 2
+        assert balances(engine) == {f"a-{n}": 1 for n in range(3)}
+
+
+async def test_a_rebuild_applies_the_event_at_the_horizon(tmp_path: Path) -> None:
+    engine, settings = sqlite_engine(tmp_path), tmp_path / "tidebook.toml"
+    settings.write_text("[journal]\npartitions = 1\n")
+    async with tidebook.open(settings) as book:
+        projection = book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES])(add)
+        await book.decider("accounts", Account, events=EVENTS).execute("a", Deposit(1))
+        await replicate_to_end(book.log, book.store)
+        assert (await read_horizon(book.store)).time_ms > 0
+        rebuilding = asyncio.create_task(projection.rebuild())
+        async with asyncio.timeout(30):
+            await book.log.wait("accounts", 0, offset=1)  # the rebuild's tick
+        async with replicating(book, "accounts"):
+            assert await rebuilding == 2
+        assert balances(engine) == {"a": 1}
+
+
+async def test_a_rebuild_of_topics_that_do_not_exist_does_not_wait(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["a"], into=sqlite_engine(tmp_path), tables=[BALANCES])(add)
+        assert await projection.rebuild() == 2
+
+
+async def test_a_rebuild_with_another_source_needs_no_new_event(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path, replicate=True) as book:
+        first = book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES])(add)
+        done = await book.decider("accounts", Account, events=EVENTS).execute("a", Deposit(1))
+        async with running(first):
+            await first.wait_for(done)
+            await first.settle()
+        other = book.projection("p", topics=["accounts", "others"], into=engine, tables=[BALANCES])(add)
+        assert await other.rebuild() == 2
+        assert balances(engine) == {"a": 1}
 
 
 async def test_a_rebuild_needs_tables(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.unit.domain.projecting import (
     async_sqlite_engine,
     balances,
     bring,
+    replicating,
     running,
     sqlite_engine,
 )
@@ -188,7 +189,7 @@ async def test_a_rebuild_refuses_each_handler_that_writes_to_a_live_table(tmp_pa
 
 async def test_a_rebuild_accepts_a_handler_that_ignores_events(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
-    async with tidebook.open(tmp_path) as book:
+    async with tidebook.open(tmp_path) as book, replicating(book, "t"):
 
         @book.projection("p", topics=["t"], into=engine, tables=[BALANCES], retries=0)
         def projection(tx: Any, event: Any) -> None:

@@ -52,6 +52,14 @@ async def test_a_worker_is_given_a_handler_and_times(
             Worker(book.queue("mail"), handler, **options)
 
 
+def test_a_worker_refuses_a_queue_of_a_blocking_book(tmp_path: Path) -> None:
+    with (
+        tidebook.open_sync(tmp_path) as book,
+        pytest.raises(InvalidInput, match=r"use book\.worker\('mail', handler\), and start it with book\.running"),
+    ):
+        Worker(book.queue("mail"), print)  # type: ignore[arg-type]
+
+
 async def test_settings_of_another_type_are_refused(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(InvalidInput, match="QueueSettings, not dict"):

@@ -19,7 +19,7 @@ async def test_a_new_token_replaces_the_oldest_invalid_one_at_the_bound(
     database = ServerDatabase(tmp_path)
     clock = ManualClock(1_000)
     tokens = Tokens(database, clock)
-    await tokens.create("short", "viewer", expires_s=1.0)
+    await tokens.create("short", "viewer", expire_after_s=1.0)
     clock.advance(100)
     revoked = await tokens.create("revoked", "viewer")
     await tokens.create("first", "viewer")

@@ -39,8 +39,8 @@ class NewTokenForm(msgspec.Struct, frozen=True):
 async def create(view: View) -> ActResult:
     """Create a token, and show its secret once."""
     form = view.fields
-    expires_s = None if form.days is None else form.days * DAY_S
-    made = await view.state.tokens.create(form.name, form.role, prefix=form.prefix, expires_s=expires_s)
+    expire_after_s = None if form.days is None else form.days * DAY_S
+    made = await view.state.tokens.create(form.name, form.role, prefix=form.prefix, expire_after_s=expire_after_s)
     return ActResult(message=f"Token {made.name} is created.", secret=made.token)
 
 
