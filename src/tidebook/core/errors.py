@@ -51,7 +51,7 @@ class Conflict(TidebookError):
     ) -> None:
         last = f"but the last {counted} is {found}"
         if found is None:
-            last, remedy = "but the journal had changed", "read it, then decide and append again"
+            last, remedy = "but the journal had changed", "read the journal, then decide and append again"
         if at is not None:
             reason = f"seq_nr {at} must be above the last one, {last}"
         elif expected is not None:
