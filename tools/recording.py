@@ -118,6 +118,12 @@ def record(folder: Path) -> Iterator[Line]:
         up.read()
 
 
+def wrap(line: Line) -> Iterator[Line]:
+    """Yield a line in parts that fit into the terminal, which wraps it there."""
+    for first in range(0, max(1, len(line.text)), COLUMNS):
+        yield line._replace(text=line.text[first : first + COLUMNS])
+
+
 def draw(lines: list[Line]) -> str:
     """Return the lines as an SVG that shows each at its time, does not scroll, and restarts at the end."""
     width, height = round(COLUMNS * CHARACTER_PX) + 2 * MARGIN_PX, len(lines) * LINE_PX + 2 * MARGIN_PX + 22
@@ -156,7 +162,7 @@ def main() -> int:
         print("recording: run ./dev up once, which installs Tidebook", file=sys.stderr)
         return 5
     with tempfile.TemporaryDirectory() as folder:
-        lines = [*record(Path(folder))]
+        lines = [part for line in record(Path(folder)) for part in wrap(line)]
     TARGET.write_text(draw(lines))
     return 0
 

@@ -15,7 +15,7 @@ BUCKETS_SETTING: Final = "tags/buckets"
 SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 #: A change takes effect at least this long after the latest row that is already written.
 LEAD_MS: Final = 60_000
-#: How far beyond the written rows one compare-and-set fixes the history, so that few of them are needed.
+#: How far beyond the written rows one compare-and-set extends the fixed part of the history, so that few are needed.
 FIXED_AHEAD_MS: Final = 300_000
 
 
@@ -40,7 +40,10 @@ class Buckets(msgspec.Struct, frozen=True):
         return max(last.from_ms, last.fixed_ms)
 
     def fixed(self, time_ms: int) -> Buckets:
-        """Return the history, fixed until FIXED_AHEAD_MS after a time at which rows are about to be written."""
+        """Return the history with its fixed part extended to FIXED_AHEAD_MS after `time_ms`.
+
+        Call this, and store the result, before rows of that time are written.
+        """
         *before, last = self.changes
         fixed_ms = max(self.fixed_ms, time_ms + FIXED_AHEAD_MS)
         return Buckets((*before, BucketSizeChange(last.from_ms, last.size, fixed_ms)))
@@ -67,7 +70,7 @@ class Buckets(msgspec.Struct, frozen=True):
     def changed(self, size: str, *, from_ms: int) -> Buckets:
         """Return the history with another size from a time on.
 
-        Raise InvalidInput for an unknown size, or if the time is not after all earlier changes or is already fixed.
+        Raise InvalidInput for an unknown size, or if the time is not after all earlier changes or is in the fixed part.
         """
         if size not in SIZES_MS:
             raise InvalidInput(f"a bucket size must be one of {', '.join(SIZES_MS)}, not {size!r}")

@@ -1,4 +1,4 @@
-"""All errors that Tidebook raises to its users. Each carries its details as attributes and says what to do."""
+"""The errors that the library raises. Where an error has details, they are attributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TooLarge(InvalidInput):
     def __init__(self, subject: str, *, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"{subject} takes {size_bytes:,} bytes and the limit is {limit_bytes:,}: "
-            "split it, or keep the bulk elsewhere and journal a reference"
+            "split it, or store the data elsewhere and write a reference to it"
         )
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
@@ -32,23 +32,35 @@ class NotFound(TidebookError, LookupError):
 
 
 class Conflict(TidebookError):
-    """An append was rejected, because the journal's last number was not the one that its `expected` or `at` requires.
+    """An append was rejected: the journal is not in the state that the append requires, or has too large a number.
 
-    `found` is the journal's last number, or None if that is no longer known.
+    `expected` is the last number that the append required, and `at` the number that it wanted to give its first event.
+    `found` is the journal's last number, or None if that is not known, or is the expected one of another incarnation.
+    A flush or an export that another one has overtaken raises this error too; `counted` is then what the numbers count.
     """
 
-    def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int | None) -> None:
-        if at is not None:
-            wanted = f"at seq_nr {at}, which must be above the last one"
-        elif expected is not None:
-            wanted = f"expected seq_nr {expected}"
-        else:
-            wanted = "the journal has reached the largest seq_nr"
+    def __init__(
+        self,
+        *,
+        key: object,
+        expected: int | None = None,
+        at: int | None = None,
+        found: int | None,
+        counted: str = "seq_nr",
+        remedy: str = "read the events that you have not seen, then decide and append again",
+    ) -> None:
+        last = f"but the last {counted} is {found}"
         if found is None:
-            rest = "but the last seq_nr was different and is no longer known: read the journal, then append again"
+            last, remedy = "but the journal had changed", "read the journal, then decide and append again"
+        if at is not None:
+            reason = f"seq_nr {at} must be above the last one, {last}"
+        elif expected is not None:
+            reason = f"expected {counted} {expected}, {last}"
         else:
-            rest = f"found {found}: read on from there, then append again"
-        super().__init__(f"{key}: {wanted}, {rest}")
+            known = "" if found is None else f" {found}"
+            reason = f"the last seq_nr{known} is too close to the largest one"
+            remedy = "append these events to another journal"
+        super().__init__(f"{key}: {reason}: {remedy}")
         self.key = key
         self.expected = expected
         self.at = at
@@ -56,11 +68,14 @@ class Conflict(TidebookError):
 
 
 class Unavailable(TidebookError):
-    """A required component does not respond; nothing was changed. Retry later."""
+    """A required component cannot be used now, or is closed; nothing was changed. Retry later."""
 
 
 class OutcomeUnknown(TidebookError):
-    """A write may or may not have happened. Pass this error as `retry=` to retry it without a duplicate."""
+    """A write may or may not have happened.
+
+    Pass the error of an append to the next attempt as `retry=`, so that the events are not appended twice.
+    """
 
     def __init__(
         self,
@@ -136,9 +151,10 @@ class Fenced(TidebookError):
 
 
 class ProjectionStopped(TidebookError):
-    """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip.
+    """A slice of a projection is stopped at an event that its handler cannot apply.
 
-    A rebuild that encounters such an event ends with this error too, and leaves the live tables as they were.
+    Fix the handler and resume, or skip the event. A rebuild that encounters such an event ends with this error too, and
+    leaves the live tables as they were.
     """
 
     def __init__(self, *, name: str, slice: int, reason: str, rebuild: bool = False) -> None:
@@ -197,12 +213,12 @@ class LogLost(TidebookError):
 
 
 class MissingTaggedEvent(TidebookError):
-    """A tagged event that must exist was not found. Read again from `last_known_offset` to search further back."""
+    """A tagged event that must exist was not found. A new read with `after=last_known_offset` searches for it again."""
 
     def __init__(self, *, tag: str, topic: str, id: str, missing: tuple[int, int], last_known_offset: Any) -> None:
         super().__init__(
             f"tag {tag!r}: {topic}/{id} lacks tag_seq_nr {missing[0]} to {missing[1]}: "
-            "read again from last_known_offset (events after that offset are delivered again)"
+            "start a new read after last_known_offset, which delivers the events after that offset again"
         )
         self.tag = tag
         self.topic = topic

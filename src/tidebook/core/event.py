@@ -28,7 +28,7 @@ TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
 TYPE_BYTES_MAX = 200
 TYPE_VERSION_MAX = 2**31 - 1
-#: An event with more tags than this causes a warning, because each tag costs a row. There is no limit.
+#: An event with more tags than this causes a warning, because each tag costs a row. The number has no limit.
 TAGS_WARN = 10
 
 #: Stands for the payload type of an append that is not plain: one with more than a single payload.

@@ -45,7 +45,10 @@ class PurgeApplied(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The append has no effect: `found`, the last number, contradicts its `expected` or `at`, or is too near LAST."""
+    """The append has no effect: the journal contradicts its `expected`, `at` or `incarnation`, or is too near LAST.
+
+    `found` is the journal's last number.
+    """
 
     found: int
 
@@ -63,7 +66,7 @@ class Stale(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unchanged(msgspec.Struct, frozen=True, gc=False):
-    """The record has no effect: a mark, a purge of no journal, a delete of deleted events, or a damaged record."""
+    """The record changes no journal: for example a mark, a delete of deleted events, or a damaged record."""
 
 
 UNCHANGED = Unchanged()

@@ -77,7 +77,7 @@ def home_of(record_key: bytes | None, partitions: int) -> tuple[str, Partition] 
     partition other than its journal's: replication parks such records, and readers skip them.
 
     >>> home_of(b"o-1", 4), home_of(None, 4), home_of(b"", 4)
-    (('o-1', 0), (None, None), (None, None))
+    (('o-1', 2), (None, None), (None, None))
     """
     try:
         id = None if record_key is None else journal_id(record_key.decode())

@@ -56,5 +56,8 @@ def write_stamp(position: Position, *, rev: int = 0) -> int:
 
 
 def tombstone_stamp(position: Position, *, rev: int = 0) -> int:
-    """Return the timestamp of the deletes of a record: just below its writes, so that these survive."""
+    """Return the timestamp of the deletes that the record at `position` makes.
+
+    It is one below the timestamp of the record's writes, which therefore survive the deletes.
+    """
     return write_stamp(position, rev=rev) - 1

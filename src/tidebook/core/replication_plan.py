@@ -240,10 +240,10 @@ class Pointer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def first_unreplicated_offset(
     replicated: Pointer | Head | None, topic: str, partition: int, config: TopicConfig
 ) -> int:
-    """Return the first offset of the configuration's epoch that is not replicated, by a pointer or a stored head.
+    """Return the first unreplicated offset of the configuration's epoch, according to a pointer or a stored head.
 
-    It is 0 if neither exists in this epoch. Raise `Fenced` if the store is in a newer epoch: the caller's configuration
-    is outdated, and the offsets of its epoch have no meaning.
+    It is 0 if that is missing, or of an earlier epoch. Raise `Fenced` if it is of a newer epoch: the caller's
+    configuration is outdated, and the offsets of its epoch have no meaning.
     """
     if replicated is None or replicated.position.epoch < config.epoch:
         return 0
@@ -256,7 +256,10 @@ def first_unreplicated_offset(
 
 
 class Parked(msgspec.Struct, frozen=True, gc=False):
-    """An unreadable record, which has no effect and is stored separately for inspection."""
+    """A record that is stored separately for inspection, and has no effect.
+
+    It is unreadable, or its key names no journal of its partition.
+    """
 
     topic: str
     partition: int

@@ -1,4 +1,7 @@
-"""Assign heads and events to partitions of the store. Both sizes are part of the topic's frozen configuration."""
+"""Assign heads and events to partitions of the store, which are called segments.
+
+The number of head segments, and the number of events in a segment, are set when a topic is created.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,8 @@ _SIGMA, _FINAL_SIGMA = "\u03a3", "\u03c2"
 def lower(text: str) -> str:
     """Return what `str.lower` of Python 3.11 returns, on every Python: the segment of a head depends on it.
 
-    Newer versions of Unicode add pairs of letters, so processes with different Pythons would look for the same head in
-    different segments.
+    Newer versions of Unicode give more letters a lower case. Without this table, processes with different versions of
+    Python would look for the same head in different segments.
 
     >>> lower("ÄÖ-1")
     'äö-1'

@@ -1,4 +1,4 @@
-"""The configuration of a topic: fixed when it is registered, changed only by compare-and-set."""
+"""The configuration of a topic. It is stored when the topic is registered, and changed only by compare-and-set."""
 
 from __future__ import annotations
 

@@ -469,10 +469,11 @@ class Journal:
     async def save_snapshot(
         self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
     ) -> None:
-        """Save the state as of `seq_nr`, an existing number; replace a snapshot of that number, and keep the newest.
+        """Save the state as of `seq_nr`; replace a snapshot of that number, and keep the newest `snapshot_slots`.
 
         A caller that knows the incarnation in which the state was computed passes it: a snapshot of a journal that was
-        purged since is then never loaded. Without it, the snapshot belongs to the current incarnation.
+        purged since is then never loaded. Without it, the snapshot belongs to the current incarnation, and `seq_nr`
+        must not be beyond its last number.
         """
         numbers.seq_nr(seq_nr)
         payload_type, data = encode_payload(payload)

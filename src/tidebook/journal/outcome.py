@@ -23,7 +23,7 @@ from tidebook.core.position import Position
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The events are in the journal as numbers `first` to `last`; both are None if the outcome was not awaited.
+    """The events are in the journal as numbers `first` to `last`; with `confirm=False` both may be None.
 
     The result of a repeated append equals that of the first attempt.
     """
@@ -67,8 +67,8 @@ def outcome_of(
             )
         case RetryTooLate():
             return OutcomeUnknown(
-                f"{topic}/{id}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
-                "was applied is no longer known; read the journal to find out",
+                f"{topic}/{id}: this retry comes too late: more than 16 appends may have followed the first attempt, "
+                "so whether that was applied is no longer known; read the journal to find out",
                 append_id=action.append_id,
                 partition=partition,
                 offset=position.offset,

@@ -52,6 +52,7 @@ class Barriers:
     async def fix(self, kind: BarrierKind) -> int:
         """Return an offset that is not below any record acknowledged before this call.
 
+        With `kind="offset"`, that only holds for the records of this process if the log's end is not linearizable.
         Raise Unavailable if the end of the log cannot be read, and Corrupt if the log was recreated.
         """
         cache = self._cache
@@ -153,8 +154,8 @@ class Reader:
     ) -> ReadView:
         """Choose the base of the view and fold the tail onto it, up to the barrier or further.
 
-        `stored` is None if the cache has the same head, or if the store is unavailable: `down` is then raised if the
-        tail lacks a part of the current incarnation.
+        `stored` is None if the cached head is replicated, or if the store is unavailable. In the second case `down` is
+        its error, and is raised if the tail lacks a part of the current incarnation.
         """
         cache = self.cache
         for _ in range(PLANS_MAX):

@@ -104,9 +104,9 @@ class OpenTopic:
     def check_epoch(self) -> None:
         """Raise Fenced if the topic has a newer epoch, Corrupt if the log was recreated; else start the next check.
 
-        It raises the error that an earlier check found. This is needed because an appender that does not confirm reads
-        nothing, and would report success forever; and because a recreated log that has grown past what this process saw
-        differs from the old one only by its id.
+        It raises the error that an earlier check found. The checks are needed because an appender that does not confirm
+        reads nothing, and would report success forever; and because a recreated log that has grown past what this
+        process saw differs from the old one only by its id.
         """
         if self._superseded is not None:
             raise self._superseded.with_traceback(None)
@@ -189,8 +189,8 @@ async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) 
     """Raise the time of a new topic to the greatest time of the book, before anything is appended to it.
 
     The topic is registered by now, so it holds back the horizon of tag queries. A query that did not see it
-    registered has read its pointers before this function does, so no later append can be below what that query
-    delivered.
+    registered had read the pointers before this function reads the book's time, so no later append can be below what
+    that query delivered.
     """
     book_ms = await store.replicated_ms()
     # On a log that can be reached without the store, the first record identifies a topic of journals.

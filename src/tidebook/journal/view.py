@@ -83,7 +83,7 @@ class TailAppend(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
     def rows(self, epoch: int, *, after: int, to: int) -> list[EventRow]:
-        """Return the events with after < seq_nr ≤ to, as the store will have them."""
+        """Return the events with after < seq_nr ≤ to, as the store will have them, but without their log time."""
         return [
             EventRow(self.first + index, encoded, self.timestamp_ms, Position(epoch, self.offset), index)
             for index, encoded in enumerate(unpack_events(self.body))

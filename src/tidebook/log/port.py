@@ -127,6 +127,7 @@ class Log(Protocol):
     - `OutcomeUnknown`: a write failed, and may or may not have taken effect.
     - `TooLarge`: a record exceeds the topic's `limit_bytes`; it was not written.
     - `LogLost`: records that the call needs are no longer in the log.
+    - `Corrupt`: the stored log is damaged.
     - `NotFound`: there is no such topic or partition.
     - `InvalidInput`: an argument is wrong, or the log was opened before this process forked.
     """
@@ -276,7 +277,7 @@ async def read_all(
 
 
 async def last_record(log: Log, state: TopicState) -> Record | None:
-    """Return the last record of the first partition that has any, to infer what the topic is used for; else None."""
+    """Return one of the last records of the first partition that has any, to infer what the topic is used for."""
     for partition in range(state.partitions):
         end = await log.end(state.topic, partition)
         start = await log.start(state.topic, partition)

@@ -36,7 +36,7 @@ _CLASSES: dict[str, type[TidebookError]] = {
     each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
 }
 #: Messages of Spark and the Kafka client for a broker that is unavailable. Spark's source reports lost records with the
-#: same message as a timeout; the checks at the query's next start distinguish them.
+#: same message as a timeout; the checks before the query starts again tell them apart.
 _KAFKA = re.compile(
     r"COULD_NOT_READ_OFFSET_RANGE|Cannot fetch record for offset|java\.util\.concurrent\.TimeoutException|"
     r"org\.apache\.kafka\.common\.errors\.(?:Retriable|Timeout|Disconnect|Network|NotLeaderOrFollower|"
@@ -81,7 +81,10 @@ def attach_report(error: TidebookError) -> None:
 
 
 def failure_of(error: BaseException) -> TidebookError:
-    """Return the cause of a query's error; `Unavailable` if the query may be retried unchanged."""
+    """Translate the error of a query or a lease.
+
+    Return the worker's error if it was reported, `Unavailable` if the log or a worker failed, and otherwise `Corrupt`.
+    """
     if isinstance(error, TidebookError):
         return error
     text = str(error)
@@ -120,8 +123,8 @@ def run_with_retries(
 ) -> T:
     """Run a coroutine on the portal's loop; retry with backoff while its error is transient.
 
-    Call `report` with the reason and the seconds elapsed before each pause. Raise the last error once `stop` is set
-    or `within_s` has elapsed.
+    Before each pause, call `report` with the reason and the seconds elapsed so far. Raise a transient error only if
+    `stop` is set or `within_s` has elapsed, and any other one at once.
     """
     began, backoff = time.monotonic(), Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
     while True:

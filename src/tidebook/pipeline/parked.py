@@ -1,4 +1,4 @@
-"""Replay a parked record as a new append at the log's end; at its own offset it stays void."""
+"""Replay a parked record at the log's end, as a new append, delete or purge; at its own offset it stays void."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 
 async def replay_parked(book: Book, parked: Parked, *, raw: bool = False, id: str | None = None) -> ReplayResult:
-    """Append the content of a parked record to its journal, then remove the parked record.
+    """Apply a parked record to its journal as a new append, delete or purge, then remove the parked record.
 
     Repeating a replay appends nothing twice: if the journal no longer knows whether an earlier attempt succeeded, the
     record stays parked. With `raw` the bytes become the payload of one event (JSON or text if they are valid as such),

@@ -107,7 +107,7 @@ class ReplicationQuery:
         metrics.count("pipeline_queries_started")
 
     def has_ended(self, within_s: float) -> bool:
-        """Return whether the query has terminated; raise the cause if it failed."""
+        """Wait up to `within_s` and return whether the query has terminated; raise the cause if it failed."""
         try:
             return bool(self.query.awaitTermination(within_s))  # type: ignore[arg-type]
         except TidebookError:

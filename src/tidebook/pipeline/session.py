@@ -64,7 +64,7 @@ CLUSTER = {
     "spark.storage.blockManagerHeartbeatTimeoutMs": "30s",
     "spark.network.timeoutInterval": "5s",
 }
-#: A shorter lease would end before its successor is submitted.
+#: A shorter lease would overlap with its successor for more than half of its duration.
 LEASE_S_MIN = 2.0
 #: Secrets from the environment that the executors need too. Spark redacts settings with such names.
 PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
@@ -93,7 +93,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     records_max: int = 800_000
     #: How often a running replication checks for new topics and reports its progress.
     look_every_s: float = 2.0
-    #: How long a task retries while the store or log is unavailable before its query restarts.
+    #: How long a task retries while the store or log is unavailable before its query restarts; a lease retries for five
+    #: seconds at most.
     wait_s: float = 30.0
     #: How often `tidebook up` purges expired journals.
     purge_every_s: float = 3600.0

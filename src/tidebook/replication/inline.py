@@ -40,7 +40,7 @@ SEIZE_S = 10.0
 #: How often topics are listed if no wake-up comes, and the shortest pause between two listings.
 LIST_EVERY_S = 1.0
 LIST_PAUSE_S = 0.05
-#: The first and the longest pause after a failure. A stopped partition is retried after the longest one.
+#: The first and the longest pause after a failure. A partition that a record has stopped is retried after the longest.
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 STATUS_EVERY_S = 5.0

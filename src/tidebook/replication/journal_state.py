@@ -90,7 +90,8 @@ class JournalState(msgspec.Struct):
 class Difference(msgspec.Struct, frozen=True):
     """One difference between the store and the fold of the log."""
 
-    #: `head`, `event` or `tag`, followed by `missing`, `extra`, `differs` or `damaged`.
+    #: `head`, `event` or `tag`, followed by `missing`, `extra`, `differs` or `damaged`; or `moving` for a journal that
+    #: changed during every attempt to compare it.
     what: str
     topic: str
     id: str

@@ -77,7 +77,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "read_tail_retried": ("Reads that read the tail a second time.",),
     "read_without_store": ("Reads that were answered while the store was unavailable.",),
     "tag_pages": ("Pages of a tag view that were read from Cassandra.",),
-    "running_failures": ("Failures of supervised parts, which are started again.", "part"),
+    "running_failures": ("Failures of supervised parts.", "part"),
     "server_requests": ("Requests that the server answered.", "route", "status"),
     "tags_backtracks": ("Second reads of a recent time range by a delayed stream.", "tag"),
     "tags_delayed_found": ("Late events that a second read found.", "tag"),

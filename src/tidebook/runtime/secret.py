@@ -53,7 +53,7 @@ def read_secret(kind: type, value: Any) -> Any:
 
 
 def split_url(url: str, what: str) -> SplitResult:
-    """Split a URL; raise InvalidInput, whose message begins with `what`, if its host or port is malformed.
+    """Split a URL; raise InvalidInput, whose message begins with `what`, if its host is malformed.
 
     The message does not repeat the URL, as Python's may do, because it may contain a password.
 

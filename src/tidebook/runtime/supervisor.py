@@ -32,8 +32,8 @@ from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.running")
 
-#: The first and the longest pause before a failed part is restarted; the pause doubles with each failure, and is reset
-#: after a part has run for as long as the longest one.
+#: The first and the longest pause before a failed part is restarted. The pause doubles with each failure, and begins
+#: with the first one again if the part has run for at least RESTART_MAX_S.
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 30.0
 #: How long a drain waits for work in progress.

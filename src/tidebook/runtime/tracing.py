@@ -120,7 +120,10 @@ def delivered(name: str, metadata: Mapping[str, Any] | None, **attributes: Any) 
 
 
 def with_context(events: Sequence[Event[Any]], begun: TraceSpan | None) -> Sequence[Event[Any]]:
-    """Return the events with the trace context of a span in their metadata, unless an event already has one there."""
+    """Return a list of events with a span's trace context in the metadata of each event that has none there.
+
+    Other sequences are returned unchanged.
+    """
     if begun is None or begun.carried is None or type(events) is not list:
         return events
     return [_with_context(event, begun.carried) for event in events]

@@ -206,7 +206,7 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     async def repair(self, repair: Repair) -> None:
-        """Repair one journal: delete its extra rows, write the missing and damaged ones, then the head.
+        """Repair one journal: write its missing and damaged rows, delete the extra ones, and write the head last.
 
         Nothing that was replicated after `repair.pointer` is overwritten: a store without timestamps per row raises
         Fenced if the partition's pointer is not `repair.pointer`. Raise NotFound as `apply` does.
@@ -214,10 +214,10 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         ...
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
-        """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation.
+        """Save a snapshot, replacing one of the same seq_nr; then keep the `slots` with the greatest seq_nr.
 
-        If only the deletion of the others fails, this raises nothing, and the next save deletes them. An adapter may
-        raise TooLarge for a payload over its limit.
+        The others of this incarnation are deleted. If only that fails, this raises nothing, and the next save deletes
+        them. An adapter may raise TooLarge for a payload over its limit.
         """
         ...
 

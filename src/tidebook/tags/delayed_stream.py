@@ -159,7 +159,10 @@ class DelayedStream:
         yield row
 
     async def _fill(self, gap: Gap) -> Sequence[TagRow]:
-        """Return the rows of a gap. After the timeout, raise, or accept the gap if the journal was not seen before."""
+        """Return the rows of a gap, or raise after the timeout.
+
+        A stream that does not start at the beginning accepts a gap before the first event that it sees of a journal.
+        """
         known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000

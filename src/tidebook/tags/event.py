@@ -207,7 +207,7 @@ def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tup
 
 
 def check_tag(tag: object) -> None:
-    """Raise `InvalidInput` for a tag that no event can have."""
+    """Raise `InvalidInput` unless the tag is valid text and not empty."""
     if type(tag) is not str or not tag:
         raise InvalidInput("a tag must be non-empty text")
     encode_text(tag, "a tag")

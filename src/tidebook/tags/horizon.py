@@ -127,7 +127,8 @@ class Horizons:
 
         Only topics that the last `read` found are considered.
 
-        Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
+        Return None if there is no log, or if it does not answer soon: reads by tag only need the store, and must not
+        wait for the log.
         Raise Fenced if a pointer is of a newer epoch than its topic's configuration.
         """
         log, wanted = self.log, self._registered if topics is None else topics
@@ -211,7 +212,7 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: The partition that holds the horizon back.
     topic: str | None
     partition: int | None
-    #: Records that the log has and the store does not; None if the log does not answer.
+    #: Records that the log has and the store does not; None if there is no log, or if it does not answer.
     lag: int | None
     #: For how long the horizon has not moved while a stream waited; 0 if no stream was waiting.
     stalled_s: float = 0.0

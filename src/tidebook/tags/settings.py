@@ -33,7 +33,7 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     back_track_period_s: float | Literal["max"] = 5.0
     #: How long a delayed stream searches for a missing event before it fails.
     missing_timeout_s: float = 10.0
-    #: How long a delayed stream that finds a journal's first event searches for earlier events of that journal.
+    #: How long a delayed stream that starts in the middle searches a journal for events before the first one found.
     new_persistence_id_scan_timeout_s: float = 0.5
 
     def __post_init__(self) -> None:

@@ -53,7 +53,8 @@ class SqlOffsets:
     def advance(self, connection: Connection, event: TaggedEvent) -> bool:
         """Mark the event as handled, within the caller's transaction; return False if it was handled before.
 
-        Raise `Fenced` if another member advanced the same share meanwhile; the caller must then roll back.
+        Raise `Fenced`, or the driver's error for a duplicate key if this is the first event of its share, if another
+        member advanced the same share meanwhile; the caller must then roll back.
         """
         share = share_of(event.topic, event.id)
         before = self._offset(connection, share)

@@ -85,7 +85,7 @@ class Tags:
         `after` is an event's `tag_offset`, a datetime, or None for the beginning. Only events below the horizon are
         delivered, so none can arrive late; `topics` restricts both the stream and the horizon. With
         `consistency="delay"` the stream stays behind the clock instead, and searches for events that arrive later than
-        that.
+        that: it delivers them when it finds them, so readers may see different orders.
 
         A live stream that sees no replication progress for 5 seconds calls `on_waiting` with the horizon, its age and
         the remedy, or logs a warning.
@@ -238,7 +238,7 @@ class Tags:
         )
 
     async def set_bucket_size(self, size: str) -> Buckets:
-        """Set the bucket size to "day", "hour" or "minute" from now on; return the history of sizes, latest last.
+        """Set the bucket size of later rows to "day", "hour" or "minute"; return the history of sizes, latest last.
 
         It changes from a time after everything that was written. Replicators only write rows before `fixed_ms`, which
         they move by a compare-and-set of the same setting. So neither side overlooks the other, however long it pauses.
@@ -250,7 +250,7 @@ class Tags:
             if last.size == size:
                 return before
             horizon = await Horizons(self._store).read()
-            # Twice the lead: replicators of an older version fix nothing, and read the history every 15 s instead.
+            # Twice the lead: replicators of an older version do not move `fixed_ms`, but read the history every 15 s.
             from_ms = max(horizon.most_ms, self._clock.now_ms()) + 2 * LEAD_MS
             after = before.changed(size, from_ms=max(from_ms, before.fixed_ms, last.from_ms + LEAD_MS))
             if await self._store.set_setting(BUCKETS_SETTING, encode_buckets(after), expected=text):

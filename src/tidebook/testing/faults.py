@@ -73,7 +73,10 @@ class _Fault:
 
 
 class Faults:
-    """The faults to inject, by the name of the call, and a counter of all calls."""
+    """The faults to inject, by the name of the call, and a counter of all calls.
+
+    A fault of a method that returns an async iterator applies before the first item; there `after` has no effect.
+    """
 
     def __init__(self) -> None:
         self._faults: dict[str, list[_Fault]] = {}
@@ -86,7 +89,7 @@ class Faults:
         return cast("T", _Faulty(port, self))
 
     def hold(self, call: str, *, after: bool = False, where: Where | None = None) -> HeldCall:
-        """Hold the next call of this name, before its effect or, with `after`, before it returns."""
+        """Hold the next call of this name before its effect or, with `after`, between its effect and its return."""
         held = HeldCall()
         self._faults.setdefault(call, []).append(_Fault(held=held, after=after, where=where))
         return held
@@ -100,17 +103,18 @@ class Faults:
         times: int | None = 1,
         where: Where | None = None,
     ) -> None:
-        """Fail the next `times` calls of this name, before their effect or, with `after`, after it.
+        """Fail the next `times` calls of this name, instead of their effect or, with `after`, after it.
 
-        With `times=None` all calls fail, until `heal`.
+        With `times=None`, all calls of this name fail until `heal`.
         """
         fault = _Fault(error=error, after=after, times=times, where=where)
         self._faults.setdefault(call, []).append(fault)
 
     def shake(self, dice: random.Random, *, turns_max: int = 4) -> None:
-        """Yield to other tasks a random number of times before and after every call but `send`.
+        """Before and after each awaited call without a fault, yield to other tasks fewer than `turns_max` times.
 
-        The seed of `dice` thus determines the interleaving of the tasks.
+        `dice` chooses how often, so its seed determines the interleaving of the tasks. `send` and iterations do not
+        yield.
         """
         self._random, self._turns_max = dice, turns_max
 

@@ -146,7 +146,8 @@ def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) ->
     for each in ranges:
         before = reached.get(TableIncarnation(each.table, each.incarnation), 0)
         if before >= each.first:
-            raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
+            remedy = "another flush has committed these entries: run the flush again"
+            raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before, remedy=remedy)
         reached[TableIncarnation(each.table, each.incarnation)] = each.last
     flat = tuple((key.table, key.incarnation, number) for key, number in sorted(reached.items()))
     return Commit(VERSION, last.number + 1, tuple(moves), flat, last.source)
@@ -188,7 +189,10 @@ class FolderManifest(Generic[M]):
         try:
             os.link(draft, self._path(commit.number))
         except FileExistsError as error:
-            raise Conflict(key=str(self._folder), expected=commit.number - 1, found=self._numbers()[-1]) from error
+            raise Conflict(
+                key=str(self._folder), expected=commit.number - 1, found=self._numbers()[-1], counted="manifest",
+                remedy="another job has committed in between: run this one again",
+            ) from error  # fmt: skip
         finally:
             draft.unlink()
         _sync(self._folder)

@@ -46,7 +46,7 @@ class ByteIndex(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.total_bytes += size_bytes
 
     def bytes_from(self, offset: int) -> int:
-        """Return the bytes of the records from `offset` on: an upper bound, too high by less than two steps."""
+        """Return an upper bound of the bytes of the records from `offset` on: those from the sample before it on."""
         if not self.offsets:
             return 0
         return self.total_bytes - self.totals[max(0, bisect_right(self.offsets, offset) - 1)]

@@ -100,7 +100,7 @@ class RegionTopics:
             raise NotFound(f"{self.data}: the region was deleted and created again: open it again")
 
     async def create(self) -> None:
-        """Create both topics, or check them if they exist. The data topic is the last: with it the region exists."""
+        """Create both topics, or check existing ones; the data topic last, because the region exists once it does."""
         for topic in (self.meta, self.data):
             created = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
             if created.partitions != 1:
@@ -118,10 +118,10 @@ class RegionTopics:
         return await self.log.end(self.data, PARTITION)
 
     async def read(self, *, start: int, stop: int, limit: int = 1000) -> RecordPage:
-        """Return up to `limit` records of the data topic below `stop`, up to which it is known to have records.
+        """Return up to `limit` records of the data topic from `start` on, below `stop`.
 
-        Raise `Unavailable` if the log reports an earlier end, which may be outdated: without the records below `stop`,
-        writes would be mistaken for absent.
+        The topic is known to have had records up to `stop`. Raise `Unavailable` if the log reports an earlier end,
+        which may be outdated: without the records below `stop`, writes would be mistaken for absent.
         """
         return await self._read(self.data, start=start, stop=stop, limit=limit)
 

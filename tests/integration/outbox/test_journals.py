@@ -101,7 +101,7 @@ def test_an_append_that_conflicts_is_parked_and_holds_its_journal(book: SyncBook
     assert book.outbox.relay(once=True) == 1
     parked, held = book.outbox.parked()
     assert (parked.state, held.state) == ("parked", "held")
-    assert "expected seq_nr 0, found 1" in parked.reason
+    assert "expected seq_nr 0, but the last seq_nr is 1" in parked.reason
     assert book.outbox.parked_drop("journal:orders", parked.id) == 1
     assert book.outbox.relay(once=True) == 1
     assert [e.payload for e in book.journal("orders").read("o-1")] == ["there", "after"]

@@ -91,7 +91,8 @@ def test_other_bad_input_is_refused(cli: Cli, arguments: list[str]) -> None:
 
 def test_a_conflict_is_exit_code_3_with_expected_and_found(cli: Cli) -> None:
     cli("journal", "append", "orders", "o-1", "1")
-    refused(cli("journal", "append", "orders", "o-1", "2", "--expected", "0"), 3, "expected seq_nr 0, found 1")
+    done = cli("journal", "append", "orders", "o-1", "2", "--expected", "0")
+    refused(done, 3, "expected seq_nr 0, but the last seq_nr is 1")
 
 
 @pytest.mark.parametrize("command", [["read"], ["pointer"], ["snapshot"], ["snapshot", "--save", "1"]], ids=" ".join)

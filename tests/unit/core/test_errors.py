@@ -57,10 +57,11 @@ def test_a_newer_version_is_named_together_with_the_known_one() -> None:
 @pytest.mark.parametrize(
     ("expected", "at", "found", "texts"),
     [
-        (3, None, 5, ["expected seq_nr 3", "found 5"]),
-        (None, 4, 5, ["at seq_nr 4", "found 5"]),
-        (None, None, 5, ["largest seq_nr", "found 5"]),
-        (3, None, None, ["expected seq_nr 3", "no longer known"]),
+        (3, None, 5, ["expected seq_nr 3", "last seq_nr is 5", "that you have not seen"]),
+        (None, 4, 5, ["seq_nr 4 must be above", "last seq_nr is 5", "that you have not seen"]),
+        (None, None, 5, ["last seq_nr 5", "largest one", "another journal"]),
+        (None, None, None, ["last seq_nr is", "largest one", "another journal"]),
+        (3, None, None, ["expected seq_nr 3", "had changed", "read the journal"]),
     ],
 )
 def test_a_conflict_names_the_expected_and_the_found_number(

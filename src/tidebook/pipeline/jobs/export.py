@@ -264,7 +264,7 @@ class DeltaTarget:
         # Delta silently ignores a transaction whose number is already used.
         found = self._last()
         if found != (number, following):
-            raise Conflict(key=self._output, expected=number, found=found[0])
+            raise self._overtaken(found[0])
         self._number, self._offsets = found
         return added
 
@@ -283,8 +283,12 @@ class DeltaTarget:
             )
         except Exception as error:
             if "ConcurrentTransaction" in str(error) or "DELTA_CONCURRENT_TRANSACTION" in str(error):
-                raise Conflict(key=self._output, expected=number, found=number) from error
+                raise self._overtaken(number) from error
             raise
+
+    def _overtaken(self, found: int) -> Conflict:
+        remedy = "another export has committed in between: run the export again"
+        return Conflict(key=self._output, expected=self._number, found=found, counted="export", remedy=remedy)
 
     def _last(self) -> tuple[int, Offsets]:
         """Return the number and offsets of the newest export's commit; other programs may have committed after it."""

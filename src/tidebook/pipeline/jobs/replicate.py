@@ -74,7 +74,7 @@ POLL_S = 0.1
 LEASES_POLL_S = 0.05
 #: How often a run writes its status to the store.
 STATUS_EVERY_S = 5.0
-#: The query is restarted after this many consecutive failures to read the partitions' status.
+#: The query or the leases are restarted after this many consecutive failures to read the partitions' status.
 STATUS_FAILURES_MAX = 5
 #: If more records than this precede the final ticks, another query replicates them instead of the driver.
 DRIVER_RECORDS_MAX = 20_000
@@ -93,7 +93,8 @@ class Progress(msgspec.Struct, frozen=True):
     waiting: str | None = None
     #: Records that this run parked.
     parked: int = 0
-    #: Figures of the latest micro-batch.
+    #: Figures of the latest micro-batch; with leases, the rate between the last two reads of the status, and the
+    #: duration of the lease that ended last.
     records_per_s: float = 0.0
     batch_s: float = 0.0
 
@@ -183,7 +184,7 @@ class Replication:
         self._status_written = 0.0
 
     def stop(self) -> None:
-        """Stop after the running batch."""
+        """Stop after the batch or the slices in progress."""
         self._stop.set()
 
     def progress(self, waiting: str | None = None) -> Progress:
@@ -271,7 +272,7 @@ class Replication:
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
-        """Return the cause of a query's failure: the lost records that `find_starts` reports, or the error itself."""
+        """Return the cause of a failure: the error of `find_starts`, such as lost records, or else the error itself."""
         if not isinstance(error, TRANSIENT):
             try:
                 self._portal.run(find_starts(self._book.log, self._book.store, self._configs()))

@@ -95,7 +95,10 @@ def verify(
     repair: bool = False,
     report: OnDifference = lambda difference: None,
 ) -> VerifyResult:
-    """Compare the store with the replicated part of the log; call `report` for each difference."""
+    """Compare the store with the replicated part of the log; call `report` for each difference.
+
+    With `repair`, repair the differences then, and compare again.
+    """
     configs = portal.run(_configs(book, topics))
     if not configs:
         return VerifyResult()

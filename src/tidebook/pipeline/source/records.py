@@ -76,7 +76,7 @@ def read_records(spark: SparkSession, settings: Settings, starts: Offsets, stops
 
 
 def coalesce_to_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """In local mode, merge partitions into one task per core; it replicates its log partitions concurrently."""
+    """In local mode, merge partitions into one task per core; each task replicates its log partitions concurrently."""
     context = spark.sparkContext
     return records.coalesce(context.defaultParallelism) if str(context.master).startswith("local") else records
 
@@ -150,7 +150,10 @@ def topic_identity(config: TopicConfig) -> dict[str, int]:
 
 
 class RecordsSource(DataSource):
-    """`spark.readStream.format("tidebook_records")`, with the options `settings`, `starts` and `recordsMax`."""
+    """`format("tidebook_records")` with the options `settings` and `starts`.
+
+    A table needs the option `stops` too, and a stream `recordsMax`.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -246,7 +246,7 @@ class _TailNumbers:
 async def _replicated_since(
     store: StoreReader, tail: Tail, stored: Mapping[str, Head | None], page: Actions
 ) -> dict[str, Mapping[Position, int]]:
-    """Return the first numbers of the appends that were replicated between the planning and the read of their head."""
+    """Return the first numbers of the appends that were replicated after the planning, before their head was read."""
     positions: dict[str, list[Position]] = {}
     for id, each in page:
         head = stored[id]

@@ -194,7 +194,7 @@ async def listed_segments(
 ) -> Mapping[tuple[Key, Position], Sequence[int]]:
     """Return the listed segments that a slice clears, by incarnation.
 
-    Write the segments that the slice itself lists before this call.
+    The segments that the slice itself lists must be written before this call.
     """
     found: dict[tuple[Key, Position], Sequence[int]] = {}
 

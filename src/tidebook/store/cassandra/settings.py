@@ -138,7 +138,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     read_consistency: str | None = None
     #: The level of writes only.
     write_consistency: str | None = None
-    #: The level of compare-and-sets; LOCAL_SERIAL if only one data centre creates topics.
+    #: The level of compare-and-sets; LOCAL_SERIAL suffices if all processes of the book are in one data centre.
     serial_consistency: str = "SERIAL"
     #: The timeout of a connection.
     connect_timeout_s: float = 3.0

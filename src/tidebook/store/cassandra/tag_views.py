@@ -22,7 +22,7 @@ from tidebook.store.cassandra.scan import EventPages, PageSizes
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, CassandraSession, all_columns, first_column, read_rows
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches, tag_positions, tag_row, tag_row_or_damage
 
-#: How often the history is read again for times that are not fixed yet; in between, the tag's buckets are queried.
+#: How often the history is read again for times after its fixed part; in between, the tag's buckets are queried.
 READ_EVERY_S: Final = 15.0
 #: The result of `bucket_start` before the first bucket.
 NONE_BEFORE: Final = -1
@@ -40,7 +40,8 @@ class TagBuckets:
     """The history of bucket sizes, as last read by this process.
 
     Before `fixed_ms` the history never changes, so a cached copy is valid however old it is. No row is written at or
-    after `fixed_ms`: a writer with such a row first moves it forward, by the compare-and-set that changes the size.
+    after `fixed_ms`: a writer with such a row first moves `fixed_ms` forward. A change of the size swaps the same
+    setting, so neither overlooks the other.
     """
 
     def __init__(self, session: CassandraSession, settings: BucketSettings) -> None:
@@ -51,9 +52,9 @@ class TagBuckets:
         self._fixing = asyncio.Lock()
 
     async def fixed_at(self, time_ms: int) -> Buckets:
-        """Return the history for rows up to and including `time_ms`, fixing it first if necessary."""
+        """Return the history for rows up to and including `time_ms`; first extend its fixed part if necessary."""
         if time_ms >= self._known.fixed_ms:
-            async with self._fixing:  # a concurrent caller in this process may have fixed it meanwhile
+            async with self._fixing:  # a concurrent caller in this process may have extended it meanwhile
                 if time_ms >= self._known.fixed_ms:
                     self._known = await self._fix(time_ms)
         return self._known
@@ -69,14 +70,19 @@ class TagBuckets:
                     return after
             except OutcomeUnknown:
                 pass  # the next attempt reads the current value
-        raise Unavailable("the history of bucket sizes could not be fixed while others changed it: try again")
+        raise Unavailable(
+            "the fixed part of the history of bucket sizes could not be extended while others changed it: retry"
+        )
 
     async def _read(self) -> tuple[str | None, Buckets]:
         text = await self._settings.setting(BUCKETS_SETTING)
         return text, Buckets() if text is None else decode_buckets(text)
 
     async def bucket_start(self, tag: str, time_ms: int) -> int:
-        """Return the start of the bucket with a tag's rows of a time; if that is not fixed, query the tag's buckets."""
+        """Return the start of the bucket that has a tag's rows of a time; -1 if the tag has none at or before it.
+
+        The known history decides if the time is in its fixed part; otherwise the tag's buckets are queried.
+        """
         now_s = asyncio.get_running_loop().time()
         if time_ms >= self._known.fixed_ms and (self._read_s is None or now_s - self._read_s > READ_EVERY_S):
             self._read_s = now_s
@@ -110,7 +116,7 @@ RowDecoder = Callable[[str, tuple[Any, ...]], T]
 
 
 class TagViews:
-    """Reads and clears the tag rows of one store."""
+    """Reads the tag rows of one store, and converts writes and clears of them into batches."""
 
     def __init__(
         self,

@@ -37,8 +37,9 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, id, seq_nr)
         ) WITHOUT ROWID;
 
-        -- One stream per tag, ordered by the log's time, then by the position of the record in the log. Deletes find
-        -- its rows through the event rows: an index would be a third of the cost of writing a tagged event.
+        -- One stream per tag, ordered by the log's time, then by the position of the record in the log. A delete finds
+        -- the tag rows of an event through its row in `journal`: an index of the tag rows by journal would be a third
+        -- of the cost of writing a tagged event.
         CREATE TABLE tag_views (
             tag TEXT NOT NULL,
             log_ms INTEGER NOT NULL,

@@ -73,7 +73,7 @@ def read_pointer(connection: apsw.Connection, topic: str, partition: int) -> Poi
 
 @one_by_one
 def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
-    """Apply a slice; return Fenced if it is outdated, and otherwise None."""
+    """Apply a slice, unless all of it was applied already; return Fenced if the pointer or the topic has changed."""
     partition = (writes.topic, writes.partition)
     current = read_pointer(transaction.connection, *partition)
     if current != writes.began:
@@ -209,7 +209,7 @@ def decode_config(data: bytes) -> TopicConfig:
 
 @one_by_one
 def save_snapshot(transaction: WriteTransaction, save: tuple[Key, Position, StoredSnapshot, int]) -> None:
-    """Save a snapshot, and delete all but the latest `slots` of its incarnation."""
+    """Save a snapshot, and delete all of its incarnation but the `slots` with the greatest seq_nr."""
     key, incarnation, new, slots = save
     execute = transaction.connection.execute
     of_incarnation = (*key, *incarnation)

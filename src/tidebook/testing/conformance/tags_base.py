@@ -44,7 +44,7 @@ class TagsBase(BookSuite):
             await replicate(book.log, book.store, topic)
 
     async def keep_deleted(self, book: Book, topic: str, tag: str) -> None:
-        """Append six events, delete or purge five of them, and replicate so that the tag view keeps these."""
+        """Append six events, delete or purge five of them, and replicate so that the tag view keeps all six."""
         journal = book.journal(topic)
         await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
         await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])

@@ -1,4 +1,4 @@
-"""Test cases of streams by tag: the bucket size changes while a process is paused."""
+"""Test cases of streams by tag: the bucket size changes, and a process does not notice or is late."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TagsSizes(TagsBase):
     async def test_a_process_that_missed_a_change_of_the_bucket_size_writes_and_reads_as_the_others_do(
         self, book_factory: BookFactory, topic: str, tag: str
     ) -> None:
-        """The process sees no time pass: a suspended machine's clock stops, while the log time advances."""
+        """As on a suspended machine, the clock of the paused process stops, while the log time advances."""
         async with book_factory(**OPTIONS) as paused, book_factory(**OPTIONS) as other:
             await paused.journal(topic).append("a", [Event(0, tags={tag})])
             await self.settle(paused, topic)
