@@ -48,8 +48,8 @@ from tidebook.wiring.sync import SyncBook
 #: The interval at which the gauges of waiting messages are refreshed while metrics are served.
 STATUS_S = 10.0
 
-app = Group(help="Relay messages from SQL transactions to Kafka or the book's log, exactly once.", no_args_is_help=True)
-parked = Group(help="List messages that their target rejects permanently; retry or drop them.")
+app = Group(help="Relay messages from SQL transactions to the log, exactly once.", no_args_is_help=True)
+parked = Group(help="List messages that are rejected permanently; retry or drop them.")
 app.add_typer(parked, name="parked")
 
 
@@ -199,7 +199,7 @@ def _state(each: OutboxTopicStatus) -> str | None:
 
 @parked.callback(invoke_without_command=True)
 def parked_default(context: typer.Context, book: BookOption = None, json: JsonOption = False) -> None:
-    """List messages that their target rejects permanently; retry or drop them."""
+    """List messages that are rejected permanently; retry or drop them."""
     if context.invoked_subcommand is None:
         output.choose(json=json)
         parked_list(book, None, 1000)
