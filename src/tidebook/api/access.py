@@ -20,9 +20,9 @@ class Role(IntEnum):
     PUBLIC = 0
     #: Read.
     VIEWER = 1
-    #: Append, put, claim, retry, write; start jobs that change no data.
+    #: Append, put, claim, retry, write.
     OPERATOR = 2
-    #: Delete, purge, drop, repair, manage tokens, see masked fields and the audit.
+    #: Delete, purge, drop, start jobs of the pipeline, manage tokens, see masked fields and the audit.
     ADMIN = 3
 
     @property

@@ -10,7 +10,7 @@ class SignInRequired(TidebookError):
 
 
 class PermissionDenied(TidebookError):
-    """The token is valid but does not allow this request; `required` is the role that does."""
+    """The request is not allowed; `required` is the role that would allow it, or None if no role would."""
 
     def __init__(self, message: str, *, required: str | None = None) -> None:
         super().__init__(message)

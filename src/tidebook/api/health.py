@@ -16,7 +16,7 @@ class LiveResponse(msgspec.Struct, frozen=True):
 
 
 class CheckResponse(msgspec.Struct, frozen=True):
-    """One part of the book, and why it is not ready."""
+    """Whether one part of the book is ready, and if not, why."""
 
     name: str
     ok: bool

@@ -1,4 +1,4 @@
-"""The query and the response of the history."""
+"""Request and response of `GET /v1/history`: recent samples of the server's metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HistorySample(msgspec.Struct, frozen=True):
-    """The values at a time, in the order of the response's names; null if there was none."""
+    """The values at a time, in the order of the response's names; null for a metric that had no value then."""
 
     at_ms: int
     values: list[float | None]
 
 
 class HistoryResponse(msgspec.Struct, frozen=True):
-    """The samples of the last hours, oldest first. Counters start again at 0 with each process of the server."""
+    """Samples of the last six hours, oldest first. Counters restart at 0 when the server restarts."""
 
     every_s: float
     names: list[str]

@@ -24,7 +24,10 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "region": {"type": "integer", "minimum": 0},
     "table": {"type": "integer", "minimum": 0},
 }
-_PROBLEM = {"description": "A problem", "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+_PROBLEM = {
+    "description": "Any error, as problem details (RFC 9457).",
+    "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
 
 
 @cache
@@ -93,7 +96,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a query parameter: a query string has no null, so an optional one is left out."""
+    """Return the schema without null: a query string cannot express it, so clients omit an optional parameter."""
     options = schema.get("anyOf")
     if options is None:
         return {name: value for name, value in schema.items() if value is not None}
@@ -104,7 +107,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _headers(route: Route) -> list[dict[str, Any]]:
     found = [("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled.")]
     if route.mutates and not route.returns_secret:
-        text = "A repeat with the same key gets the same response and changes nothing."
+        text = "A repeat of a successful request with the same key gets the same response and changes nothing."
         found.append(("Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,200}$"}, text))
     if route.form == "events":
         found.append(("Last-Event-ID", {"type": "string"}, "The id of the last server-sent event that was received."))

@@ -11,7 +11,7 @@ from tidebook.api.access import Role
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 #: The object that a token's prefix must match: the path parameter of this name, the items of the response (those
-#: that do not match are left out), or the book as a whole, for which a token with a prefix is refused.
+#: that do not match are left out), the book as a whole, for which a token with a prefix is refused, or nothing.
 Scope = Literal["topic", "queue", "namespace", "items", "book", "none"]
 #: The form of the response: one JSON document, text, or NDJSON `lines`; `events` may also be server-sent events.
 Form = Literal["json", "text", "lines", "events", "none"]
@@ -49,5 +49,5 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noun(self) -> str:
-        """The first part of the name: the module of its handler."""
+        """The first part of the name, which groups the operations of one subject."""
         return self.name.partition(".")[0]

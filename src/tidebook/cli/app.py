@@ -53,7 +53,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 app = Group(
     name="tidebook",
-    help="Keep durable journals: event journals, tags, write-ahead logs, outboxes and work queues.",
+    help="Keep durable event journals, tags, write-ahead logs, outboxes and work queues.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -77,7 +77,7 @@ app.command("restore")(backup.restore_backup)
 def bench(context: typer.Context, name: str = argument("NAME", "The benchmark, for example: journal")) -> None:
     """Run one benchmark and compare it with its reference.
 
-    Further arguments go to the benchmark. Its last line of output is a JSON object with the ratios by name.
+    Further arguments go to the benchmark. The last line that it prints is a JSON object with its ratios by name.
     """
     if not (CHECKOUT / "bench" / "__main__.py").exists():
         raise NotFound("benchmarks are not in the installed package: run ./dev bench NAME in a source checkout")
@@ -118,7 +118,7 @@ def root(
         False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
     ),
 ) -> None:
-    """Keep durable journals: event journals, tags, write-ahead logs, outboxes and work queues."""
+    """Keep durable event journals, tags, write-ahead logs, outboxes and work queues."""
 
 
 def exit_code(error: TidebookError) -> int:
@@ -130,7 +130,7 @@ def exit_code(error: TidebookError) -> int:
             return 3
         case NotFound():
             return 4
-        case _:  # unavailable, damaged, lost, or of unknown outcome
+        case _:  # for example unavailable, damaged, lost, or of unknown outcome
             return 5
 
 
@@ -163,12 +163,12 @@ def run(arguments: list[str]) -> int:
         command = _command()
         if COMPLETION_VARIABLE in os.environ:  # the shell asks for completions
             command.main(list(arguments), prog_name="tidebook")
-        # Do not call main() otherwise: its error handling would turn a closed pipe into a failure.
+        # Not command.main(), as for completions: its error handling would turn a closed pipe into a failure.
         try:
             context = command.make_context("tidebook", list(arguments))
         except SystemExit:  # --show-completion has printed its result
             return 0
-        except typer.Exit as exit_:  # --version has printed it, or (with code 1) the shell has no completion
+        except typer.Exit as exit_:  # --version has printed its result, or (code 1) the shell has no completion
             return 2 if exit_.exit_code else 0
         except OSError as error:
             raise Unavailable(f"completion cannot be installed: {error}") from error
@@ -204,7 +204,7 @@ def _output_failed(error: OSError, code: int) -> int:
 
 
 def _report(text: str) -> None:
-    """Print an error as one line on standard error, without passwords; an argument that it quotes may be huge."""
+    """Print an error as one line on standard error, without passwords; shorten one that quotes a huge argument."""
     if is_json():
         logging.getLogger("tidebook.cli").error("%s", text)
         return

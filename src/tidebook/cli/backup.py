@@ -21,7 +21,8 @@ def make_backup(
 ) -> None:
     """Back up an embedded book while it is in use.
 
-    All files are copied as of one moment, and every page is checked. Writers wait only for a moment.
+    All files are copied as of one moment, and every page is checked. Writers wait until outbox.db and process.db, if
+    there are any, are copied: usually only for a moment.
     """
     _refuse_address(book)
     settings = book_settings(book)

@@ -22,7 +22,7 @@ STDIN = ["-"]
 #: A batch ends when no input has arrived for this long, so that the lines of a slow writer do not wait.
 IDLE_S = 0.5
 CHUNK_BYTES = 65_536
-#: A batch ends at this many lines or bytes, so that one append or transaction takes it.
+#: A batch ends at this many lines or bytes, so that it fits into one append or transaction.
 BATCH_LINES_MAX = 1000
 BATCH_BYTES_MAX = 250_000
 
@@ -31,7 +31,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes | None]:
     """Yield the lines of a stream, and None whenever no input has arrived for `IDLE_S`."""
     try:
         file = stream.fileno()
-    except OSError:  # not a file, so `select` cannot wait for its input
+    except OSError:  # without a file descriptor, `select` cannot wait for input
         yield from stream
         return
     pieces: list[bytes] = []
@@ -130,7 +130,7 @@ def _write_lines(opening: AbstractAsyncContextManager[T], what: str, write_value
 
 
 def _finish(batch: Future[object]) -> None:
-    """Wait for a batch, after a first Ctrl-C too, so that a batch that is written is also reported."""
+    """Wait for a batch even after a first Ctrl-C, so that what it wrote is reported; a second Ctrl-C cancels it."""
     try:
         batch.result()
     except KeyboardInterrupt:

@@ -56,7 +56,7 @@ class Group(typer.Typer):
     """A group of commands.
 
     A command with a parameter `book` gets the options `--book` and `--json`. If the parameter is a `Book`, the book is
-    opened, and must exist; otherwise the parameter is the path as typed. A command may be a coroutine function.
+    opened, and must exist; otherwise the parameter is the value of `--book`. A command may be a coroutine function.
     """
 
     def command(

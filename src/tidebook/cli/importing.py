@@ -64,7 +64,7 @@ async def kafka_journal(
 ) -> None:
     """Copy the journals that kafka-journal keeps in Cassandra.
 
-    Stop the writers and let the replicator finish first. Exit with code 1 if a journal was refused.
+    Stop its writers and let its replicator finish first. Exit with code 1 if a journal was refused.
     """
     async with _open_target(book) as opened:
         session = await connect_cassandra(cassandra, keyspace, metrics=opened.metrics)

@@ -32,7 +32,7 @@ app = Group(help="Append to event journals, read, follow, delete and purge them.
 
 
 async def _existing(book: Book, topic: str) -> Journal:
-    """Return the journals of a topic; raise `NotFound` if it does not exist, and do not create it."""
+    """Return the journals of an existing topic; raise `NotFound` instead of creating a missing one."""
     if topic not in await book.topics():
         raise NotFound(f"topic {topic}: there is no such topic in this book; the first append creates it")
     return book.journal(topic)
@@ -74,7 +74,7 @@ def append(
     payloads: list[str] = argument("JSON", "One JSON value per event; - reads one per line from standard input."),
     tag: list[str] | None = option("TAG", "Add this tag to every event; may be repeated."),
     expected: int | None = number("Append only if the last sequence number is N; 0: no journal yet.", 0),
-    at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
+    at: int | None = number("Number the first event N; numbers may be skipped.", FIRST),
     metadata: str | None = option("JSON", "Add this JSON object to every event."),
     type: str | None = option("NAME", "The type of every event; a topic with typed events needs it."),
     version: int | None = number("The version of that type; 1 by default.", 1),
@@ -82,7 +82,7 @@ def append(
 ) -> None:
     """Append events to a journal, atomically.
 
-    With `-` the events of standard input are appended in batches, each of them atomically.
+    With `-`, the events from standard input are appended in batches; each batch is atomic.
     """
     if expected is not None and at is not None:
         raise InvalidInput("give either --expected or --at, not both")
@@ -189,7 +189,11 @@ async def snapshot(
     topic: TopicArgument,
     id: IdArgument,
     save: str | None = option("JSON", "Save this state as a snapshot."),
-    seq_nr: int | None = number("The last sequence number in the state.", FIRST, show_default="the last"),
+    seq_nr: int | None = number(
+        "With --save: the sequence number that the state includes. Otherwise: print the newest snapshot at or below N.",
+        FIRST,
+        show_default="the last",
+    ),
 ) -> None:
     """Print a journal's newest snapshot, or save one."""
     journal = await _existing(book, topic)

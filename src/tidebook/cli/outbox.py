@@ -48,18 +48,18 @@ from tidebook.wiring.sync import SyncBook
 #: The interval at which the gauges of waiting messages are refreshed while metrics are served.
 STATUS_S = 10.0
 
-app = Group(help="Relay messages from SQL transactions to Kafka, exactly once.", no_args_is_help=True)
-parked = Group(help="List messages that Kafka rejects permanently; retry or drop them.")
+app = Group(help="Relay messages from SQL transactions to the log, exactly once.", no_args_is_help=True)
+parked = Group(help="List messages that are rejected permanently; retry or drop them.")
 app.add_typer(parked, name="parked")
 
 
 def _topic(value: str | None) -> str | None:
     if value is not None and (not value or "\x00" in value):
-        raise InvalidInput("a topic must not be empty")
+        raise InvalidInput("a topic must not be empty, nor contain NUL")
     return value
 
 
-Topic = Annotated[str, argument("TOPIC", "The Kafka topic, for example: orders", callback=_topic)]
+Topic = Annotated[str, argument("TOPIC", "The topic of the messages, for example: orders", callback=_topic)]
 Id = Annotated[
     int | None, argument("ID", "The message; use --all for every parked message of the topic.", min=1, max=LAST)
 ]
@@ -199,7 +199,7 @@ def _state(each: OutboxTopicStatus) -> str | None:
 
 @parked.callback(invoke_without_command=True)
 def parked_default(context: typer.Context, book: BookOption = None, json: JsonOption = False) -> None:
-    """List messages that Kafka rejects permanently; retry or drop them."""
+    """List messages that are rejected permanently; retry or drop them."""
     if context.invoked_subcommand is None:
         output.choose(json=json)
         parked_list(book, None, 1000)

@@ -100,7 +100,7 @@ class EngineChoice(StrEnum):
     SPARK = "spark"
 
 
-app = Group(help="Replicate, verify and export events with Spark.", no_args_is_help=True)
+app = Group(help="Replicate, verify and export events.", no_args_is_help=True)
 
 
 def _enter(book: Book, portal: BlockingPortal) -> None:
@@ -181,10 +181,10 @@ def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Futu
 
 
 def waits_for_spark_to_stop(settings: Settings) -> bool:
-    """Return whether a job's command stops Spark before it exits; otherwise Java ends after the command.
+    """Return whether a job's command stops Spark before it exits.
 
-    Otherwise a cluster would report the application as failed. A local Java notices the end of its input, and its
-    shutdown hooks stop Spark and delete its files; the caller need not wait the second that this takes.
+    On a cluster it must: the cluster would report the application as failed. A local Java ends after the command: it
+    notices the end of its input, and its shutdown hooks stop Spark and delete its files, which takes about a second.
     """
     return submitted() or not pipeline_settings(settings).master.startswith("local")
 
@@ -229,7 +229,7 @@ def rebuild(
     tags: bool = flag("--tags", "Rebuild only the tag views, from the journals in the store."),
     progress: ProgressOption = False,
 ) -> None:
-    """Rebuild a topic's store from its whole log.
+    """Rebuild a topic in the store from its whole log.
 
     Fail if the log no longer contains the first record.
     """

@@ -138,7 +138,7 @@ async def resume(book: Book, name: NameArgument, app: AppOption) -> None:
 
 @app.command()
 async def skip(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Skip the events that stopped slices; they are parked."""
+    """Skip and park the events that stopped slices, then resume."""
     async with _projection(app, name, book) as projection:
         events = await projection.skip()
     output.emit({"projection": name, "skipped": events}, f"{name}: skipped {', '.join(events) or 'nothing'}")

@@ -33,7 +33,7 @@ def serve(
     """Serve a book over HTTP, until Ctrl-C or SIGTERM.
 
     A loopback address needs no token until one is created; any other address needs TLS and a token.
-    The first signal drains: requests in flight finish and streams end. A second one exits immediately.
+    The first signal ends streams and lets requests in flight finish; a second one exits immediately.
     """
     if is_address(book):
         raise InvalidInput(f"{book} is already served: pass the folder or the tidebook.toml of a book")

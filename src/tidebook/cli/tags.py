@@ -34,7 +34,7 @@ async def read(
     tag: TagArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Wait for new events until Ctrl-C."),
     after: str | None = option("OFFSET", "Resume after this tag_offset."),
-    since: str | None = option("TIME", "Start at this time: 2030-01-31T12:00:00Z"),
+    since: str | None = option("TIME", "Start at this time, for example 2030-01-31T12:00:00Z"),
     topic: TopicsOption = None,
     consistency: ConsistencyChoice | None = option(
         "horizon|delay", "horizon: no event arrives late; delay: stay a fixed time behind the clock."
@@ -54,7 +54,7 @@ async def read(
             found = True
             _show(event)
         status = await tags.status(topic or None)
-        if status.lag:  # an unreplicated record may carry the tag, so it cannot be reported as missing
+        if status.lag:  # an unreplicated record may carry the tag, so a missing tag is not an error yet
             output.note(f"incomplete: {status.describe()}")
         elif not found and tag not in [each async for each in tags.list()]:
             raise NotFound(f"there is no tag {tag!r}: no event carries it")
@@ -84,7 +84,7 @@ def _show(event: TaggedEvent) -> None:
 
 
 def _report_waiting(status: HorizonStatus) -> None:
-    output.note(f"waiting for replication for {status.stalled_s:.0f} s: {status.describe()}")
+    output.note(f"waiting for replication ({status.stalled_s:.0f} s so far): {status.describe()}")
 
 
 @app.command("list")
@@ -126,7 +126,7 @@ def describe_horizon(horizon: Horizon, now_ms: int) -> tuple[dict[str, Any], str
     time = output.format_time(datetime.fromtimestamp(horizon.time_ms / 1000, UTC))
     lag_s, behind_s = max(0, now_ms - horizon.time_ms) / 1000, (horizon.most_ms - horizon.time_ms) / 1000
     text = (
-        f"tags: complete below {time}, {lag_s:,.1f} s ago, limited by {at}, "
-        f"{behind_s:,.1f} s behind the most recent partition"
+        f"tags: complete below {time}, which was {lag_s:,.1f} s ago; the slowest partition is {at}, "
+        f"{behind_s:,.1f} s behind the most recent one"
     )
     return {"horizon": time, "lag_s": lag_s, "behind_s": behind_s, "held_by": held_by}, text

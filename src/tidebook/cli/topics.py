@@ -15,7 +15,7 @@ app = Group(help="List, describe and delete topics.", no_args_is_help=True)
 
 
 async def require_topics(book: Book, topics: Sequence[str] | None) -> None:
-    """Raise `NotFound` for a topic of `--topic` that the book does not have; the command would silently do nothing."""
+    """Raise `NotFound` if the book lacks a topic of `--topic`: otherwise the command would silently do nothing."""
     known = set(await book.topics()) if topics else set()
     for topic in topics or ():
         if topic not in known:

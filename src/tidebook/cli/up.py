@@ -54,7 +54,7 @@ async def up(
     """Replicate and serve a book, and show its status, until Ctrl-C.
 
     An embedded book is replicated in this process. A book with servers, or with [pipeline] engine = "spark", is
-    replicated by a local Spark.
+    replicated with Spark, by a child process.
     """
     if log_json:
         log_as_json()

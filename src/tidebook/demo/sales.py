@@ -1,4 +1,4 @@
-"""A projection: a table of sales by article, kept up to date from the events of the orders."""
+"""A projection: a table with the article and the payment of each order, kept up to date from the orders' events."""
 
 from __future__ import annotations
 

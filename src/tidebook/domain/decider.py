@@ -222,7 +222,7 @@ def _state_type(decider: Any, has_methods: bool) -> Any:
 
 
 class StateSnapshots(Generic[S]):
-    """Encodes states as snapshots, with a schema that is derived from the decider's name and the state's class.
+    """Encodes states as snapshots. Their schema is derived from the decider's name, the version and the state's class.
 
     A snapshot of another schema is ignored: the events are replayed instead.
     """
@@ -322,9 +322,9 @@ class Decider(Generic[S]):
     async def execute(self, id: str, command: Any, *arguments: Any, command_id: str | None = None) -> Done[S]:
         """Run a command on the entity's state and append its events; return the new state and the events.
 
-        `decide` is called again if another process was first, so it must not have side effects. Errors of `decide` or
-        `evolve` are raised here, and nothing is appended. `OutcomeUnknown` means that the events may have been
-        appended, `Unavailable` that they were not.
+        `decide` is called again if another writer was first, so it must not have side effects; after `conflicts_max`
+        retries, `Conflict` is raised. Errors of `decide` or `evolve` are raised here, and nothing is appended.
+        `OutcomeUnknown` means that the events may have been appended, `Unavailable` that they were not.
 
         With `command_id`, a command that was executed before, among the last 128 of the entity, is not executed again:
         its result is returned, with the current state, and without events if those were deleted or purged since. A

@@ -146,7 +146,7 @@ def _dump_model(model: Any) -> bytes:
 class EventTypes:
     """The types of the events of a topic: encodes objects of their classes, and decodes by name and version.
 
-    With `lenient`, an event of an unknown type or a newer version is returned as its raw value.
+    With `lenient`, an event of a type or a version that is not declared is returned as its raw value.
     """
 
     def __init__(self, events: Iterable[type], *, lenient: bool = False) -> None:

@@ -78,7 +78,7 @@ class Effects:
     def execute(
         self, decider: Decider[Any], id: str, command: Any, *, refusals: tuple[type[Exception], ...] = ()
     ) -> None:
-        """Execute a command of another decider; errors in `refusals` are treated as its result and not retried.
+        """Execute a command of a decider; errors in `refusals` are treated as its result and not retried.
 
         An event may cause up to 64 commands of one entity.
         """

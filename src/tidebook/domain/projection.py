@@ -430,7 +430,7 @@ class Projection:
         return await self._continue(skip=False)
 
     async def skip(self) -> list[str]:
-        """Continue stopped slices after the events that stopped them, which are parked; return these events."""
+        """Park the events that stopped slices, and continue after them; also resume a pause. Return these events."""
         return await self._continue(skip=True)
 
     async def _continue(self, *, skip: bool) -> list[str]:

@@ -112,8 +112,8 @@ class SqlEngine:
     ) -> None:
         """Run the fence, then each handler with its event, in one transaction.
 
-        `check` may refuse it after each handler, and `verify` before the commit: it reads what the fence has written,
-        and raises if that is gone.
+        `check` may refuse the transaction after each handler, and `verify` may before the commit: `verify` reads what
+        the fence has written, and raises if that is gone. Without handlers, neither is called.
         """
         engine = self._engine
         if isinstance(engine, AsyncEngine):

@@ -2,7 +2,7 @@
 
 A scan yields the events after a position `base` and before a time `until_ms`, once each, by topic, id and number.
 A position within it is that of `base`, then `until_ms`, topic, id and number: it is after `base` and before all
-remaining events, and determines where to continue. Below the horizon no event is added, so that any process continues
+remaining events, and determines where to continue. Below the horizon no event is added, so any process can continue
 any scan.
 """
 

@@ -258,7 +258,7 @@ class JournalImport:
             raise Corrupt(
                 f"the book's journal has {found.count} events up to {head.seq_nr} and the source has {expected.count}, "
                 "or their contents differ: the book had a journal of this id that was not imported, or has deleted "
-                "events since; import into another book, or purge it and import again"
+                "events since; import into another book, or purge that journal and import again"
             )
 
 

@@ -53,7 +53,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     user: str | None = None
     #: The user's password; it may also be in TIDEBOOK_LOG_PASSWORD.
     password: Secret | None = None
-    #: Read once, when the first client connects.
+    #: A file with the password; it is read whenever a client is created.
     password_file: str | None = None
     #: A PEM file with the certificates of trusted authorities.
     ca_file: str | None = None

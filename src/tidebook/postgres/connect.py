@@ -73,7 +73,7 @@ def connect_options(url: str, application: str, settings: str = "") -> dict[str,
 
 
 async def connect_first(url: str, *, application: str, settings: str) -> Connection:
-    """Open one connection, retrying for `OPEN_S_MAX`, without a log line for each failure as a pool would write."""
+    """Open one connection, retrying for `OPEN_S_MAX`; a pool would write a log line for each failure."""
     deadline = time.monotonic() + OPEN_S_MAX
     while True:
         try:

@@ -41,7 +41,7 @@ class Job(msgspec.Struct, Generic[D], eq=False, gc=False):
 
     @property
     def id(self) -> int:
-        """Return the entry's id, which grows with its age; a merged entry keeps the older id."""
+        """Return the entry's id; newer entries have larger ones, and a merged entry keeps the older id."""
         return self._claimed.id
 
     @property
@@ -50,7 +50,7 @@ class Job(msgspec.Struct, Generic[D], eq=False, gc=False):
 
     @property
     def data(self) -> D:
-        """Return the user data, of the type that was put."""
+        """Return the user data, as an object of the class that declares the queue's fields, if one does."""
         if self._data is _NOT_DECODED:
             self._data = self._decode(self._claimed)
         found: D = self._data

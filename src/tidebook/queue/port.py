@@ -1,6 +1,7 @@
 """The port of a queue store. `tidebook.testing.conformance` tests every adapter against it.
 
-All times are milliseconds since 1970 on the store's clock, which alone decides what is due, leased or expired.
+Times are milliseconds since 1970 on the store's clock, which alone decides what is due, leased or expired; only
+`inserted_at` is by the clock of the process that puts an entry.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     parallel_keys: bool = False
     #: How long entries go to one partition before they go to the next.
     period: Period = "day"
-    #: A period also ends when this many entries were finished in it.
+    #: A period other than `ever` also ends when this many entries were finished, failed, merged or expired in it.
     finished_max: int = 50_000
     #: What happens to a drained partition.
     drained: Drained = "truncate"
@@ -295,7 +296,7 @@ class WorkerRow(WorkerReport, frozen=True):
 
 
 class WakeRequest(NamedTuple):
-    """A notification that an entry becomes due at `at`. If that is None, poll the queue, or all of them if it is 0."""
+    """A notification that an entry becomes due at `at`. Without `at`, poll the queue; if `queue` is 0, poll all."""
 
     queue: int
     at: int | None
@@ -304,7 +305,7 @@ class WakeRequest(NamedTuple):
 class QueueStore(Protocol):
     """Queues of entries, shared by all processes that open the same store.
 
-    Every failure is a TidebookError: Unavailable (nothing was changed) or OutcomeUnknown (it may have been).
+    A store that fails raises Unavailable (nothing was changed), OutcomeUnknown (it may have been) or Corrupt.
     """
 
     #: Whether `put_within` can join the caller's transaction.

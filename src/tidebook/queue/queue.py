@@ -207,12 +207,12 @@ class Queue(Generic[D]):
         """Claim due entries, by priority, then process date. Each is yours until its lease ends.
 
         The list is empty if nothing is due. It is shorter than `limit` if fewer entries are due or their data is large
-        (a claim returns about 64 MB); entries of priority SLOW and above are never claimed with others.
+        (a claim returns at most about 64 MB); entries of priority SLOW and above are never claimed with others.
         `together` says that you intend to finish many of them in one call of `done`, which is then cheaper; pass False
         if you finish them one by one. Both are possible in either case.
         `worker` is the id of the `Worker` that claims: a console then shows which entries it holds.
-        `finished` are jobs to finish first, as `done` does, in a folder in the same transaction. If one is no longer
-        held, raise LeaseLost and claim nothing. If they are finished and the claim fails, the list is empty.
+        `finished` are jobs to finish first, as `done` does; a queue in a folder does both in one transaction. If one is
+        no longer held, raise LeaseLost and claim nothing. If they are finished and the claim fails, the list is empty.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim must be for 1 to {CLAIM_MAX:,} entries, not {limit!r}")

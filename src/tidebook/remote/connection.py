@@ -1,7 +1,8 @@
 """The connection of a remote book: requests named as in the route table, retries, and errors of the usual classes.
 
 A request without a response is repeated for a while, so that callers do not notice a restart of the server. Reads
-change nothing; writes carry an `Idempotency-Key`, by which the server recognizes a repeat.
+change nothing; the server recognizes a repeated write by its `Idempotency-Key`, and an append to one journal by its
+append id.
 """
 
 from __future__ import annotations
@@ -311,9 +312,10 @@ class Connection:
     async def events(
         self, name: str, *parameters: object, query: Mapping[str, object], after: str | None = None
     ) -> AsyncGenerator[ServerEvent | None, None]:
-        """Yield the events of a live stream; whenever it ends, reopen it after the last event and yield None.
+        """Yield the events of a live stream; whenever it ends, reopen it after the last event.
 
-        Raise the error with which the server ends the stream.
+        Yield None when the stream is opened after an event, or after a failure. Raise the error with which the server
+        ends the stream.
         """
         route = BY_NAME[name]
         path = _path(route, parameters)

@@ -223,8 +223,8 @@ class RemoteJournal(Journal):
         await self._connection.call("journals.purge", self.topic, journal_id(id))
 
     async def purge_expired(self, id: str, head: Head) -> bool:
-        """Raise `InvalidInput`: the server purges expired journals."""
-        raise InvalidInput("a remote book does not purge expired journals: the server's 'tidebook up' does")
+        """Raise `InvalidInput`: expired journals are purged where the book is open."""
+        raise InvalidInput("a remote book does not purge expired journals: 'tidebook up' does, where the book is")
 
     async def head(self, id: str, *, barrier: BarrierKind | None = None) -> Head | None:
         """Raise `InvalidInput`: heads, and the deciders that need them, need direct access to the store."""

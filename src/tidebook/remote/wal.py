@@ -44,7 +44,7 @@ class RemoteRegionMeta:
 
 
 class RemoteRegion:
-    """A region of a write-ahead log on a server; it has the methods of `tidebook.wal.region.Region`."""
+    """A region of a write-ahead log on a server, with most methods of `Region`; the others raise `InvalidInput`."""
 
     def __init__(self, namespace: str, id: int, connection: Connection) -> None:
         self.id = id
@@ -107,7 +107,7 @@ class RemoteRegion:
     ) -> dict[int, int]:
         """Read the region once, pass each entry to the handler of its table, and return the entry count by table.
 
-        See `Region.replay`. `progress` is called with the offsets done, and with those in total at the start.
+        See `Region.replay`. `progress` is called with the number of offsets done, and their total as of the start.
         """
         replay = Replay(handlers, other=other, progress=progress)
         total, done = (await self.status()).log_end, 0

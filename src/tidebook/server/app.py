@@ -1,7 +1,7 @@
 """The ASGI application: finds the route of a request, checks who sent it, decodes it, and sends the response.
 
 The path of an API request is short on purpose: no request object, no middleware, one pass over the headers.
-Everything outside /v1 is a Starlette application, for pages.
+Everything outside /v1, except /metrics, is a Starlette application, for pages.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 NO_ROUTE: Final = "none"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
-#: These headers as header lines, for a body of a given size and for no body.
+#: The header lines of a response with JSON of a given size, and of one without a body.
 _JSON_HEAD: Final = (
     b"content-type: application/json\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
     b"content-length: %d\r\n"
@@ -274,7 +274,7 @@ class ServerApp:
             await _send(exchange, route.status, _encode_body(response))
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
-        """Record a call that changes or unmasks something; if it is destructive, wait until the record is durable."""
+        """Record a call that changes or unmasks something; if it destroys or unmasks, wait until that is durable."""
         route, audit = call.route, self.state.audit
         if not route.mutates and not call.unmask:
             return
@@ -293,7 +293,7 @@ class ServerApp:
             raise Unavailable("the audit cannot be written now, so masked fields are not shown: try again") from error
 
     def _record_failure(self, call: Call, scope: dict[str, Any], status: int) -> None:
-        """Record a change that failed, although all or a part of it may have happened.
+        """Record a failed call whose change may have happened, completely or in part.
 
         This does not wait until the entry is durable: the failed component is often one that the audit needs too.
         """
@@ -314,7 +314,7 @@ class ServerApp:
         key, route = call.headers.idempotency_key, call.route
         assert key is not None
         if route.returns_secret:
-            raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its response is a secret")
+            raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its response contains a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
             appended = scope["raw_path"] + b"\0" + call.raw_body
@@ -454,7 +454,7 @@ async def _send(
         head = _JSON_HEAD % len(body) if body else _NO_CONTENT_HEAD
         if send_response(exchange.raw_send, status, head, body):
             return
-    if body or kind != _JSON:  # there are no metrics before the first response
+    if body or kind != _JSON:  # text may be empty: there are no metrics before the first response
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]

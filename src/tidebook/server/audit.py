@@ -1,7 +1,8 @@
 """The audit: every call that changes or unmasks something, as an event of topic `tidebook-audit`, hash-chained.
 
-Each server process has a separate chain, the journal of its id, so that servers never conflict. Entries are appended
-in groups, each with one hash; a destructive call waits until its entry is durable, others may lose theirs in a crash.
+Each server process writes a separate chain, which is one journal, so that servers never conflict. Entries are appended
+in groups, each with one hash. A call that destroys or unmasks something waits until its entry is durable; a crash may
+lose the entries of other calls.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Audit:
         #: The hash of the latest group that was written.
         self._hash = GENESIS
         self._waiting: deque[AuditEntry] = deque()
-        #: The calls that wait for their entries, whose numbers are given.
+        #: The calls that wait until an entry is durable, each with the number of that entry.
         self._awaited: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wanted = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -64,7 +65,7 @@ class Audit:
         return self._id
 
     def check_room(self) -> None:
-        """Raise `Unavailable` while the audit cannot be written, because no change may go unrecorded."""
+        """Raise `Unavailable` if too many entries wait to be written, because no change may go unrecorded."""
         if len(self._waiting) >= WAITING_MAX:
             raise Unavailable(
                 f"{WAITING_MAX:,} entries of the audit wait to be written: until then changes are refused"
@@ -153,7 +154,7 @@ class Audit:
         return True
 
     async def _append(self, events: list[Event]) -> bool:
-        """Append, and retry until it is known to have succeeded; the append id keeps a retry from a second copy.
+        """Append, and retry until it is known to have succeeded; the append id prevents a second copy.
 
         Return False if the events do not fit in a record, but fewer may.
         """

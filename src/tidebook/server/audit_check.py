@@ -20,7 +20,7 @@ class AuditFinding(msgspec.Struct, frozen=True):
     """One deviation of a chain."""
 
     chain: str
-    #: The number of the entry; of removed ones, the first.
+    #: The number of the entry; of a group whose hash differs, that of its first entry.
     n: int
     what: What
     detail: str

@@ -59,7 +59,7 @@ class GroupHash:
 
 
 def encode_group(entries: Sequence[AuditEntry], previous: str) -> tuple[list[bytes], str]:
-    """Return the entries of a group, encoded as the payloads of their events, and its hash, which the last one has."""
+    """Return the entries of a group as the payloads of their events, and the group's hash, which its last entry has."""
     group_hash = GroupHash(previous)
     encoded, found = group_hash.add(entries), group_hash.hex
     encoded[-1] = _encoder.encode(msgspec.structs.replace(entries[-1], hash=found))

@@ -70,7 +70,7 @@ class Call:
         self.changed = True
         #: Whether a part of the change may have been made although the call is refused.
         self.has_parts = False
-        #: Whether all parts of a batch were changed.
+        #: Whether all appends of a batch succeeded.
         self.is_complete = True
         self.deadline_s = 0.0
         #: Whether this process records a span of the request.

@@ -61,7 +61,7 @@ class Gate:
             self._known_hosts.add(host)
 
     def check_origin(self, method: str, headers: Headers) -> None:
-        """Refuse changes that a page of another site sends: a browser reports the site in these headers."""
+        """Refuse changes that a page of another site sends: a browser reports it in Sec-Fetch-Site and Origin."""
         if method in _SAFE_METHODS:
             return
         if headers.sec_fetch_site not in (None, "same-origin", "none"):
@@ -95,7 +95,7 @@ class Gate:
     def is_current(self, token_id: str, session: BrowserSession | None) -> bool:
         """Return whether a stream that a token, or one of its sessions, has opened may stay open.
 
-        The id is empty for an open server.
+        The id is empty if the server needed no token.
         """
         if session is not None and not self._sessions.is_open(session):
             return False
@@ -143,7 +143,7 @@ class Gate:
         if name is not None:
             self._check_name(principal, route, name)
         elif principal.prefix and route.scope == "book":
-            raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
+            raise PermissionDenied(f"{route.name} concerns the whole book, and this token covers only a prefix")
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:
         if principal.prefix and not all(map(principal.may_see, _names(route, name))):

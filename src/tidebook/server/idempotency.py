@@ -1,8 +1,10 @@
-"""Stored responses by Idempotency-Key: a repeated request gets the response to the first one, and changes nothing.
+"""Stored responses by Idempotency-Key: a repeated request gets the stored response, and changes nothing.
 
 A key is stored before its request runs, and the response afterwards. A request that a crash interrupts is therefore
-never run twice: its repeat gets `outcome-unknown`. For an append only the response is stored: if the server crashes
-before that, the journal recognizes the append id of the repeat, unless more than 16 appends came in between.
+never run twice: its repeat gets `outcome-unknown`. A request that is refused leaves no key, so that its repeat runs.
+
+For an append only the response is stored. The repeat of an append without a stored response runs again, and the journal
+recognizes it by its append id, unless more than 16 appends came in between.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tidebook.server.database import ServerDatabase
 logger = logging.getLogger("tidebook.server")
 
 KEY_CHARS_MAX: Final = 200
-#: A larger response is not stored: a repeat of its request gets `outcome-unknown`.
+#: A larger response is not stored: a repeat of its request gets `outcome-unknown`, and a repeated append runs again.
 RESPONSE_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
 
@@ -38,7 +40,7 @@ class EncodedResponse(msgspec.Struct, frozen=True):
 
 
 def check_key(key: str) -> str:
-    """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters."""
+    """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters, no spaces."""
     if not 1 <= len(key) <= KEY_CHARS_MAX or not all("!" <= each <= "~" for each in key):
         raise InvalidInput(f"an Idempotency-Key must be 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
     return key
@@ -125,7 +127,7 @@ class IdempotencyKeys:
             response = await run()
         except OutcomeUnknown:
             raise
-        except TidebookError:  # nothing was changed: a repeat runs again
+        except TidebookError:  # refused, or done in part (`Call.has_parts`): a repeat runs again
             await self._change("DELETE FROM answered WHERE key = ?", (hashed,))
             raise
         if len(response.body) <= RESPONSE_BYTES_MAX:

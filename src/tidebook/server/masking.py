@@ -1,8 +1,10 @@
-"""Hide fields of payloads by rule; only an admin who asks for them sees them.
+"""Hide fields of payloads by rule; an admin who asks for them sees them.
+
+Not hidden is what a caller with the role of an operator works on: claimed jobs, and entries of write-ahead logs.
 
     [mask]
     "orders.*.card" = "last4"        # in topic, queue or namespace `orders`: the field `card`, however deep
-    "*.password" = "hide"            # in every one of them: the field `password` at the top
+    "*.password" = "hide"            # in all topics, queues and namespaces: the field `password` at the top
 
 A rule is a topic, queue or namespace, or `*`, then the path of a field, separated by dots; `*` in a path matches any
 number of names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and
@@ -55,7 +57,7 @@ class MaskRule(msgspec.Struct, frozen=True):
     kind: MaskKind
 
     def path_in(self, name: str) -> Path | None:
-        """Return the path that the rule hides in a topic or queue; None if it concerns others."""
+        """Return the path that the rule hides in a topic, queue or namespace; None if it concerns others."""
         for start in (f"{name}.", f"{ANY}."):
             if self.text.startswith(start):
                 return tuple(self.text[len(start) :].split("."))
@@ -80,7 +82,7 @@ class Masks:
         self._by_name: dict[str, Mask | None] = {}
 
     def of(self, name: str) -> Mask | None:
-        """Return the mask of a topic or queue; None if no rule concerns it."""
+        """Return the mask of a topic, queue or namespace; None if no rule concerns it."""
         if not self._rules:
             return None
         if name not in self._by_name:
@@ -92,7 +94,7 @@ class Masks:
 
 
 class Mask:
-    """The paths that are hidden in one topic or queue."""
+    """The paths that are hidden in one topic, queue or namespace."""
 
     def __init__(self, paths: list[tuple[Path, Callable[[Any], Any]]]) -> None:
         self._paths = paths

@@ -16,7 +16,7 @@ async def metrics(call: Call) -> Text:
 
 
 async def history(call: Call) -> HistoryResponse:
-    """Return the samples of the last hours."""
+    """Return the samples of the last six hours."""
     return HistoryResponse(SAMPLE_EVERY_S, list(SERIES), call.state.history.read(call.query.since_ms))
 
 

@@ -19,7 +19,7 @@ from tidebook.api.errors import TooManyRequests
 from tidebook.api.pipeline import JOB_LINES_MAX, JobKind, JobProgress, JobState, PipelineJobResponse
 from tidebook.core.errors import NotFound
 
-#: How many ended jobs are remembered.
+#: How many jobs are remembered; a running one is never forgotten.
 JOBS_KEPT_MAX: Final = 100
 #: How long a job may take to stop before it is killed.
 STOP_S: Final = 20.0
@@ -146,7 +146,7 @@ class PipelineJobs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, kind: JobKind, arguments: list[str]) -> PipelineJob:
-        """Start a job; raise `TooManyRequests` if others run already."""
+        """Start a job; raise `TooManyRequests` if as many as allowed are running."""
         if len(self._tasks) >= self._max:
             raise TooManyRequests(f"{len(self._tasks)} jobs run already: wait for one to end", retry_after_s=10.0)
         job = PipelineJob(kind)
@@ -165,7 +165,7 @@ class PipelineJobs:
         """Return a job; raise `NotFound` if there is none of this id."""
         found = self._jobs.get(id)
         if found is None:
-            raise NotFound(f"there is no job {id[:40]!r}: jobs are remembered until the server stops")
+            raise NotFound(f"there is no job {id[:40]!r}: a server remembers its last {JOBS_KEPT_MAX}")
         return found
 
     def list(self) -> list[PipelineJob]:

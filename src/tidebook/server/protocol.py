@@ -73,7 +73,7 @@ class UnsentBytes:
         self._since_s = 0.0
 
     def stuck_s(self, now_s: float, count: int) -> float:
-        """Return for how many seconds a client has accepted nothing, if it is called regularly."""
+        """Return for how many seconds the client has accepted nothing; call this regularly."""
         if not count or count != self._bytes:
             self._bytes, self._since_s = count, now_s
         return now_s - self._since_s
@@ -122,10 +122,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers = _NO_TRAILERS
 
     def _refuse_upgrade(self) -> None:
-        """Refuse a request that has a body and asks for another protocol; without a body, that is ignored.
+        """Refuse a request that has a body and asks for another protocol; without a body, the Upgrade is ignored.
 
-        The parser takes what follows the head for the other protocol, and later for the next request: a body that a
-        proxy has forwarded would be executed.
+        The parser takes what follows the head for the other protocol, and later for the next request: the server would
+        execute a body that a proxy has forwarded.
         """
         if any(name in _BODY_HEADERS for name, _ in self.headers):
             error = InvalidInput("this server speaks HTTP/1.1 only: leave Upgrade out of requests with a body")

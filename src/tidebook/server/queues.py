@@ -82,7 +82,7 @@ async def claim(call: Call) -> ClaimResponse:
 
 
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
-    """Claim as soon as something is due; give up in time, if the client disconnects, or if the server drains.
+    """Claim as soon as something is due; give up when time is up, the client disconnects or the server drains.
 
     A claim that has begun is not cancelled then: the queue would return its entries as if they had failed.
     """

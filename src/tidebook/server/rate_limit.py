@@ -1,4 +1,4 @@
-"""A token bucket for each principal, which limits the requests per second and allows bursts."""
+"""A token bucket for each access token, or client without one, which limits requests per second and allows bursts."""
 
 from __future__ import annotations
 

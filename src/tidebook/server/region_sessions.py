@@ -73,8 +73,8 @@ class RegionSessions:
         found = self._sessions.get((namespace, region))
         if found is None or not secrets.compare_digest(found.id.encode(), session.encode()):
             raise Fenced(
-                f"{namespace}/{region}: this session has ended, because it was idle or another writer has claimed the "
-                "region: open a new one"
+                f"{namespace}/{region}: this session has ended: it was closed or idle, another writer has claimed the "
+                "region, or the server was restarted: open a new one"
             )
         found.uses += 1
         try:

@@ -18,7 +18,8 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bounds of the server."""
 
-    #: Names that the Host header may have besides the server's address; without any, a server with TLS accepts all.
+    #: Names that the Host header may have; on a loopback address, its names are allowed too. Without this option, a
+    #: server on another address accepts all names.
     allowed_hosts: tuple[str, ...] = ()
     #: The largest body of a request.
     body_bytes_max: Positive = 16_000_000
@@ -36,9 +37,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     streams_per_token_max: Positive = 2_000
     #: Open connections.
     connections_max: Positive = 10_000
-    #: Requests per second that one token may send; 0 means no limit.
+    #: Requests per second that one token, or one client without a token, may send; 0 means no limit.
     rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
-    #: How many requests of one token may arrive at once, if `rate_per_s` limits them.
+    #: How many requests of one sender may arrive at once, if `rate_per_s` limits them.
     rate_burst: Positive = 1_000
     #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0

@@ -44,8 +44,8 @@ def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress
     """Copy those of `files` that exist in a book's folder into the new folder `target`.
 
     Writers wait only until every file has a snapshot, and while the files without checksums are copied. Raise
-    InvalidInput if `target` is not empty, and Corrupt if a page does not match its checksum: then no files of the
-    backup remain.
+    NotFound if none of `files` exists, InvalidInput if `target` is not empty, and Corrupt if a page does not match its
+    checksum. After any error, no files of the backup remain.
     """
     check_path(target)
     try:
@@ -124,7 +124,7 @@ def _copy_snapshot(source: Path, connection: apsw.Connection, path: Path, progre
 
 
 def _copy_with_standard_library(source: Path, path: Path, progress: Progress) -> None:
-    """Copy a file with the standard library's SQLite, as its writers use; they wait meanwhile."""
+    """Copy a file with the standard library's SQLite, which its writers use too; they wait until it is copied."""
     with contextlib.ExitStack() as opened:
         opened_by_standard_library(opened, source)
         opened.callback(closed_by_standard_library, opened)

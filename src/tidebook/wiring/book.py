@@ -51,7 +51,7 @@ S = TypeVar("S")
 
 
 def _decoder_of(events: Iterable[type[Any]]) -> Decode:
-    """Return the decoder of a typed subscription; a book without types does not load the codecs."""
+    """Return the decoder of a typed subscription. Imported only here: a book without types does not load the codecs."""
     from tidebook.domain.typed_event import tag_row_decoder
 
     return tag_row_decoder(events)
@@ -217,7 +217,7 @@ class Book:
         It follows the events of `tags`, or all events of `topics`; with both, the events of these tags in these topics.
         `into` is a SQLAlchemy engine, sync or async. `event.data` is decoded by `events`, by default the types that the
         topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
-        whose handler fails `retries` times stops its slice, or is parked.
+        whose handler still fails after `retries` retries stops its slice, or is parked.
         """
         extra("tidebook.wiring.projection", "projections")
         from tidebook.domain.projection import SLICES, Projection
@@ -467,7 +467,7 @@ class Book:
             await journal.close()
 
     async def create(self) -> None:
-        """Create a missing folder with its files, or a missing keyspace, now instead of on the first write."""
+        """Create a missing log and store in the folder, or a missing keyspace, now instead of on the first write."""
         from tidebook.wiring.lazy_adapters import LazyKeyspace, LazyLog, LazyStore
 
         for part in (self.log, self.store):

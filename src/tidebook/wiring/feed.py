@@ -1,8 +1,8 @@
 """Feed a queue from a tag: put each event of the tag into the queue exactly once.
 
-The queue stores a mark (the tag offset of the last event put) for each share of the journals, and advances it in the
-transaction that puts the entries. An event that is delivered again, by any process, is at or before the mark and is
-skipped.
+The queue stores a mark for each share of the journals: the tag offset of the last event that was put, or that `make`
+skipped. The transaction that puts the entries advances it. An event that is delivered again, by any process, is at or
+before the mark and is skipped.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class LazyWaits(ABC):
         return bool(await store.wait(topic, partition, beyond=beyond, timeout_s=left_s))
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        """Poll for the store while it is missing."""
+        """Wait for any write; if the store is missing, return -1 after one poll interval at most."""
         store = await self._existing()
         if store is not None:
             return int(await store.wait_any(timeout_s=timeout_s, since=since))

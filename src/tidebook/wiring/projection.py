@@ -37,7 +37,7 @@ def make_source(
         if wanted:
             return TagSource(store, Horizons(store), wanted, names)
     if not names:
-        raise InvalidInput("a projection needs topics=[...] or tags=[...]")
+        raise InvalidInput("a projection or a process needs topics=[...] or tags=[...]")
     if store.orders_topics:
         return TopicSource(store, Horizons(store), names)
     return LogTopicSource(log, store, Horizons(store), names)
@@ -54,7 +54,7 @@ def projection_arguments(
     retries: int | None,
     on_failure: Literal["stop", "park"],
 ) -> dict[str, Any]:
-    """Return the arguments that `Book.projection` and `Book.process` have in common, as those of their classes."""
+    """Return the arguments that the classes `Projection` and `ProcessManager` have in common."""
     types = None if events is None else EventTypes(events)
     return {
         "source": make_source(log, store, topics=topics, tags=tags),
@@ -67,7 +67,7 @@ def projection_arguments(
 
 
 def process_engine(settings: Settings) -> Any:
-    """Return an engine for the offsets of processes in the folder of an embedded book."""
+    """Return an engine for the file in an embedded book's folder that has the offsets of process managers."""
     if not settings.section("store").embedded:
         raise InvalidInput("a process needs a database for its offsets: book.process(..., into=engine)")
     settings.folder.mkdir(parents=True, exist_ok=True)

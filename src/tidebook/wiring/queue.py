@@ -28,7 +28,8 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     #: The PostgreSQL schema of the tables.
     schema: str = "tidebook_queue"
-    #: The maximum number of connections of a process to PostgreSQL; one more is reserved for renewing leases.
+    #: The largest number of connections on which a process puts at once. It opens up to two more: one, so that waiting
+    #: puts never block leases, and one that listens for notifications.
     connections_max: int = 4
     #: A command that receives every dead letter on its standard input.
     dead_letter_command: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ def require_embedded(settings: Settings, what: str = "replicate=True") -> None:
 def inline_replication(
     settings: Settings, log: Log, store: StoreWriter, *, clock: Clock, metrics: Metrics, topics: Sequence[str] = ()
 ) -> InlineReplication:
-    """Return the replication of an embedded book, not started; one of only some topics takes no lock."""
+    """Return the replication of an embedded book, not started; with `topics`, it takes no lock."""
     lock = None if topics else ProcessLock(settings.folder.expanduser().absolute() / LOCK_FILE)
     return InlineReplication(
         log, store, clock=clock, metrics=metrics, lock=lock, clear_tags=clears_tags(settings), topics=topics

@@ -135,7 +135,7 @@ class SyncRunning(BlockingFacade[Supervisor]):
 
 @contextmanager
 def run_on_portal(portal: BlockingPortal, block: AbstractAsyncContextManager[Supervisor]) -> Iterator[SyncRunning]:
-    """Run the block of an async book within a `with` block."""
+    """Enter and leave the result of `Book.running` on the portal, as a `with` block."""
     supervisor = portal.run(block.__aenter__())
     try:
         yield SyncRunning(portal, supervisor)

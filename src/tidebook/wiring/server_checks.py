@@ -70,7 +70,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[ServerCheck]:
 
 
 async def check_spark(master: str) -> ServerCheck:
-    """Check that a master of the Spark cluster accepts connections; a standby does not."""
+    """Check that one of the masters of the Spark cluster accepts connections; it may be a standby."""
     reasons = []
     for address in master.removeprefix("spark://").split(","):
         try:
@@ -128,7 +128,7 @@ async def check_cassandra(settings: Settings) -> list[ServerCheck]:
 
 
 def check_replicas(keyspace: str, replication: dict[str, str], nodes: int) -> ServerCheck:
-    """Check that a cluster keeps more than one copy of a keyspace, and not more copies than it has nodes."""
+    """Check that a keyspace has no more replicas than the cluster has nodes; recommend three if it has three nodes."""
     from tidebook.store.cassandra.settings import replicas_of
 
     counts = replicas_of(replication)

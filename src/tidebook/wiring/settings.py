@@ -1,9 +1,12 @@
-"""Read the settings of a book from `tidebook.toml` or a folder without one, and from the environment.
+"""Read a book's settings from a `tidebook.toml`, or use the defaults for a folder; then apply the environment.
+
+A folder is not searched for a `tidebook.toml`.
 
     [log]                                      [store]                                    [sql]
     url = "kafka://host:9092"                  url = "cassandra://host:9042/keyspace"     url = "postgresql://…"
 
-A section without a URL is embedded: SQLite files in the book's folder. All other keys are options of the adapter.
+Only these sections have URLs. One without a URL is embedded: SQLite files in the book's folder. The other keys of [log]
+and [store] are options of the adapter; [sql] has none.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     folder: Path
     sections: dict[str, Section] = {}
-    #: The address of the server that has a remote book open, and alone knows its settings; None for any other book.
+    #: The address of a remote book's server, which alone knows the settings of that book; None for any other book.
     server: str | None = None
 
     def section(self, name: str) -> Section:
@@ -110,7 +113,7 @@ def check_path(path: Path) -> None:
 
 
 def _check_url(section: Section, name: str) -> None:
-    """Raise `InvalidInput` for options in a section without a URL, which would silently be embedded."""
+    """Raise `InvalidInput` for options without a URL, which would silently be embedded, and for any option of [sql]."""
     for option in section.options:
         place = f"{section.place(name, option)} {option}"
         if section.url is None:

@@ -81,7 +81,7 @@ def test_following_while_nothing_replicates_is_reported_on_standard_error(tmp_pa
         following.kill()
         out, _ = following.communicate(timeout=60)
     assert out == ""
-    parts = ("waiting for replication for", "1 records are not replicated", "orders/0 was never replicated")
+    parts = ("waiting for replication (", "1 records are not replicated", "orders/0 was never replicated")
     for part in (*parts, "tidebook pipeline replicate", "tidebook up"):
         assert part in reported
 

@@ -1,6 +1,6 @@
 """Create the queue's tables and functions, and upgrade those of an older version.
 
-`sql/schema.sql` runs once per database, the other files once per partitioned table. `@schema@` and `@table@` stand for
+`sql/schema.sql` runs once per schema, the other files once per partitioned table. `@schema@` and `@table@` stand for
 the names of the schema and the table, `@now@` for the database's time in milliseconds.
 """
 

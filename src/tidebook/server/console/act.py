@@ -39,7 +39,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     word: str | None = None
     #: A few of the things that would be affected.
     sample: list[str] = []
-    #: What identifies the things that would be affected, so that a confirmation holds for no others of the same number.
+    #: What identifies the things that would be affected: a confirmation does not hold for the same number of others.
     members: Sequence[Any] = ()
     #: Further fields of the act's form that the form of the confirmation sends.
     fields: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Counts that stop at a bound, so that no page counts all of a large queue or outbox; those of a queue by state."""
+"""Counts that stop at a bound, so that no page counts all of a large queue or outbox; and the counts of a queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class QueueNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """How many entries a queue has in each state; above a bound the numbers are estimates."""
+    """How many entries a queue has in each state, each counted up to a bound."""
 
     queue: str
     due: Count

@@ -104,7 +104,7 @@ async def event(view: View) -> EventData:
         raise NotFound(f"{key}: there is no such journal")
     found, _ = await read_page(journal, query.id, query.number, head, 2)
     if not found or found[0].seq_nr != query.number:
-        raise NotFound(f"{key}: there is no event {query.number:,}; it was deleted or its number was skipped")
+        raise NotFound(f"{key}: there is no event {query.number:,}; it was deleted, skipped, or not appended yet")
     shown, mask = found[0], view.mask(query.topic)
     payload = shown.payload if mask is None else mask(shown.payload)
     metadata = shown.metadata if mask is None or shown.metadata is None else mask(shown.metadata)

@@ -6,7 +6,7 @@
 
 Fields: `number`, `offset`, `version` (numbers), `time` (an ISO date), `type`, `tag`, `text` (the payload as text), and
 paths into `payload` and `meta`. Operators: = != < <= > >= contains begins exists; `and`, `or`, `not`, parentheses.
-A value of another type than the field's never matches.
+A value of another type than the field's is unequal to it, and neither less nor greater.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ _MISSING: Final = object()
 
 
 def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
-    """Return the values of a field; a tag has many, and a comparison holds if it holds for one of them."""
+    """Return the values of a field; an event may have several tags, and a comparison holds if it holds for one."""
     match compare.root:
         case "number" | "offset" | "version":
             return [getattr(event, compare.root)]
@@ -298,7 +298,7 @@ def _candidates(compare: Compare, event: FilterFields) -> list[Any]:
 
 
 def as_text(payload: Any) -> str:
-    """Return a payload as text: JSON is written on one line, bytes that are not text are empty."""
+    """Return a payload as text: JSON is written on one line; of bytes, what is not UTF-8 is left out."""
     if isinstance(payload, str):
         return payload
     if isinstance(payload, bytes):

@@ -190,7 +190,7 @@ def _read(journal: Journal, id: str, start: int, end: int) -> Any:
 
 
 async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
-    """Return the number of the first event to show; without a place to seek, that of the last page."""
+    """Return the first number to show; without a place, that of the last page, or of the journal for a filter."""
     if sum(each is not None for each in (query.at, query.offset, query.time)) > 1:
         raise InvalidInput("seek by a number, an offset or a time, not by several of them")
     if query.at is not None:

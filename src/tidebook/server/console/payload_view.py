@@ -99,7 +99,7 @@ class _Budget:
 
 
 def as_document(value: Any) -> ClippedText:
-    """Return a payload as text: JSON with line breaks, text unchanged, bytes as far as they are UTF-8."""
+    """Return a payload as text: JSON with line breaks, text unchanged, bytes as UTF-8 with replacement characters."""
     kind, encoded = encode_payload(value)
     if kind == JSON:
         text = msgspec.json.format(encoded, indent=2).decode()

@@ -250,7 +250,9 @@ async def _result_of(part: str, call: Awaitable[R], missing: R, problems: dict[s
 
 
 def horizon_of(topics: list[TopicSurvey], now_ms: int) -> HorizonStatus | None:
-    """Return the horizon of streams by tag, what holds it back, and what is not replicated; None without any topic.
+    """Return the horizon of streams by tag, what holds it back, and what is not replicated.
+
+    Return None without any topic, or if one of them has a problem.
 
     The tags' own status reads all partitions at once, which would stop the server for seconds in a book of many topics.
     """
