@@ -21,7 +21,7 @@ from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.principal import Principal
 
-PREFIX: Final = "tb_"
+TOKEN_PREFIX: Final = "tb_"
 TOKENS_MAX: Final = 10_000
 #: How long a revoked or new token may go unnoticed by a running server.
 REFRESH_S: Final = 1.0
@@ -81,7 +81,7 @@ def _check_prefix(prefix: str) -> None:
     try:
         topic_name(prefix)
     except InvalidInput as error:
-        raise InvalidInput(f"a token's prefix is the beginning of a name: {error}") from error
+        raise InvalidInput(f"a token's prefix must be the beginning of a name: {error}") from error
 
 
 class Tokens:
@@ -105,7 +105,7 @@ class Tokens:
         if prefix:
             _check_prefix(prefix)
         now_ms = self._clock.now_ms()
-        token = PREFIX + secrets.token_urlsafe(32)
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
         expires_at = None if expires_s is None else now_ms + round(expires_s * 1000)
         row = (id, hash_token(token), name, int(Role[role.upper()]), prefix, now_ms, expires_at)
@@ -149,7 +149,7 @@ class Tokens:
         return [StoredToken(*row).response() for row in rows]
 
     async def revoke(self, id: str) -> None:
-        """Revoke a token; raise `NotFound` if there is none of this id."""
+        """Revoke a token; raise `NotFound` if no token has this id."""
         encode_text(id, "a token's id")
         now_ms = self._clock.now_ms()
 
@@ -170,7 +170,7 @@ class Tokens:
         return self._valid(self._by_hash.get(hash_token(token)))
 
     def holder(self, id: str) -> Principal | None:
-        """Return the holder of the token with this id; None if it is revoked or expired."""
+        """Return the holder of the token with this id; None if it is unknown, revoked or expired."""
         self._refresh()
         return self._valid(self._by_id.get(id))
 
@@ -188,9 +188,8 @@ class Tokens:
         if now_s - self._refreshed_s < REFRESH_S:
             return
         rows = self._database.select(f"SELECT hash, {_COLUMNS} FROM token")
-        self._refreshed_s = (
-            now_s  # not if this failed: a server that has not read its tokens must not seem to have none
-        )
+        # Only after a successful read: a server that could not read its tokens must not behave as if it had none.
+        self._refreshed_s = now_s
         self._any = bool(rows)
         self._by_hash = {
             hash_: Principal(id, name, Role(role), prefix, expires_at)
