@@ -48,8 +48,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forb
     at: Ordinal | None = None
     #: None leaves the journal's expiry unchanged, NEVER removes it.
     expire_after_ms: Number | None = None
-    #: Set if an earlier attempt may have been made: no attempt is below this offset; -1 if the offset is unknown or of an
-    #: earlier epoch. The append is void if the journal may have forgotten that attempt.
+    #: Set if an earlier attempt may have been made: no attempt is below this offset; -1 if the offset is unknown or of
+    #: an earlier epoch. The append is void if the journal may have forgotten that attempt.
     floor: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)] | None = None
     #: How many of the events carry each tag, so that tags are numbered without decoding the body.
     tagged: tuple[tuple[str, _EventCount], ...] = ()

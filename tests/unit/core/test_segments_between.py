@@ -1,4 +1,4 @@
-"""Which segments may hold events: head and list together omit none, and skipped segments cost nothing."""
+"""Which segments may hold events: head and segment list together omit none, and skipped ones cost nothing."""
 
 from __future__ import annotations
 
