@@ -36,7 +36,7 @@ def test_a_message_that_kafka_could_not_store_is_refused(given: dict[str, Any]) 
     assert sent.messages == []
 
 
-def test_the_test_backend_collects_in_its_block_only() -> None:
+def test_the_test_backend_collects_messages_only_within_its_block() -> None:
     with outbox.use("test") as sent:
         outbox.publish(None, topic="orders", key="k", payload=bytearray(b"x"), headers={"a": None})
         outbox.publish_list(None, [Message("orders", b"y")])

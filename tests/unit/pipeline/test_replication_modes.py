@@ -1,4 +1,4 @@
-"""When a replication runs micro-batches, and when leases, and how it stops: without Spark."""
+"""When a replication runs micro-batches, when it runs leases, and how it stops; without Spark."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SETTINGS = PipelineSettings(lease_s=2.0, look_every_s=0.0, catch_up_records=BACK
 
 
 class Run:
-    """A replication whose query replicates nothing and whose leases do nothing; it stops after some steps of them.
+    """A replication whose query replicates nothing and whose leases do nothing; it stops after a few steps of either.
 
-    It takes the places of the Spark session and the scheduler.
+    This object stands in for the Spark session and the scheduler.
     """
 
     sparkContext = None

@@ -1,4 +1,4 @@
-"""Concurrent claims share a call; one that gets nothing calls again while the others got something."""
+"""Concurrent claims share a call; a claim that gets nothing calls again if another claim of the call got something."""
 
 from __future__ import annotations
 

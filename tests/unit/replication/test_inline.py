@@ -52,7 +52,7 @@ async def test_a_follower_sees_what_the_same_process_appends(tmp_path: Path) -> 
         await events.aclose()  # type: ignore[attr-defined]
 
 
-def test_the_blocking_book_replicates_too(tmp_path: Path) -> None:
+def test_a_blocking_book_replicates(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book", replicate=True) as book:
         book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
         with book.tags.subscribe("paid", "group") as member:

@@ -138,7 +138,7 @@ async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
 async def test_a_replicator_of_a_topic_that_was_created_again_is_fenced_and_neither_loses_nor_parks_a_record(
     bench: Bench,
 ) -> None:
-    """It has the configuration of the deleted topic, in whose partition some of the journals would not have been."""
+    """Its configuration is that of the deleted topic, in which some of these journals belonged to another partition."""
     store, ids = bench.opened_store, [str(number) for number in range(20)]
     old = await store.set_topic_config(TOPIC, topic_config("old", partitions=2), expected=None)
     await store.delete_topic(TOPIC)
@@ -157,7 +157,7 @@ async def test_a_replicator_of_a_topic_that_was_created_again_is_fenced_and_neit
     assert (await store.heads(TOPIC, ids)).keys() == set(ids)
 
 
-async def test_only_events_that_another_replicator_was_faster_with_show_that_it_serves_the_partition(
+async def test_a_replicator_is_overtaken_only_if_another_one_has_replicated_its_events(
     bench: Bench, config: TopicConfig
 ) -> None:
     """A driver replicates its own ticks, and the tail of a lease must not end because of them."""

@@ -181,7 +181,7 @@ async def test_a_recreated_topic_is_refused_and_a_new_epoch_begins_after_adopt(b
         await find_starts(book.log, book.store, configs)
 
 
-async def test_the_last_report_of_a_run_is_read_again(book: Book, clock: ManualClock) -> None:
+async def test_the_last_report_of_a_run_is_read_as_it_was_written(book: Book, clock: ManualClock) -> None:
     assert await read_job_status(book.store) is None
     for records in (1, 2):
         written = JobStatus(5, 1, records, 0, 1.5, 0.1, {"orders/0": "it is stopped"})

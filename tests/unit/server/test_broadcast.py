@@ -20,7 +20,7 @@ async def first_event(last: StreamPosition | None) -> AsyncGenerator[int, None]:
         yield 1
 
 
-async def test_followers_that_stay_on_a_failed_stream_do_not_bring_others_to_it() -> None:
+async def test_new_followers_do_not_share_a_failed_stream_that_has_a_follower_left() -> None:
     broadcasts, live = Broadcasts(), asyncio.Queue[int]()
 
     async def fail() -> AsyncIterator[int]:

@@ -102,7 +102,7 @@ def test_a_password_file_that_is_missing_is_named() -> None:
         ("LOCAL_ONE", "LOCAL_QUORUM", {"dc1": 3, "dc2": 1}, None, False),
     ],
 )
-def test_levels_overlap_or_do_not(
+def test_whether_levels_overlap_depends_on_the_replicas_and_the_data_centre(
     read: str, write: str, replicas: dict[str, int], local_dc: str | None, seen: bool
 ) -> None:
     assert reads_see_writes(read, write, replicas, local_dc) is seen
