@@ -396,7 +396,7 @@ async def test_a_repeated_command_returns_the_same_result(tmp_path: Path) -> Non
         assert not other.repeated
 
 
-async def test_a_command_that_two_processes_execute_at_once_takes_effect_once(tmp_path: Path) -> None:
+async def test_a_command_that_two_processes_execute_concurrently_takes_effect_once(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two:
         deciders = [book.decider("accounts", Account) for book in (one, two)]
         for n in range(10):

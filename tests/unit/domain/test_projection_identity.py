@@ -98,7 +98,9 @@ async def test_a_process_that_only_waits_uses_the_stored_slices(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("on_failure", ["park", "stop"])
-async def test_the_same_number_of_a_purged_journal_is_parked_again(tmp_path: Path, on_failure: Any) -> None:
+async def test_a_bad_event_with_the_number_of_a_purged_one_is_parked_as_another(
+    tmp_path: Path, on_failure: Any
+) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book, replicating(book, "t"):
 

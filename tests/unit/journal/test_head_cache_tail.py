@@ -175,7 +175,7 @@ async def test_a_record_of_a_newer_format_stops_the_tail_although_its_journal_is
 
 
 @kafka_only
-async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(open_rig: OpenRig) -> None:
+async def test_a_single_record_that_is_truncated_before_its_replication_is_a_loss(open_rig: OpenRig) -> None:
     rig = open_rig(follow_s=0)
     await rig.append("a", 1)
     cache = await cache_of(rig)

@@ -67,7 +67,7 @@ async def read(rows: RowPrefetcher) -> list[int]:
     return numbers
 
 
-async def test_two_half_pages_and_then_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
+async def test_half_pages_and_whole_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.prefetch()

@@ -71,7 +71,7 @@ async def test_an_append_that_reaches_the_log_first_wins_and_the_result_says_so(
     assert await rig.read("a") == [1, "fresh"]
 
 
-async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too(rig: Rig) -> None:
+async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins(rig: Rig) -> None:
     """Both are folded at their acknowledgements: the log is not read again."""
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)

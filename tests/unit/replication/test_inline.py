@@ -206,7 +206,7 @@ async def test_replication_continues_after_a_failure(tmp_path: Path, call: str) 
         assert "it is down" in (replication.status().last_error or "")
 
 
-async def test_an_unexpected_error_is_retried_too(tmp_path: Path) -> None:
+async def test_replication_continues_after_an_unexpected_error(tmp_path: Path) -> None:
     async with faulty(tmp_path) as (book, faults, replication):
         faults.fail("topics", cast(Any, ZeroDivisionError("a bug")))
         replication.start()

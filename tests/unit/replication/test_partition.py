@@ -208,7 +208,7 @@ async def test_a_partition_catches_up_with_the_log_page_by_page(
     "error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("it is down")]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
+async def test_a_task_plans_and_writes_again_after_a_transient_failure(
     bench: Bench, config: TopicConfig, error: TidebookError, when: str
 ) -> None:
     """Each event exists once, whether or not the failed write took effect."""

@@ -118,7 +118,7 @@ async def test_offsets_that_the_log_lost_are_named_refused_and_skipped_when_acce
     assert await accept_losses(book.log, book.store) == []
 
 
-async def test_losses_before_the_first_replication_are_accepted_too(book: Book, clock: ManualClock) -> None:
+async def test_losses_before_the_first_replication_can_be_accepted(book: Book, clock: ManualClock) -> None:
     await append(book, clock, 3)
     await book.log.truncate(TOPIC, 0, before=2)
     assert await accept_losses(book.log, book.store) == [LostOffsets(TOPIC, 0, 0, 1)]

@@ -65,7 +65,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", ["?", "#", "/", "12/", ":/"])
-def test_a_password_that_cuts_the_url_is_not_shown_either(cut: str) -> None:
+def test_a_password_with_a_character_that_splits_the_url_is_not_shown(cut: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         CassandraSettings.read(f"cassandra://me:hunter{cut}secret@host/Books")
     assert "hunter" not in str(caught.value)

@@ -75,7 +75,7 @@ class Registry:
         return TopicConfig(topic_id="x", partitions=1)
 
 
-async def test_a_second_read_only_reads_pointers_and_then_topic_names() -> None:
+async def test_a_second_read_requests_only_pointers_and_topic_names() -> None:
     registry = Registry(a=50, b=40)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     assert await horizons.read() == Horizon(40, 50, "b", 0)

@@ -141,7 +141,7 @@ async def test_a_commit_does_not_move_a_group_back(book: Book, tags: Tags) -> No
         assert await all_records(events) == []
 
 
-async def test_as_many_members_as_there_are_shares_join_and_leave_at_once(book: Book, tags: Tags) -> None:
+async def test_as_many_members_as_there_are_shares_join_and_leave_concurrently(book: Book, tags: Tags) -> None:
     members = [tags.subscribe("paid", "mail", follow=False) for _ in range(SHARES)]
     await asyncio.gather(*(member.__aenter__() for member in members))
     assert len(decode_group(await book.store.setting("tags/group/mail/paid")).members) == SHARES
