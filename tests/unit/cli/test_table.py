@@ -122,14 +122,14 @@ def test_a_list_has_a_header_on_a_terminal_only(
 
 def on_terminal(*arguments: str) -> str:
     """Return what a command prints on a terminal."""
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     try:
         command = [sys.executable, "-m", "tidebook.cli", *arguments]
-        subprocess.run(command, stdout=there, stderr=there, timeout=60, check=True)
-        return os.read(here, 65_536).decode()
+        subprocess.run(command, stdout=terminal, stderr=terminal, timeout=60, check=True)
+        return os.read(controller, 65_536).decode()
     finally:
-        os.close(here)
-        os.close(there)
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:

@@ -134,9 +134,9 @@ async def test_a_second_read_includes_what_others_wrote_since_the_first(open_rig
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-@pytest.mark.parametrize("then", ["mark", "offset", "pointer", "expected", "next"])
+@pytest.mark.parametrize("next_call", ["mark", "offset", "pointer", "expected", "next"])
 async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_of_the_tail(
-    open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
+    open_rig: OpenRig, next_call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.head_cache.RECENT_S_MAX", 0)
     other, reader = open_rig(), open_rig()
@@ -145,7 +145,7 @@ async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_o
     assert await reader.read("a", barrier="offset") == [1, 2, 3]
     await other.append("a", 4)
     await other.replicate()
-    match then:
+    match next_call:
         case "pointer":
             assert await reader.journal.pointer("a") == 4
         case "expected":
