@@ -23,7 +23,7 @@ from tidebook.server.principal import Principal
 
 TOKEN_PREFIX: Final = "tb_"
 TOKENS_MAX: Final = 10_000
-#: How long a revoked or new token may go unnoticed by a running server.
+#: The time within which a running server notices a new or revoked token.
 REFRESH_S: Final = 1.0
 #: How often the last use of a token is written.
 USED_EVERY_MS: Final = 60_000
@@ -188,7 +188,7 @@ class Tokens:
         if now_s - self._refreshed_s < REFRESH_S:
             return
         rows = self._database.select(f"SELECT hash, {_COLUMNS} FROM token")
-        # Only after a successful read: a server that could not read its tokens must not behave as if it had none.
+        # Set only after a successful read: a server that could not read its tokens must not seem to have none.
         self._refreshed_s = now_s
         self._any = bool(rows)
         self._by_hash = {
