@@ -44,7 +44,7 @@ def test_the_figures_do_not_depend_on_the_seed(seed: int) -> None:
     assert other.cores == pytest.approx(tail.cores, rel=0.05)
 
 
-def test_the_figures_without_another_fit_equal_those_of_the_page() -> None:
+def test_the_same_costs_give_the_figures_of_the_page_for_slices_50_ms_apart() -> None:
     tail = simulate_tail(MEASURED, Machine(slice_every_s=0.05))
     text = f"the same costs give {tail.p50_s * 1e3:.0f} ms, {tail.p99_s * 1e3:.0f} ms and {tail.cores:.2f} cores"
     assert text in " ".join(PAGE.split())

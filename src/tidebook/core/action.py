@@ -35,26 +35,26 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
-    """Add events atomically, numbered from `at`, or else after the last event.
-
-    If `expected` is set, the append is void unless that is the last number.
-    """
+    """Add events atomically, numbered from `at`, or else after the last number."""
 
     epoch: EpochNumber
     append_id: Identity
     count: _EventCount
     #: The packed events (`pack_events`), which are opaque to the fold.
     body: bytes
+    #: The append is void if this is not the journal's last number.
     expected: Number | None = None
+    #: The number of the first event; the append is void if this is not above the journal's last number.
     at: Ordinal | None = None
     #: None leaves the journal's expiry unchanged, NEVER removes it.
     expire_after_ms: Number | None = None
-    #: Set on a retry: the end offset of the partition before the first attempt, or -1 if that was in an earlier epoch.
+    #: Set if an earlier attempt may have been made: no attempt is below this offset; -1 if the offset is unknown or of
+    #: an earlier epoch. The append is void if the journal may have forgotten that attempt.
     floor: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)] | None = None
     #: How many of the events carry each tag, so that tags are numbered without decoding the body.
     tagged: tuple[tuple[str, _EventCount], ...] = ()
-    #: With `expected`: the incarnation that the sender saw. The append is void for any other, as of a journal that was
-    #: purged and has grown to the same number again.
+    #: With `expected`: the incarnation that the sender saw. The append is void in any other incarnation, for example if
+    #: the journal was purged and has grown to the same number since.
     incarnation: Position | None = None
 
 

@@ -21,7 +21,7 @@ from tidebook.runtime.clock import Clock
 from tidebook.server.database import ServerDatabase
 from tidebook.server.principal import Principal
 
-PREFIX: Final = "tb_"
+TOKEN_PREFIX: Final = "tb_"
 TOKENS_MAX: Final = 10_000
 #: The time within which a running server notices a new or revoked token.
 REFRESH_S: Final = 1.0
@@ -81,7 +81,7 @@ def _check_prefix(prefix: str) -> None:
     try:
         topic_name(prefix)
     except InvalidInput as error:
-        raise InvalidInput(f"a token's prefix is the beginning of a name: {error}") from error
+        raise InvalidInput(f"a token's prefix must be the beginning of a name: {error}") from error
 
 
 class Tokens:
@@ -105,7 +105,7 @@ class Tokens:
         if prefix:
             _check_prefix(prefix)
         now_ms = self._clock.now_ms()
-        token = PREFIX + secrets.token_urlsafe(32)
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         id = secrets.token_hex(6)
         expires_at = None if expire_after_s is None else now_ms + round(expire_after_s * 1000)
         row = (id, hash_token(token), name, int(Role[role.upper()]), prefix, now_ms, expires_at)
@@ -149,7 +149,7 @@ class Tokens:
         return [StoredToken(*row).response() for row in rows]
 
     async def revoke(self, id: str) -> None:
-        """Revoke a token; raise `NotFound` if there is none of this id."""
+        """Revoke a token; raise `NotFound` if no token has this id."""
         encode_text(id, "a token's id")
         now_ms = self._clock.now_ms()
 
@@ -170,7 +170,7 @@ class Tokens:
         return self._valid(self._by_hash.get(hash_token(token)))
 
     def holder(self, id: str) -> Principal | None:
-        """Return the holder of the token with this id; None if it is revoked or expired."""
+        """Return the holder of the token with this id; None if it is unknown, revoked or expired."""
         self._refresh()
         return self._valid(self._by_id.get(id))
 

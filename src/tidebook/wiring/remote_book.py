@@ -30,11 +30,15 @@ from tidebook.wiring.settings import Settings
 from tidebook.wiring.topics import TopicDescription
 
 
+def _refuse(name: str, remedy: str) -> NoReturn:
+    raise InvalidInput(f"a remote book has no {name}: {remedy}")
+
+
 class RemoteBook(Book):
     """A book that a server has open; methods that need its log, store or database raise `InvalidInput`.
 
-    `Book` documents the methods. A request without a response is repeated for half a minute, so that callers do not
-    notice a restart of the server.
+    `Book` documents the methods. A request that gets no response is sent again for up to half a minute, so that callers
+    do not notice a restart of the server.
     """
 
     def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
@@ -49,15 +53,12 @@ class RemoteBook(Book):
     @property
     def log(self) -> Log:
         """Raise `InvalidInput`: only the server has the log open."""
-        self._refuse_server_part("the log")
+        _refuse("log", "use the methods of the book, or open its folder or .toml")
 
     @property
     def store(self) -> StoreWriter:
         """Raise `InvalidInput`: only the server has the store open."""
-        self._refuse_server_part("the store")
-
-    def _refuse_server_part(self, what: str) -> NoReturn:
-        raise InvalidInput(f"{what} is only on the server: use the methods of the book, or open its folder or .toml")
+        _refuse("store", "use the methods of the book, or open its folder or .toml")
 
     def _journal(self, topic: str) -> Journal:
         found = self._journals.find(topic_name(topic))
@@ -103,12 +104,12 @@ class RemoteBook(Book):
         return cast(Outbox, SyncRemoteOutbox(portal, cast(RemoteOutbox, self.outbox)))
 
     def feed(self, tag: str, queue: str, **options: Any) -> NoReturn:
-        """Raise `InvalidInput`: a feed runs where the queue store is opened."""
-        self._refuse_server_part("the store that a feed reads")
+        """Raise `InvalidInput`: a feed needs direct access to the store and the queue store."""
+        _refuse("feed()", "run the feed where the folder or .toml of the book is open")
 
     def log_topic(self, topic: str) -> NoReturn:
-        """Raise `InvalidInput`: the messages are read where the log is opened."""
-        self._refuse_server_part("the log")
+        """Raise `InvalidInput`: reading messages needs direct access to the log."""
+        _refuse("log_topic()", "read the messages where the folder or .toml of the book is open")
 
     @property
     def forked(self) -> bool:
@@ -137,12 +138,12 @@ class RemoteBook(Book):
         return {each.name: each.reason if not each.ok else None for each in answer.checks}
 
     async def health(self) -> NoReturn:
-        """Raise `InvalidInput`: the server reports its health at /v1/health/ready."""
-        self._refuse_server_part("the health of the book (/v1/health/ready)")
+        """Raise `InvalidInput`: the server reports its own health, see `readiness`."""
+        _refuse("health()", "use readiness(), or request /v1/health/ready")
 
     async def settle(self, *, timeout_s: float = 30.0) -> NoReturn:
-        """Raise `InvalidInput`: only a process that has the book itself open can settle it."""
-        self._refuse_server_part("the log")
+        """Raise `InvalidInput`: only a process that has the folder or .toml of the book open can settle it."""
+        _refuse("settle()", "call it where the folder or .toml of the book is open")
 
     async def create(self) -> None:
         """Do nothing: the server's book exists."""

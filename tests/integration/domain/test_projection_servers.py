@@ -11,7 +11,15 @@ import pytest
 from sqlalchemy import Column, Engine, MetaData, String, Table, select
 
 from tests.unit.domain.bank import EVENTS, Account, Deposit
-from tests.unit.domain.projecting import BALANCES, add, balances, bring, replicating, running, sqlite_engine
+from tests.unit.domain.projecting import (
+    BALANCES,
+    add,
+    balances,
+    replicate_and_tick,
+    replicating,
+    running,
+    sqlite_engine,
+)
 from tidebook.domain import projection_runner
 from tidebook.domain.event_source import decode_position
 from tidebook.domain.topic_scan import in_scan
@@ -66,13 +74,13 @@ async def test_after_retention_projections_scan_the_store_and_then_follow_the_lo
             return book.projection("p", topics=[topic], into=into, tables=[BALANCES, SEEN], slices=4)(add_once)
 
         await deposit(40)
-        await bring(book, topic)
+        await replicate_and_tick(book, topic)
         first = projection(engine)
         async with running(first):
             await first.settle()
         assert balances(engine) == expected
         await deposit(60)
-        await bring(book, topic)
+        await replicate_and_tick(book, topic)
         for partition, pointer in (await book.store.pointers(topic)).items():  # as retention does
             await book.log.truncate(topic, partition, before=pointer.position.offset + 1)
         await deposit(20)
@@ -81,7 +89,7 @@ async def test_after_retention_projections_scan_the_store_and_then_follow_the_lo
             done = await deposit(20)
             await late.wait_for(done)
             await fresh.wait_for(done)
-            await bring(book, topic)
+            await replicate_and_tick(book, topic)
             for each in (late, fresh):
                 await each.settle()
         for each in (engine, other):
@@ -92,7 +100,7 @@ async def test_after_retention_projections_scan_the_store_and_then_follow_the_lo
         # From here on the projection follows the log.
         async with replicating(book, topic), running(late):
             await late.wait_for(await deposit(5))
-            await bring(book, topic)
+            await replicate_and_tick(book, topic)
             await late.settle()
         assert balances(engine) == expected
     engine.dispose()

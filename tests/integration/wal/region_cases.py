@@ -266,7 +266,7 @@ class ReadingCases(RegionBase):
 
 
 class DeletingCases(RegionBase):
-    async def test_a_mark_keeps_the_entries_from_there_on(self, region: Region) -> None:
+    async def test_a_mark_deletes_only_the_entries_below_its_number(self, region: Region) -> None:
         await region.write(1, [b"a", b"b", b"c"])
         await region.mark_deleted(table=1, seq=2)
         assert await entries(region.read()) == [(1, 2, b"b"), (1, 3, b"c")]

@@ -1,4 +1,4 @@
-"""A payload for which the check is skipped would pass it, and is stored as the same bytes."""
+"""The check of payloads is skipped only for requests whose payloads would pass it and be stored as the same bytes."""
 
 from __future__ import annotations
 

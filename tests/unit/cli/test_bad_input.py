@@ -221,7 +221,7 @@ def test_damage_inside_a_file_is_found_by_the_doctor(cli: Cli, book: Path) -> No
     assert [row["check"] for row in wrong] == ["file log.db"]
 
 
-def test_a_topic_that_does_not_fit_is_reported_in_one_line(cli: Cli, book: Path) -> None:
+def test_a_topic_whose_log_is_missing_is_reported_in_one_line(cli: Cli, book: Path) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     for file in book.glob("log.db*"):
         file.unlink()

@@ -131,8 +131,8 @@ def test_an_interrupt_while_it_waits_for_a_line_is_exit_code_130(book: Path) -> 
         process.communicate()
 
 
-def test_the_lines_of_a_slow_writer_do_not_wait_for_its_end(book: Path, cli: Cli) -> None:
-    """As of `tail -f`: before, they waited for a thousand lines, and Ctrl-C lost them."""
+def test_the_complete_lines_of_a_slow_writer_are_appended_before_its_end(book: Path, cli: Cli) -> None:
+    """For example of `tail -f`: lines that waited for a full batch would be lost at Ctrl-C."""
     process = subprocess.Popen(
         [*COMMAND, "journal", "append", "orders", "o-1", "-", "--book", str(book)],
         stdin=subprocess.PIPE,

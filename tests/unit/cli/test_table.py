@@ -163,14 +163,14 @@ def test_an_empty_list_is_a_line_on_a_terminal_and_nothing_in_a_pipe(
 
 def on_terminal(*arguments: str) -> str:
     """Return what a command prints on a terminal."""
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     try:
         command = [sys.executable, "-m", "tidebook.cli", *arguments]
-        subprocess.run(command, stdout=there, stderr=there, timeout=60, check=True)
-        return os.read(here, 65_536).decode()
+        subprocess.run(command, stdout=terminal, stderr=terminal, timeout=60, check=True)
+        return os.read(controller, 65_536).decode()
     finally:
-        os.close(here)
-        os.close(there)
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_list_on_a_terminal_has_a_header(cli: Cli, book: Path) -> None:
     assert on_terminal("queue", "status", "--book", str(book)).split() == [*header, "mail", "1", "0", "0", "0", "-"]
 
 
-def test_a_command_that_ends_at_once_names_no_way_to_stop_it(book: Path) -> None:
+def test_a_command_that_ends_by_itself_does_not_say_how_to_stop_it(book: Path) -> None:
     printed = on_terminal("up", "--once", "--book", str(book))
     assert f"Tidebook is open in {book}" in printed.replace("\r\n", "")
     assert "Ctrl-C" not in printed
@@ -191,7 +191,7 @@ def test_the_status_of_an_entry_is_a_word_on_a_terminal(cli: Cli, book: Path) ->
     assert json.loads(cli("queue", "list", "mail").out)["status"] == "W"
 
 
-def test_the_entries_of_a_log_have_a_header_on_a_terminal(cli: Cli, book: Path) -> None:
+def test_the_entries_of_a_write_ahead_log_have_a_header_on_a_terminal(cli: Cli, book: Path) -> None:
     assert cli("wal", "write", "metrics", "7", "1", '"a"', "--create").code == 0
     printed = on_terminal("wal", "read", "metrics", "7", "--book", str(book))
     assert printed.split() == ["OFFSET", "TABLE", "SEQ", "PAYLOAD", "1", "1", "1", "a"]

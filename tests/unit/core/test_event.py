@@ -126,7 +126,7 @@ def test_one_damaged_tag_among_others_makes_a_body_corrupt(wrong: str) -> None:
         check_events(body, 1, (("fine", 1), (wrong, 1)))
 
 
-def test_a_body_whose_append_counts_as_many_but_other_tags_is_corrupt() -> None:
+def test_a_body_with_other_tags_than_its_append_counts_is_corrupt() -> None:
     body, _ = encode_events([Event(1, tags={"x"})])
     with pytest.raises(Corrupt, match="tag counts of the append differ"):
         check_events(body, 1, (("y", 1),))
@@ -158,8 +158,8 @@ def test_the_type_of_damaged_event_bytes_is_corrupt(data: bytes) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30).map(lambda payload: encode_event(Event(payload))), max_size=20))
-def test_a_body_unpacks_to_the_same_bytes(kept: list[bytes]) -> None:
-    assert unpack_events(pack_events(kept)) == kept
+def test_a_body_unpacks_to_the_same_bytes(encoded: list[bytes]) -> None:
+    assert unpack_events(pack_events(encoded)) == encoded
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 65_535, 65_536])

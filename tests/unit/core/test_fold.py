@@ -48,7 +48,8 @@ class Journal:
         return change
 
     @property
-    def standing(self) -> tuple[bool, int, int]:
+    def state(self) -> tuple[bool, int, int]:
+        """Whether the journal is live, its last number, and the number up to which it is deleted."""
         assert self.head is not None
         return self.head.live, self.head.seq_nr, self.head.delete_to
 
@@ -66,7 +67,7 @@ def test_on_no_head_a_mark_a_seal_damage_or_a_purge_does_nothing(action: Action 
 def test_on_no_head_an_append_numbered_next_creates_events_from_1() -> None:
     journal = Journal()
     assert journal.do(append(2)) == AppendApplied(1, 2, 0)
-    assert journal.standing == (True, 2, 0)
+    assert journal.state == (True, 2, 0)
 
 
 def test_on_no_head_an_append_that_expects_0_is_valid() -> None:
@@ -86,7 +87,7 @@ def test_on_no_head_an_append_at_a_number_starts_there() -> None:
 def test_on_no_head_a_delete_creates_a_reset() -> None:
     journal = Journal()
     assert journal.do(delete(7)) == DeleteApplied(0, 7)
-    assert journal.standing == (True, 7, 7)
+    assert journal.state == (True, 7, 7)
 
 
 def test_on_no_head_a_delete_of_one_event_creates_a_reset_too() -> None:
@@ -135,13 +136,13 @@ def test_on_a_head_an_append_at_a_number_that_is_taken_is_rejected(at: int) -> N
 def test_on_a_head_a_delete_removes_events_up_to_its_number() -> None:
     journal = Journal(append(3))
     assert journal.do(delete(2)) == DeleteApplied(0, 2)
-    assert journal.standing == (True, 3, 2)
+    assert journal.state == (True, 3, 2)
 
 
 def test_on_a_head_a_delete_never_removes_future_events() -> None:
     journal = Journal(append(3))
     assert journal.do(delete(99)) == DeleteApplied(0, 3)
-    assert journal.standing == (True, 3, 3)
+    assert journal.state == (True, 3, 3)
     assert journal.do(append()) == AppendApplied(4, 4, 3)
 
 
@@ -156,7 +157,7 @@ def test_on_a_head_a_delete_of_deleted_events_returns_the_same_head(to: int) -> 
 def test_on_a_head_a_purge_leaves_a_grave() -> None:
     journal = Journal(append(3), delete(1))
     assert isinstance(journal.do(purge()), PurgeApplied)
-    assert journal.standing == (False, 3, 1)
+    assert journal.state == (False, 3, 1)
 
 
 def test_on_a_head_a_purge_at_its_position_leaves_a_grave() -> None:
@@ -176,7 +177,7 @@ def test_on_a_head_a_purge_at_another_position_does_nothing() -> None:
 def test_after_a_purge_the_next_append_creates_a_new_incarnation_from_1() -> None:
     journal = Journal(append(3), delete(2), purge())
     assert journal.do(append(2)) == AppendApplied(1, 2, 0)
-    assert journal.standing == (True, 2, 0)
+    assert journal.state == (True, 2, 0)
 
 
 def test_after_a_purge_expected_0_is_valid_and_the_old_number_is_rejected() -> None:
@@ -199,7 +200,7 @@ def test_after_a_purge_another_purge_does_nothing() -> None:
 def test_after_a_purge_a_delete_creates_a_reset() -> None:
     journal = Journal(append(3), purge())
     assert journal.do(delete(2)) == DeleteApplied(0, 2)
-    assert journal.standing == (True, 2, 2)
+    assert journal.state == (True, 2, 2)
 
 
 # ---- rule 1: an epoch is part of the identity
@@ -243,7 +244,7 @@ def test_a_delete_for_the_current_incarnation_is_applied() -> None:
 def test_a_late_delete_for_an_earlier_incarnation_is_ignored() -> None:
     journal = Journal(append(3), purge(), append(2))
     assert isinstance(journal.do(Delete(1, 2, Position(1, 0))), Unchanged)
-    assert journal.standing == (True, 2, 0)
+    assert journal.state == (True, 2, 0)
 
 
 @pytest.mark.parametrize("before", [(), (append(3), purge())], ids=["no head", "grave"])
@@ -275,9 +276,9 @@ def test_a_grave_has_the_incarnation_of_the_purged_journal() -> None:
     assert (journal.head.incarnation, journal.head.position) == (Position(1, 0), Position(1, 2))
 
 
-@pytest.mark.parametrize("again", [append(), delete(1)], ids=repr)
-def test_a_journal_created_after_a_purge_has_a_new_incarnation(again: Action) -> None:
-    journal = Journal(append(), purge(), again)
+@pytest.mark.parametrize("creating", [append(), delete(1)], ids=repr)
+def test_a_journal_created_after_a_purge_has_a_new_incarnation(creating: Action) -> None:
+    journal = Journal(append(), purge(), creating)
     assert journal.head is not None
     assert journal.head.incarnation == Position(1, 2)
 
@@ -388,9 +389,9 @@ def test_a_grave_forgets_its_append_ids_after_its_retention(between: Action) -> 
     assert isinstance(folded[0][1], AppendApplied)
 
 
-@pytest.mark.parametrize("again", [append(), delete(3)], ids=repr)
-def test_the_next_incarnation_remembers_the_append_ids_of_the_previous_one(again: Action) -> None:
-    journal = Journal(append(2, append_id=ID), purge(), again)
+@pytest.mark.parametrize("creating", [append(), delete(3)], ids=repr)
+def test_the_next_incarnation_remembers_the_append_ids_of_the_previous_one(creating: Action) -> None:
+    journal = Journal(append(2, append_id=ID), purge(), creating)
     assert journal.do(append(2, append_id=ID)) == AppendRepeated(1, 2, Position(1, 0))
 
 
@@ -516,7 +517,7 @@ def test_a_journal_keeps_the_segment_size_that_it_began_with() -> None:
 
 def test_the_last_number_can_be_taken_and_nothing_comes_after_it() -> None:
     journal = Journal(append(at=LAST))
-    assert journal.standing == (True, LAST, 0)
+    assert journal.state == (True, LAST, 0)
     assert journal.do(append()) == Rejected(LAST)
     assert journal.do(append(expected=LAST)) == Rejected(LAST)
 

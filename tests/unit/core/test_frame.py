@@ -1,4 +1,4 @@
-"""The frame of a record: sealed contents are unsealed, and damage is distinguished from another version."""
+"""The frame of a record: sealed contents are unsealed unchanged, and damage is distinguished from another version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_contents_sealed_alone_or_together_are_unsealed(contents: list[bytes]) -
     assert [len(value) - HEADER_BYTES for value in values] == [len(content) for content in contents]
 
 
-def test_a_frame_may_be_empty() -> None:
+def test_the_content_of_a_frame_may_be_empty() -> None:
     assert bytes(FRAME.unseal(FRAME.seal(b""))) == b""
 
 

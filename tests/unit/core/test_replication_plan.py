@@ -362,7 +362,7 @@ OLD_MS = PURGED_MS + GRAVE_RETENTION_MS + RECORD_LAG_MS_MAX + 1
     ],
     ids=["old", "just replicated", "of an earlier epoch", "never", "not replicated", "still in the log", "young"],
 )
-def test_a_grave_is_removed_once_no_record_before_it_can_be_replayed(
+def test_a_grave_is_removed_only_if_no_record_before_it_can_be_replayed(
     pointer: Pointer | None, log_start: Position, removable: bool
 ) -> None:
     head, _ = fold(None, placed_at(append(), 0), Position(1, 0), PURGED_MS, CONFIG)

@@ -1,4 +1,4 @@
-"""Which segments may hold events: head and list together omit none, and skipped segments cost nothing."""
+"""Which segments may hold events: head and segment list together omit none, and skipped ones cost nothing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def build(reset: int, skips: list[tuple[int, int]], size: int, cut: int = 0) -> 
     """Replicate in two slices; return the head, the numbers of all events, and the listed segments."""
     config = TopicConfig(topic_id="t", partitions=1, segment_size=size)
     actions: list[Action] = [delete(reset)] if reset else []
-    there: set[int] = set()
+    existing: set[int] = set()
     last = reset
     for skip, count in skips:
         first = last + 1 + skip
         last = first + count - 1
         actions.append(placed_at(append(count, at=first), len(actions)))
-        there |= set(range(first, last + 1))
+        existing |= set(range(first, last + 1))
     placed = [PositionedAction(Position(1, i), 0, action) for i, action in enumerate(actions)]
     head: Head | None = None
     listed: set[int] = set()
@@ -50,7 +50,7 @@ def build(reset: int, skips: list[tuple[int, int]], size: int, cut: int = 0) -> 
             elif isinstance(write, PutHead):
                 head = write.head
     assert head is not None
-    return head, there, listed
+    return head, existing, listed
 
 
 def visited(head: Head, listed: set[int], above: int, to: int) -> list[int]:
@@ -64,8 +64,8 @@ def visited(head: Head, listed: set[int], above: int, to: int) -> list[int]:
 def test_every_event_of_the_range_is_in_a_visited_segment(
     reset: int, skips: list[tuple[int, int]], size: int, cut: int, above: int, to: int
 ) -> None:
-    head, there, listed = build(reset, skips, size, cut)
-    wanted = {event_segment(number, size) for number in there if above < number <= to}
+    head, existing, listed = build(reset, skips, size, cut)
+    wanted = {event_segment(number, size) for number in existing if above < number <= to}
     assert wanted <= set(visited(head, listed, above, to))
 
 
@@ -83,15 +83,15 @@ def test_segments_are_returned_once_in_order_and_within_the_range(
 def test_no_more_segments_are_visited_than_hold_events(
     reset: int, skips: list[tuple[int, int]], size: int, cut: int
 ) -> None:
-    head, there, listed = build(reset, skips, size, cut)
-    occupied = {event_segment(number, size) for number in there}
+    head, existing, listed = build(reset, skips, size, cut)
+    occupied = {event_segment(number, size) for number in existing}
     # A journal that begins with a reset has a run from there, whether or not its first event is in that segment.
     assert occupied <= set(visited(head, listed, 0, head.seq_nr)) <= occupied | {reset // size}
 
 
 def test_a_thousand_jumps_over_a_million_million_numbers_cost_a_thousand_segments() -> None:
-    head, there, listed = build(0, [(10**12, 1)] * 1000, 1000)
-    assert visited(head, listed, 0, head.seq_nr) == sorted((number - 1) // 1000 for number in there)
+    head, existing, listed = build(0, [(10**12, 1)] * 1000, 1000)
+    assert visited(head, listed, 0, head.seq_nr) == sorted((number - 1) // 1000 for number in existing)
 
 
 def test_gaps_that_an_earlier_version_kept_in_the_head_are_not_visited() -> None:

@@ -25,7 +25,7 @@ def test_a_value_that_is_not_an_integer_is_refused(value: object) -> None:
         seq_nr(value)
 
 
-def test_the_least_number_may_be_0() -> None:
+def test_0_is_accepted_if_least_is_0() -> None:
     assert seq_nr(0, least=0) == 0
 
 

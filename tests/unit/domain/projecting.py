@@ -35,8 +35,8 @@ def async_sqlite_engine(folder: Path) -> AsyncEngine:
     return create_async_engine(f"sqlite+aiosqlite:///{folder / 'read.db'}")
 
 
-async def bring(book: Book, *topics: str) -> None:
-    """Replicate everything, and advance the horizon past it."""
+async def replicate_and_tick(book: Book, *topics: str) -> None:
+    """Replicate everything, then replicate ticks that advance the horizon past it."""
     for _ in range(3):
         try:
             for topic in topics:
@@ -55,7 +55,7 @@ async def replicating(book: Book, *topics: str) -> AsyncIterator[None]:
 
     async def run() -> None:
         while True:
-            await bring(book, *topics)
+            await replicate_and_tick(book, *topics)
             await asyncio.sleep(0.005)
 
     task = asyncio.create_task(run())

@@ -396,7 +396,7 @@ async def test_a_repeated_command_returns_the_same_result(tmp_path: Path) -> Non
         assert not other.repeated
 
 
-async def test_a_command_that_two_processes_execute_at_once_takes_effect_once(tmp_path: Path) -> None:
+async def test_a_command_that_two_processes_execute_concurrently_takes_effect_once(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two:
         deciders = [book.decider("accounts", Account) for book in (one, two)]
         for n in range(10):
@@ -487,7 +487,7 @@ async def test_events_that_evolve_refuses_are_not_appended(tmp_path: Path) -> No
         assert (await book.decider("accounts", Superstitious, events=EVENTS).load("a-1")).state == 2
 
 
-async def test_a_caller_that_changes_a_result_changes_only_that(tmp_path: Path) -> None:
+async def test_a_caller_that_changes_a_returned_state_does_not_change_the_cached_one(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", MethodAccount, snapshot_every=2)
         (await accounts.execute("a-1", MethodAccount.deposit, 5)).state.history.append(1000)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tidebook
-from tests.unit.domain.projecting import bring
+from tests.unit.domain.projecting import replicate_and_tick
 from tidebook.core.errors import UnknownVersion
 from tidebook.core.event import Event
 from tidebook.core.key import Key
@@ -56,7 +56,7 @@ async def test_a_stream_has_every_event_once_in_order_from_any_position(
     monkeypatch.setattr(log_topic_source, "PAGE_RECORDS", 5)
     async with tidebook.open(tmp_path) as book:
         await fill(book, 60)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         source = sources(book)[kind]
         rows, end = await read(source, SourcePosition())
         assert len({(row.topic, row.id, row.row.seq_nr) for row in rows}) == len(rows) == 120
@@ -78,14 +78,14 @@ async def test_a_stream_has_every_event_once_in_order_from_any_position(
             again = await read(source, decode_position(encode_position(before)))
             assert [each.at for each in again[0]] == [each.at for each in rows[seen:]]
         await fill(book, 4)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         assert len((await read(source, end))[0]) == 8
 
 
 async def test_the_store_and_the_log_give_the_same_stream(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         await fill(book, 40)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         await fill(book, 10)
         await replicate(book.log, book.store, "t-0")  # the other topic holds the horizon back
         found = {kind: (await read(each, SourcePosition()))[0] for kind, each in sources(book).items()}
@@ -107,7 +107,7 @@ async def read_on(book: Book, source: Any, after: SourcePosition) -> tuple[list[
     jumps = True
     while jumps:
         jumps = False
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         async for page in source.pages(after):
             rows += page.rows
             after, jumps = decode_position(encode_position(page.position)), page.jumps
@@ -131,7 +131,7 @@ async def test_events_that_the_log_has_lost_come_from_the_store_without_gaps_or_
         await fill(book, 12)
         first, after = await read_on(book, source, SourcePosition())
         await fill(book, 20)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         for topic in sorted(TOPICS):
             await truncate(book, topic)
         await fill(book, 8)
@@ -148,7 +148,7 @@ async def test_events_that_the_log_has_lost_come_from_the_store_without_gaps_or_
         begun = [page.position async for page in source.pages(after)]
         assert [in_scan(each.at) for each in begun] == [True]
         place, seen = begun[0], first[:]
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         async for page in source.pages(place):
             for row in page.rows:
                 seen.append(row)
@@ -163,7 +163,7 @@ async def test_a_scan_waits_for_the_horizon_if_the_log_has_lost_events_above_it(
     async with tidebook.open(tmp_path) as book:
         source = sources(book)["log"]
         await fill(book, 20)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         await fill(book, 20)
         await replicate(book.log, book.store, "t-0")  # the other topic holds the horizon back
         await truncate(book, "t-0")
@@ -178,7 +178,7 @@ async def test_a_scan_waits_for_the_horizon_if_the_log_has_lost_events_above_it(
 async def test_a_record_that_a_later_build_has_replicated_ends_the_stream_of_the_log(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         await fill(book, 4)
-        await bring(book, *TOPICS)
+        await replicate_and_tick(book, *TOPICS)
         pointer = await book.store.pointer("t-0", 0)
         sent = await book.log.append(Outgoing("t-0", 0, b"a-0", newer_version()))
         later = Pointer(Position(1, sent.offset), sent.timestamp_ms)

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
-from tests.unit.domain.projecting import bring, replicating, running
+from tests.unit.domain.projecting import replicate_and_tick, replicating, running
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, ProjectionStopped, Unavailable, UnknownVersion
 from tidebook.core.event import Event
 from tidebook.domain import process as process_module
@@ -56,7 +56,7 @@ async def test_an_event_causes_commands_entries_and_timeouts(tmp_path: Path) -> 
         for n in range(3):
             await transfers.append(f"t-{n}", [TransferStarted("a", "b", 2)])
         await transfers.append("t-3", [TransferStarted("poor", "b", 2)])
-        await bring(book, "transfers")
+        await replicate_and_tick(book, "transfers")
         async with running(process):
             await process.settle()
         assert (await accounts.load("a")).state.balance == 4
@@ -86,14 +86,14 @@ async def test_a_repeated_batch_causes_nothing_twice(tmp_path: Path, monkeypatch
         for n in range(4):
             await accounts.execute(f"a-{n}", Deposit(5))
             await accounts.execute(f"a-{n}", Withdraw(5))
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
 
         await crash_before_the_offset(make(), monkeypatch)
         assert (await accounts.load("bonus-a-0")).state.balance == 1
         process = make()
         async with running(process):
             await process.settle()
-            await bring(book, "accounts")
+            await replicate_and_tick(book, "accounts")
             await process.settle()
         for n in range(4):
             assert (await accounts.load(f"bonus-a-{n}")).state.balance == 1
@@ -110,7 +110,7 @@ async def test_a_refused_command_stops_the_slice(tmp_path: Path) -> None:
             effects.execute(accounts, "nobody", Withdraw(1))
 
         await accounts.execute("a-1", Deposit(5))
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(taxes):
             with pytest.raises(ProjectionStopped, match="balance is 0"):
                 await taxes.settle()
@@ -131,7 +131,7 @@ async def test_a_record_of_a_later_build_stops_the_process_and_leaves_the_event_
             return taxes
 
         await accounts.execute("a-1", Deposit(5))
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         with pytest.raises(UnknownVersion):
             await make(earlier=True).run()
         later = make(earlier=False)
@@ -151,7 +151,7 @@ async def test_messages_are_published_with_the_offset(tmp_path: Path) -> None:
 
         for n in range(5):
             await accounts.execute(f"a-{n % 2}", Deposit(1))
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(news):
             await news.settle()
         assert sum(each.waiting for each in await book.outbox.status()) == 5
@@ -177,7 +177,7 @@ async def test_a_long_batch_for_one_entity_repeats_no_command(tmp_path: Path) ->
 
         for n in range(1, count + 1):
             await orders.append(f"o-{n % 3}", [TransferStarted("a", "b", n)])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         async with running(pay):
             await pay.settle()
         assert (await accounts.load("total")).state.balance == count
@@ -195,7 +195,7 @@ async def test_an_event_causes_a_bounded_number_of_commands_of_an_entity(tmp_pat
 
         orders = book.journal("orders")
         await orders.append("o-1", [Event({"count": ENTITY_COMMANDS_MAX}), Event({"count": ENTITY_COMMANDS_MAX + 1})])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         async with running(pay):
             with pytest.raises(ProjectionStopped, match="make them one command"):
                 await pay.settle()
@@ -212,7 +212,7 @@ async def test_events_of_a_recreated_topic_are_different_events(tmp_path: Path) 
                 effects.execute(accounts, "total", Deposit(1))
 
             await book.journal("orders").append("o-1", [Event({})])
-            await bring(book, "orders")
+            await replicate_and_tick(book, "orders")
             async with running(pay):
                 await pay.settle()
             assert (await accounts.load("total")).state.balance == balance
@@ -250,7 +250,7 @@ async def test_effects_wait_for_an_unavailable_server(
         else:
             fail_at_first(mail, "put_once")
         await book.journal("orders").append("o-1", [Event(1)])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         async with running(pay):
             await pay.settle()
             assert pay.problem is None
@@ -274,7 +274,7 @@ async def test_a_handler_that_raises_a_cancellation_fails_only_its_event(tmp_pat
 
         for n in range(4):
             await book.journal("orders").append(f"o-{n}", [Event(n)])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         async with running(pay):
             with pytest.raises(ProjectionStopped, match="orders/o-1/1: CancelledError"):
                 await pay.settle()
@@ -284,11 +284,11 @@ async def test_a_handler_that_raises_a_cancellation_fails_only_its_event(tmp_pat
 
 
 class Crash(BaseException):
-    """An error that ends a runner as a kill would."""
+    """An error that ends a process manager as the death of its process would."""
 
 
 async def crash_before_the_offset(process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a process until its effects have happened, and stop it then."""
+    """Run a process manager that crashes when its effects have happened, before it stores its offset."""
 
     async def crash(*_: Any) -> None:
         raise Crash
@@ -314,7 +314,7 @@ async def test_entries_are_put_once_although_the_log_loses_records_that_a_crashe
         async def fill() -> None:
             for n in range(20):
                 await book.journal("orders").append(f"o-{n}{padding}", [Event(n)])
-            await bring(book, "orders")
+            await replicate_and_tick(book, "orders")
 
         await fill()
         first = make()
@@ -326,7 +326,7 @@ async def test_entries_are_put_once_although_the_log_loses_records_that_a_crashe
         for partition, pointer in (await book.store.pointers("orders")).items():  # as retention does
             await book.log.truncate("orders", partition, before=pointer.position.offset + 1)
         monkeypatch.setattr(projection_runner, "BATCH_FIRST", 7)
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         await crash_before_the_offset(make(), monkeypatch)  # at the jump to the scan
         second = make()
         async with replicating(book, "orders"), running(second), asyncio.timeout(30):
@@ -357,7 +357,7 @@ async def test_a_long_batch_is_put_in_several_transactions(tmp_path: Path, monke
 
         monkeypatch.setattr(Queue, "put_once", counted)
         await book.journal("orders").append("o-1", [Event(n) for n in range(35)])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         async with running(mails):
             await mails.settle()
         assert sizes == [10, 10, 10, 10, 10, 10, 5, 5]
@@ -391,7 +391,7 @@ async def test_effects_that_take_longer_than_the_lease_are_finished(tmp_path: Pa
 
         for _ in range(count):
             await orders.append("o", [TransferStarted("a", "b", 1)])
-        await bring(book, "orders")
+        await replicate_and_tick(book, "orders")
         first, second = member(), member()
         async with running(first, second):  # each takes the slices of the other once its lease has ended
             async with asyncio.timeout(50):

@@ -19,7 +19,7 @@ from tests.unit.domain.projecting import (
     add_async,
     async_sqlite_engine,
     balances,
-    bring,
+    replicate_and_tick,
     replicating,
     running,
     sqlite_engine,
@@ -71,7 +71,7 @@ async def test_each_type_has_one_handler_and_other_types_are_not_decoded(tmp_pat
             projection.on("deposited")(deposited)
         await book.journal("accounts").append("a-1", [Event({}, type="unknown"), Event(5)])
         await book.journal("accounts", events=EVENTS).append("a-1", [Deposited(7)])
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(projection):
             await projection.settle()
         assert seen == [("accounts", "a-1", 3, Deposited(7))]
@@ -88,11 +88,11 @@ async def test_events_of_tags_are_each_delivered_once_and_in_order(tmp_path: Pat
         for n in range(6):
             tags = [{"paid"}, {"sent"}, {"paid", "sent"}, {"other"}, set(), {"paid"}][n]
             await book.journal(f"t-{n % 2}").append("a", [Event(n, tags=tags)])
-        await bring(book, "t-0", "t-1")
+        await replicate_and_tick(book, "t-0", "t-1")
         async with running(tagged):
             await tagged.settle()
             await book.journal("t-1").append("a", [Event(9, tags={"sent"})])
-            await bring(book, "t-0", "t-1")
+            await replicate_and_tick(book, "t-0", "t-1")
             await tagged.settle()
         assert sorted(data for *_, data in seen) == [0, 1, 2, 5, 9]
         for topic in ("t-0", "t-1"):
@@ -110,7 +110,7 @@ async def test_several_topics_are_merged(tmp_path: Path) -> None:
 
         for n in range(40):
             await book.journal(f"t-{n % 2}").append(f"a-{n % 3}", [Event(n)])
-        await bring(book, "t-0", "t-1")
+        await replicate_and_tick(book, "t-0", "t-1")
         async with running(merged):
             await merged.settle()
         assert sorted(data for *_, data in seen) == list(range(40))
@@ -150,7 +150,7 @@ async def test_a_zombie_never_applies_a_batch_twice(tmp_path: Path, monkeypatch:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         await book.journal("accounts", events=EVENTS).append("a-1", [Deposited(5)])
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         paused, go_on = asyncio.Event(), asyncio.Event()
         slow = book.projection("balances", topics=["accounts"], into=engine, tables=[BALANCES], events=EVENTS)(add)
         slow._settings = slow._settings.__class__(slices=16, retries=1, on_failure="stop", lease_s=0.2)
@@ -245,7 +245,7 @@ async def test_a_failing_event_is_parked_if_so_configured(tmp_path: Path) -> Non
             tx.execute(BALANCES.insert().values(id=str(event.data), amount=1))
 
         await book.journal("accounts").append("a-1", [Event(n) for n in range(6)])
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(projection):
             await projection.settle()
             [parked] = (await projection.stored()).parked
@@ -258,7 +258,7 @@ async def test_an_event_of_an_unknown_type_stops_its_slice(tmp_path: Path) -> No
     async with tidebook.open(tmp_path) as book:
         projection = book.projection("p", topics=["accounts"], into=engine, events=EVENTS, tables=[BALANCES])(add)
         await book.journal("accounts").append("a-1", [Event({"amount": 1}, type="deposited", version=9)])
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(projection):
             with pytest.raises(ProjectionStopped, match="knows version 1"):
                 await projection.settle()
@@ -357,7 +357,7 @@ async def test_a_rebuild_refuses_a_handler_that_writes_to_the_live_tables(tmp_pa
             tx.execute(BALANCES.insert().values(id=uuid.uuid4().hex, amount=1))
 
         await book.journal("accounts").append("a-1", [Event(n) for n in range(6)])
-        await bring(book, "accounts")
+        await replicate_and_tick(book, "accounts")
         async with running(projection):
             await projection.settle()
         with pytest.raises(Exception, match=r"tx\.table"):

@@ -18,7 +18,7 @@ from tests.unit.domain.projecting import (
     BALANCES,
     async_sqlite_engine,
     balances,
-    bring,
+    replicate_and_tick,
     replicating,
     running,
     sqlite_engine,
@@ -62,7 +62,7 @@ async def test_a_handler_that_ends_the_transaction_stops_its_slice(tmp_path: Pat
                 end(tx)
 
         await book.journal("t").append("x", [Event(n) for n in range(3)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             with pytest.raises(ProjectionStopped, match=r"t/x/2: .*begin_nested"):
                 await projection.settle()
@@ -84,7 +84,7 @@ async def test_an_error_within_a_savepoint_may_be_caught(tmp_path: Path) -> None
                 pass
 
         await book.journal("t").append("x", [Event(n) for n in range(3)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             await projection.settle()
         assert sorted(balances(engine)) == ["x/1", "x/2", "x/3"]
@@ -123,7 +123,7 @@ async def test_a_result_of_a_handler_is_awaited_or_refused(tmp_path: Path, form:
     async with tidebook.open(tmp_path) as book:
         projection = book.projection("p", topics=["t"], into=into, tables=[BALANCES], retries=0)(handler)
         await book.journal("t").append("x", [Event(n) for n in range(3)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             if form == "lambda" and is_async:
                 with pytest.raises(ProjectionStopped, match="async def"):
@@ -142,7 +142,7 @@ async def test_sync_and_async_handlers_share_the_batch_of_an_async_engine(tmp_pa
         projection.on("a")(put_async)
         projection.on("b")(put)
         await book.journal("t").append("x", [Event(n, type="ab"[n % 2]) for n in range(4)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             await projection.settle()
         assert sorted(balances(engine)) == ["x/1", "x/2", "x/3", "x/4"]
@@ -179,7 +179,7 @@ async def test_a_rebuild_refuses_each_handler_that_writes_to_a_live_table(tmp_pa
             tx.execute(text("INSERT INTO balances VALUES (hex(randomblob(8)), 1)"))
 
         await book.journal("t").append("x", [Event(n, type="ab"[n % 2]) for n in range(4)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             await projection.settle()
         with pytest.raises(ProjectionStopped, match=r"of the rebuild is stopped at t/x/2: .*tx\.table"):
@@ -196,7 +196,7 @@ async def test_a_rebuild_accepts_a_handler_that_ignores_events(tmp_path: Path) -
             tx.execute(BALANCES.select())
 
         await book.journal("t").append("x", [Event(1)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         assert await projection.rebuild() == 2
 
 
@@ -242,7 +242,7 @@ async def test_a_cancellation_that_a_handler_raises_stops_only_its_slice(tmp_pat
         projection(write_async if form in ("async handler", "async both") else write)
         for id in ("bad", "x", "y"):
             await book.journal("t").append(id, [Event(1)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             with pytest.raises(ProjectionStopped, match="t/bad/1: CancelledError"):
                 await projection.settle()

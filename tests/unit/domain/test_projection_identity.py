@@ -12,7 +12,15 @@ from sqlalchemy import inspect, text
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
-from tests.unit.domain.projecting import BALANCES, add, balances, bring, replicating, running, sqlite_engine
+from tests.unit.domain.projecting import (
+    BALANCES,
+    add,
+    balances,
+    replicate_and_tick,
+    replicating,
+    running,
+    sqlite_engine,
+)
 from tidebook.core.errors import EventParked, Fenced, InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
@@ -29,7 +37,7 @@ async def test_another_source_under_the_same_name_is_refused_until_a_rebuild(tmp
     async with tidebook.open(tmp_path) as book:
         for topic in ("u", "t"):
             await book.journal(topic).append("x", [Event(1, tags={"paid"})])
-        await bring(book, "t", "u")
+        await replicate_and_tick(book, "t", "u")
         first = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
         async with running(first):
             await first.settle()
@@ -90,7 +98,9 @@ async def test_a_process_that_only_waits_uses_the_stored_slices(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("on_failure", ["park", "stop"])
-async def test_the_same_number_of_a_purged_journal_is_parked_again(tmp_path: Path, on_failure: Any) -> None:
+async def test_a_bad_event_with_the_number_of_a_purged_one_is_parked_as_another(
+    tmp_path: Path, on_failure: Any
+) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book, replicating(book, "t"):
 
@@ -130,7 +140,7 @@ async def test_a_second_rebuild_is_refused_while_one_runs(tmp_path: Path) -> Non
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         await book.journal("t").append("x", [Event(1)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         first, second = (book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put) for _ in range(2))
         async with running(first):
             await first.settle()
@@ -181,7 +191,7 @@ async def test_a_rebuild_removes_the_tables_of_a_killed_one_and_fences_a_late_on
     async with tidebook.open(tmp_path) as book, replicating(book, "t"):
         projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
         await book.journal("t").append("x", [Event(1)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         async with running(projection):
             await projection.settle()
         killed = projection._rebuild()
@@ -238,7 +248,7 @@ async def stored_positions(projection: Any) -> list[str]:
     return [each.position for each in await projection._engine.run(lambda c: projection._rows.slices(c, 1))]
 
 
-async def test_a_member_whose_lease_ends_while_it_is_renewed_has_its_slices(tmp_path: Path) -> None:
+async def test_a_member_whose_lease_ends_while_it_is_renewed_still_gets_its_slices(tmp_path: Path) -> None:
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
@@ -251,7 +261,7 @@ async def test_the_leases_of_a_dead_process_expire_although_the_clock_was_set_ba
     engine = sqlite_engine(tmp_path)
     async with tidebook.open(tmp_path) as book:
         await book.journal("t").append("x", [Event(1)])
-        await bring(book, "t")
+        await replicate_and_tick(book, "t")
         projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
         await projection.start()
         rows = projection._rows

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 import tidebook
-from tests.unit.domain.projecting import BALANCES, balances, bring, replicating, running, sqlite_engine
+from tests.unit.domain.projecting import BALANCES, balances, replicate_and_tick, replicating, running, sqlite_engine
 from tidebook.core.event import Event
 from tidebook.domain.log_topic_source import LogTopicSource
 from tidebook.domain.projection import Projection
@@ -151,7 +151,7 @@ async def replay(folder: Path, steps: list[Any], *, from_log: bool) -> None:
                     expected[id] = expected.get(id, 0) * 3 + step.amount
                 case Replicate():
                     if step.tick:
-                        await bring(book, TOPIC)
+                        await replicate_and_tick(book, TOPIC)
                     else:
                         await replicate(book.log, book.store, TOPIC, batch_records=step.records)
                 case Run():
@@ -166,7 +166,7 @@ async def replay(folder: Path, steps: list[Any], *, from_log: bool) -> None:
         final = members.projection
         async with replicating(book, TOPIC), running(final), asyncio.timeout(20):
             for _ in range(2):  # the second horizon is above all appended events
-                await bring(book, TOPIC)
+                await replicate_and_tick(book, TOPIC)
                 await final.settle()
         note(f"{final.status()}")
         assert balances(engine) == expected

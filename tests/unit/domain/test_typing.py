@@ -106,7 +106,7 @@ async def test_the_jobs_of_a_queue_have_the_class_of_its_fields(tmp_path: Path) 
         await anything.put({"to": "ada"})
 
 
-def test_the_blocking_queue_too(tmp_path: Path) -> None:
+def test_the_jobs_of_a_blocking_queue_have_the_class_of_its_fields(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         mails = book.queue("mails", fields=Mail)
         assert_type(mails, SyncQueue[Mail])

@@ -36,6 +36,6 @@ def rig(open_rig: Callable[..., Rig]) -> Rig:
 
 
 @pytest.fixture(autouse=True)
-def _outdated_ends_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No broker is replaced here, so an end below the pointer need not be asked for again for seconds."""
+def _outdated_ends_are_retried_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker is replaced here, so an end of the log below the pointer need not be read again for seconds."""
     monkeypatch.setattr("tidebook.journal.topic.OUTDATED_END_S_MAX", 0.05)

@@ -20,7 +20,7 @@ OLD_MS = (7_000, 9_000)
 
 
 async def test_an_adopted_epoch_begins_above_every_time_of_the_old_one(tmp_path: Path) -> None:
-    """The log's clock may be late: tags are ordered by these times, and offsets start again."""
+    """The clock of the new log may be slow, but events of a tag are ordered by these times: offsets restart at 0."""
     log, store = SqliteLog(tmp_path, clock=ManualClock(1_000)), SqliteStore(tmp_path)
     config = TopicConfig(topic_id="lost", partitions=2)
     await store.set_topic_config(TOPIC, config, expected=None)

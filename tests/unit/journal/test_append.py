@@ -14,7 +14,7 @@ from tidebook.core.head import RECENT_MAX
 OpenRig = Callable[..., Rig]
 
 
-async def test_a_failure_before_the_log_has_it_is_unavailable_and_changes_nothing(rig: Rig) -> None:
+async def test_an_append_that_fails_before_it_is_logged_is_unavailable_and_changes_nothing(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.log_faults.fail("send", Unavailable("the log is down"))
     with pytest.raises(Unavailable):
@@ -33,7 +33,7 @@ async def test_a_lost_acknowledgement_is_unknown_with_all_that_a_retry_needs(rig
     assert (unknown.partition, unknown.floor, unknown.epoch) == (0, rig.first_offset + 1, 1)
 
 
-async def test_a_retry_of_what_had_happened_gives_its_numbers_and_no_second_copy(rig: Rig) -> None:
+async def test_a_retry_of_a_logged_append_returns_its_numbers_and_adds_no_copy(rig: Rig) -> None:
     rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
     with pytest.raises(OutcomeUnknown) as caught:
         await rig.append("a", 1, 2)

@@ -1,4 +1,4 @@
-"""Rule 20: a read may share only a mark that had not been sent when the read began."""
+"""A read may share only a mark that had not been sent when the read began (rule 20)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_reads_that_begin_in_the_same_loop_iteration_share_one_mark(rig: R
     assert rig.log_faults.calls["send"] == 1
 
 
-async def test_while_a_mark_is_in_flight_all_that_come_gather_for_one_more(rig: Rig) -> None:
+async def test_reads_that_begin_while_a_mark_is_in_flight_share_the_next_one(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.log_faults.calls.clear()
     held = rig.log_faults.hold("send", where=is_mark)
@@ -71,7 +71,9 @@ async def test_a_failed_mark_fails_only_the_reads_that_share_it(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("act", ["read", "pointer", "delete", "ids", "save", "load"])
-async def test_a_mark_without_an_answer_is_unavailable_because_nothing_was_to_be_written(rig: Rig, act: str) -> None:
+async def test_a_call_whose_mark_has_no_answer_is_unavailable_because_it_has_written_nothing(
+    rig: Rig, act: str
+) -> None:
     await rig.append("a", 1)
     acts: dict[str, Callable[[], Awaitable[object]]] = {
         "read": lambda: rig.read("a"),
@@ -139,8 +141,8 @@ async def test_the_offset_barrier_writes_nothing(rig: Rig) -> None:
     assert rig.log_faults.calls["send"] == 0
 
 
-async def test_the_offset_barrier_is_raised_to_what_this_process_was_acknowledged(rig: Rig) -> None:
-    """A leader that is cut off may report an old end; a read still includes what this process was acknowledged."""
+async def test_the_offset_barrier_includes_all_records_acknowledged_to_this_process(rig: Rig) -> None:
+    """A leader that is cut off may report an old end; a read still includes what was acknowledged to this process."""
     await rig.append("a", 1)
     end = await rig.log.end("orders", 0)
     await rig.append("a", 2)

@@ -17,15 +17,15 @@ pytestmark = pytest.mark.parametrize(
 )  # a log on which a separate task reads the records of others
 
 
-async def between(mine: Rig, other: Rig) -> None:
-    """Append another writer's record before the next one of `mine`, so that the outcome of that one has to be read."""
+async def append_by_another_writer(mine: Rig, other: Rig) -> None:
+    """Append a record of another writer, so that the outcome of the next append of `mine` has to be read."""
     await mine.append("a", 0)
     await other.append("a", 1)
 
 
 async def test_an_append_in_a_closed_journal_fails_and_can_be_retried(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
-    await between(mine, other)
+    await append_by_another_writer(mine, other)
     held = mine.log_faults.hold("read")
     appending = asyncio.create_task(mine.append("a", 2))
     await held.reached()
@@ -39,7 +39,7 @@ async def test_an_append_in_a_closed_journal_fails_and_can_be_retried(open_rig: 
 
 async def test_every_append_of_append_many_in_a_closed_journal_fails(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
-    await between(mine, other)
+    await append_by_another_writer(mine, other)
     held = mine.log_faults.hold("read")
     appending = asyncio.create_task(mine.journal.append_many([("a", [Event(2)]), ("a", [Event(3)])]))
     await held.reached()
@@ -50,7 +50,7 @@ async def test_every_append_of_append_many_in_a_closed_journal_fails(open_rig: O
 
 async def test_a_read_in_a_closed_journal_fails_and_is_not_cancelled(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
-    await between(mine, other)
+    await append_by_another_writer(mine, other)
     held = mine.log_faults.hold("read")
     reading = asyncio.create_task(mine.read("a"))
     await held.reached()
@@ -59,9 +59,9 @@ async def test_a_read_in_a_closed_journal_fails_and_is_not_cancelled(open_rig: O
         await asyncio.wait_for(reading, 5)
 
 
-async def test_a_reader_that_is_cancelled_is_cancelled(open_rig: OpenRig) -> None:
+async def test_the_cancellation_of_a_reader_is_not_turned_into_an_error(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
-    await between(mine, other)
+    await append_by_another_writer(mine, other)
     held = mine.log_faults.hold("read")
     reading = asyncio.create_task(mine.read("a"))
     await held.reached()
@@ -70,9 +70,9 @@ async def test_a_reader_that_is_cancelled_is_cancelled(open_rig: OpenRig) -> Non
         await reading
 
 
-async def test_adopting_a_topic_that_fits_does_not_affect_callers(open_rig: OpenRig) -> None:
+async def test_adopting_a_topic_whose_log_fits_its_store_does_not_affect_callers(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
-    await between(mine, other)
+    await append_by_another_writer(mine, other)
     held = mine.log_faults.hold("read")
     appending = asyncio.create_task(mine.append("a", 2))
     await held.reached()

@@ -75,7 +75,7 @@ async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-async def test_the_first_read_of_a_replicated_journal_does_not_read_the_log_for_its_own_mark_either(
+async def test_the_first_read_of_a_replicated_journal_does_not_read_its_own_mark_from_the_log(
     open_rig: OpenRig,
 ) -> None:
     rig = open_rig()
@@ -134,9 +134,9 @@ async def test_a_second_read_includes_what_others_wrote_since_the_first(open_rig
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-@pytest.mark.parametrize("then", ["mark", "offset", "pointer", "expected", "next"])
+@pytest.mark.parametrize("next_call", ["mark", "offset", "pointer", "expected", "next"])
 async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_of_the_tail(
-    open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
+    open_rig: OpenRig, next_call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.head_cache.RECENT_S_MAX", 0)
     other, reader = open_rig(), open_rig()
@@ -145,7 +145,7 @@ async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_o
     assert await reader.read("a", barrier="offset") == [1, 2, 3]
     await other.append("a", 4)
     await other.replicate()
-    match then:
+    match next_call:
         case "pointer":
             assert await reader.journal.pointer("a") == 4
         case "expected":
@@ -171,7 +171,7 @@ async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_one_o
     ],
     ids=lambda bounds: "+".join(bounds),
 )
-async def test_past_its_bounds_a_journal_is_the_same(open_rig: OpenRig, bounds: dict[str, int]) -> None:
+async def test_a_cache_past_its_bounds_does_not_change_any_result(open_rig: OpenRig, bounds: dict[str, int]) -> None:
     rig = open_rig(**bounds)
     for i in range(6):
         for id in ("a", "b", "c"):
@@ -266,7 +266,7 @@ async def test_a_record_over_the_topics_limit_is_void_for_every_reader(open_rig:
     assert await rig.read("a") == [1, 2]
 
 
-async def test_a_newer_record_stops_this_journal_loudly_every_time(rig: Rig) -> None:
+async def test_a_newer_record_fails_every_call_of_its_journal(rig: Rig) -> None:
     await rig.append("a", 1)
     await rig.write_raw(b"a", newer_record())
     for _ in range(3):
@@ -287,7 +287,7 @@ async def test_a_newer_record_is_not_void_for_a_process_with_a_cached_head(rig: 
         await rig.journal.pointer("a")
 
 
-async def test_replication_stops_before_a_newer_record_and_applies_the_ones_before(rig: Rig) -> None:
+async def test_replication_stops_before_a_newer_record_and_applies_those_before_it(rig: Rig) -> None:
     await rig.append("a", 1)
     sent = await rig.write_raw(b"b", newer_record())
     with pytest.raises(UnknownVersion):
@@ -313,7 +313,7 @@ async def test_a_log_truncated_after_replication_loses_nothing(open_rig: OpenRig
     assert await open_rig().read("a") == [1, 2, 3]
 
 
-async def test_a_log_cut_between_the_pointer_and_the_tail_is_looked_at_again(rig: Rig) -> None:
+async def test_a_read_starts_over_if_the_log_is_truncated_after_it_read_the_pointer(rig: Rig) -> None:
     """Everything was replicated and truncated after the pointer was read: nothing is lost."""
     await rig.append("a", 1, 2)
     fresh = rig.store_faults.hold("head", after=True)
@@ -377,7 +377,7 @@ async def test_a_misplaced_record_is_void_for_every_reader(open_rig: OpenRig) ->
     assert await rig.journal.pointer(stranger) is None
 
 
-async def test_a_mark_with_a_key_is_a_mark(rig: Rig) -> None:
+async def test_the_key_of_a_mark_is_ignored(rig: Rig) -> None:
     await rig.append("a", 1)
     await rig.write("a", Mark(1))
     await rig.append("a", 2, expected=1)

@@ -32,7 +32,7 @@ async def cache_of(rig: Rig) -> HeadCache:
     return rig.journal._open.partitions[0].cache
 
 
-async def turns(count: int = 50) -> None:
+async def let_tasks_run(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     return fake
 
 
-# ---- where it begins
+# ---- where a tail begins
 
 
 async def test_concurrent_first_calls_begin_the_tail_once(rig: Rig) -> None:
@@ -64,7 +64,7 @@ async def test_concurrent_first_calls_begin_the_tail_once(rig: Rig) -> None:
     held = faults.hold(call)
     begins = [asyncio.create_task(cache.begin()) for _ in range(2)]
     await held.reached()
-    await turns()
+    await let_tasks_run()
     held.release()
     await asyncio.gather(*begins)
     await cache.begin()
@@ -96,7 +96,7 @@ async def test_a_tail_that_begins_after_the_greatest_offset_seen_raises_it(open_
     assert (cache.next_offset, cache.seen) == (rig.first_offset + 2, rig.first_offset + 1)
 
 
-# ---- how far it is
+# ---- how far a tail has been read
 
 
 @indexed_only
@@ -175,7 +175,7 @@ async def test_a_record_of_a_newer_format_stops_the_tail_although_its_journal_is
 
 
 @kafka_only
-async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(open_rig: OpenRig) -> None:
+async def test_a_single_record_that_is_truncated_before_its_replication_is_a_loss(open_rig: OpenRig) -> None:
     rig = open_rig(follow_s=0)
     await rig.append("a", 1)
     cache = await cache_of(rig)
@@ -194,7 +194,7 @@ async def test_a_log_that_lost_one_record_before_the_pointer_reached_it_is_lost(
     assert (cache.next_offset, cache.tail_start) == (last + 1, last)
 
 
-# ---- how long it is followed
+# ---- how long a tail is followed
 
 
 async def test_a_follower_starts_after_two_records_of_other_writers_within_the_time_and_not_after_one(
@@ -210,7 +210,7 @@ async def test_a_follower_starts_after_two_records_of_other_writers_within_the_t
 
 
 @kafka_only
-async def test_an_appender_follows_the_log_from_its_second_competitor_on(open_rig: OpenRig) -> None:
+async def test_an_appender_follows_the_log_from_the_second_record_of_a_competitor_on(open_rig: OpenRig) -> None:
     rig, other = open_rig(), open_rig()
     await rig.journal.create()
     await rig.replicate()  # the mark of the new topic, which would count as a competitor's record
@@ -219,7 +219,7 @@ async def test_an_appender_follows_the_log_from_its_second_competitor_on(open_ri
         await other.append("a", "other")
         rig.log_faults.calls.clear()
         await rig.append("a", number)
-        await turns()
+        await let_tasks_run()
         assert (rig.log_faults.calls["wait"] > 0) is (number == 2)
 
 
@@ -229,7 +229,7 @@ async def test_a_read_starts_a_follower_which_reads_what_others_write(open_rig: 
     await other.append("a", 1)
     assert await rig.read("a") == [1]
     cache = await cache_of(rig)
-    await turns()
+    await let_tasks_run()
     taken = rig.log_faults.hold("read", after=True)
     await other.append("a", 2)
     await asyncio.wait_for(taken.reached(), 30)
@@ -252,7 +252,7 @@ async def test_records_of_this_process_are_not_read_again_by_its_follower(open_r
     await asyncio.wait_for(held.reached(), 30)
     rig.log_faults.calls.clear()
     held.release()
-    await turns()
+    await let_tasks_run()
     assert (rig.log_faults.calls["read"], rig.log_faults.calls["end"]) == (0, 0)
 
 
@@ -271,12 +271,12 @@ async def test_a_partition_is_followed_for_a_while_after_its_last_use(
     rig.log_faults.calls.clear()
     clock.now_s += idle_s
     held.release()
-    await turns()
+    await let_tasks_run()
     assert (rig.log_faults.calls["wait"] > 0) is follows
     await rig.journal.close()
 
 
-# ---- what it drops
+# ---- which records a tail drops
 
 
 @kafka_only
@@ -301,10 +301,10 @@ async def test_a_follower_drops_replicated_records_every_few_seconds(
     if drops:
         await dropping.reached()
         dropping.release()
-    await turns()
+    await let_tasks_run()
     assert cache.tail_start == (last + 1 if drops else 0)
     assert (rig.store_faults.calls["pointer"] > 0) is drops
-    await turns()
+    await let_tasks_run()
     assert rig.store_faults.calls["pointer"] == drops
     dropping.release()
 
@@ -387,7 +387,7 @@ async def test_calls_that_need_the_same_head_resolve_it_once(open_rig: OpenRig) 
     held = rig.store_faults.hold("head")
     waiting = [asyncio.create_task(cache.head("a")) for _ in range(3)]
     await held.reached()
-    await turns()
+    await let_tasks_run()
     held.release()
     assert await asyncio.gather(*waiting) == [None] * 3
     assert rig.store_faults.calls["head"] == 1
@@ -503,7 +503,7 @@ async def test_closing_returns_when_the_tasks_of_the_cache_have_ended(rig: Rig) 
         try:
             await asyncio.Event().wait()
         finally:
-            await turns()
+            await let_tasks_run()
             ended = True
 
     cache._reach_task = asyncio.create_task(work())
@@ -547,9 +547,9 @@ async def test_a_failed_read_of_the_tail_that_is_not_awaited_raises_nowhere(open
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     held.release()
-    await turns()
+    await let_tasks_run()
     rig.log_faults.heal()
     await cache.reach(last, follow=False)  # replaces the task that failed
     gc.collect()
-    await turns()
+    await let_tasks_run()
     assert reported == []

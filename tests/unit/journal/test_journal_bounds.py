@@ -20,7 +20,7 @@ OpenRig = Callable[..., Rig]
 kafka_only = pytest.mark.parametrize("kind", ["like kafka"])
 
 
-async def turns(count: int = 50) -> None:
+async def let_tasks_run(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -55,13 +55,13 @@ async def test_the_batches_of_a_call_in_flight_are_bounded(open_rig: OpenRig, mo
     rig.log_faults.calls.clear()
     items = [(f"j{number}", [Event(number)]) for number in range(20)]
     appending = asyncio.create_task(rig.journal.append_many(items, confirm=False))
-    await turns()
+    await let_tasks_run()
     assert rig.log_faults.calls["send"] == 8
     for each in held[:2]:
         each.release()
     while rig.log_faults.calls["send"] < 10:  # noqa: ASYNC110 - only yields to other tasks
         await asyncio.sleep(0)
-    await turns()
+    await let_tasks_run()
     assert rig.log_faults.calls["send"] == 10
     for each in held:
         each.release()
@@ -100,7 +100,7 @@ async def test_heads_are_resolved_in_bounded_groups_and_each_failure_is_that_of_
     appending = asyncio.create_task(rig.journal.append_many([(id, [Event(id)]) for id in "abcdef"]))
     for number, each in enumerate(held):
         await asyncio.wait_for(each.reached(), 30)
-        await turns()
+        await let_tasks_run()
         assert rig.store_faults.calls["head"] <= 2 + 2 * ((number + 1) // 2)
         each.release()
     outcomes = await appending
@@ -176,7 +176,7 @@ async def test_a_tail_begins_at_its_start_and_waits_for_a_number_that_is_not_the
     assert (await anext(tail)).payload == 3
     late = rig.journal.tail("a", start=5)
     waiting: asyncio.Task[Any] = asyncio.create_task(anext(late))  # type: ignore[arg-type]
-    await turns()
+    await let_tasks_run()
     await rig.append("a", 4)
     await rig.append("a", 5)
     assert (await waiting).payload == 5
@@ -254,7 +254,7 @@ async def test_a_purge_of_an_expired_journal_does_not_make_its_process_follow_th
     await other.append("b", "precedes the purge")
     rig.log_faults.calls.clear()
     assert await rig.journal.purge_expired("a", head) is True
-    await turns()
+    await let_tasks_run()
     assert rig.log_faults.calls["wait"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Calls that were decided with an older head and arrive late: they do not affect later changes."""
+"""Deletes, snapshots and reads that were planned on an older head and complete late: they keep to that head."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ OpenRig = Callable[..., Rig]
 Act = Callable[[Rig], Awaitable[object]]
 
 
-async def remake(rig: Rig) -> None:
+async def recreate_topic(rig: Rig) -> None:
     """Delete the topic and create it again, as another process would."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
@@ -48,7 +48,7 @@ async def test_a_recreated_log_is_reported_and_nothing_is_confirmed(open_rig: Op
     rig, other = open_rig(), open_rig()
     for number in range(1, 4):
         assert (await rig.append("a", number)).last == number
-    await remake(other)
+    await recreate_topic(other)
     with pytest.raises(Corrupt, match="created again"):
         await {**WRITES, **READS}[act](rig)
 
@@ -60,7 +60,7 @@ async def test_an_acknowledgement_at_an_offset_that_was_already_seen_proves_a_re
     rig, other = open_rig(), open_rig()
     for number in range(3):
         assert (await rig.append("a", number)).offset == rig.first_offset + number
-    await remake(other)
+    await recreate_topic(other)
     last = rig.first_offset + 2
     for _ in range(last):
         await rig.write_raw(b"b", b"of the next log")
@@ -73,7 +73,7 @@ async def test_a_process_that_wrote_nothing_knows_the_end_of_the_log_at_opening(
     for number in range(3):
         await rig.append("a", number)
     await late.journal.topic_config()
-    await remake(rig)
+    await recreate_topic(rig)
     with pytest.raises(Corrupt, match="created again"):
         await late.append("a", "void", confirm=False)
 
@@ -83,7 +83,7 @@ async def test_a_recreated_log_is_reported_until_the_journal_is_opened_again(ope
     rig, other = open_rig(), open_rig()
     for number in range(3):
         await rig.append("a", number)
-    await remake(other)
+    await recreate_topic(other)
     with pytest.raises(Corrupt):
         await rig.append("a", "void")
     for _ in range(10):
@@ -106,7 +106,7 @@ async def test_appends_in_flight_when_the_log_is_found_recreated_are_not_confirm
     held = rig.log_faults.hold("send")
     late = asyncio.create_task(rig.append("a", "late"))
     await held.reached()
-    await remake(other)
+    await recreate_topic(other)
     with pytest.raises(Corrupt):
         await rig.append("a", "void")
     for _ in range(10):
@@ -123,7 +123,7 @@ async def test_a_recreated_log_that_outgrew_the_old_one_is_detected_by_its_id(
     monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
-    await remake(other)
+    await recreate_topic(other)
     for _ in range(10):
         await rig.write_raw(b"b", b"of the next log")
 
@@ -136,7 +136,9 @@ async def test_a_recreated_log_that_outgrew_the_old_one_is_detected_by_its_id(
         await keep_calling()
 
 
-async def test_a_tail_that_read_its_own_record_before_the_acknowledgement_proves_nothing(open_rig: OpenRig) -> None:
+async def test_reading_the_own_record_before_its_acknowledgement_does_not_prove_a_recreated_log(
+    open_rig: OpenRig,
+) -> None:
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     held = rig.log_faults.hold("send", after=True)

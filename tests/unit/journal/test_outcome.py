@@ -83,7 +83,7 @@ def found(head: Head | None, action: Append = ACTION) -> int | None:
     return outcome.found
 
 
-def test_a_head_that_has_not_changed_since_gives_the_number_found() -> None:
+def test_a_head_that_has_not_changed_after_the_append_gives_the_number_found() -> None:
     before = msgspec.structs.replace(head(), position=Position(1, 29))
     assert found(before) == 9
     assert found(msgspec.structs.replace(before, live=False)) == 0

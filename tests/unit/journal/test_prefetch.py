@@ -1,4 +1,4 @@
-"""Rows that are prefetched."""
+"""Prefetched rows: which ranges are requested, which responses are used, and which are discarded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def read(rows: RowPrefetcher) -> list[int]:
     return numbers
 
 
-async def test_two_halves_then_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
+async def test_half_pages_and_whole_pages_are_requested_concurrently_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.prefetch()
@@ -225,7 +225,7 @@ async def test_pages_of_one_event_are_requested_one_by_one() -> None:
     rows.close()
 
 
-async def test_prefetched_ranges_are_discarded_after_one_that_came_in_part() -> None:
+async def test_prefetched_ranges_are_discarded_after_an_incomplete_one() -> None:
     """The events are too large for one response, so the next range would begin after the rest of this one."""
     store = Counted(rows_max=7)
     store.may_answer.set()

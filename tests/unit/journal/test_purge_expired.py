@@ -39,10 +39,10 @@ async def test_a_journal_that_has_not_changed_is_purged(rig: Rig) -> None:
     assert await rig.journal.purge_expired("a", head) is False
 
 
-@pytest.mark.parametrize("then", ["append", "delete", "purge"])
-async def test_nothing_is_sent_if_the_journal_is_seen_to_have_changed(rig: Rig, then: str) -> None:
+@pytest.mark.parametrize("change", ["append", "delete", "purge"])
+async def test_nothing_is_sent_if_the_journal_is_seen_to_have_changed(rig: Rig, change: str) -> None:
     head = await expired_head(rig)
-    match then:
+    match change:
         case "append":
             await rig.append("a", "fresh")
         case "delete":
@@ -56,7 +56,7 @@ async def test_nothing_is_sent_if_the_journal_is_seen_to_have_changed(rig: Rig, 
 
 
 @pytest.mark.parametrize("more", [0, 3], ids=["alone", "with others after it"])
-async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(open_rig: OpenRig, more: int) -> None:
+async def test_an_append_that_reaches_the_log_first_wins_and_the_result_says_so(open_rig: OpenRig, more: int) -> None:
     """The head changed after the purge was sent and before it was folded."""
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
@@ -71,7 +71,7 @@ async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(
     assert await rig.read("a") == [1, "fresh"]
 
 
-async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too(rig: Rig) -> None:
+async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins(rig: Rig) -> None:
     """Both are folded at their acknowledgements: the log is not read again."""
     head = await expired_head(rig)
     held = rig.log_faults.hold("send", where=is_purge)
@@ -83,17 +83,17 @@ async def test_an_append_of_the_same_process_that_reaches_the_log_first_wins_too
     assert await rig.read("a") == [1, "fresh"]
 
 
-@pytest.mark.parametrize("then", ["nothing", "append", "append and purge"])
-async def test_a_purge_that_took_effect_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
+@pytest.mark.parametrize("change", ["nothing", "append", "append and purge"])
+async def test_a_purge_that_took_effect_says_so_whatever_follows_it(open_rig: OpenRig, change: str) -> None:
     rig, other = open_rig(), open_rig()
     head = await expired_head(rig)
     await other.append("b", "another's record is between")
     held = rig.log_faults.hold("send", where=is_purge, after=True)
     purging = asyncio.create_task(rig.journal.purge_expired("a", head))
     await held.reached()
-    if then != "nothing":
+    if change != "nothing":
         await other.append("a", "of the next incarnation")
-    if then == "append and purge":
+    if change == "append and purge":
         await other.journal.purge("a")
     held.release()
     assert await purging is True

@@ -20,7 +20,7 @@ OpenRig = Callable[..., Rig]
 kafka_only = pytest.mark.parametrize("kind", ["like kafka"])
 
 
-async def turns(count: int = 50) -> None:
+async def let_tasks_run(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -140,7 +140,7 @@ async def test_rows_of_a_journal_with_gaps_are_not_prefetched(
     rig.store_faults.calls.clear()
     reading = asyncio.create_task(rig.read("c"))
     await mark.reached()
-    await turns()
+    await let_tasks_run()
     assert rig.store_faults.calls["events"] == 0
     mark.release()
     assert await reading == [1, 9]
@@ -154,7 +154,7 @@ async def test_pages_after_the_first_are_requested_before_they_are_needed(open_r
     fresh = open_rig(page_events=4, segment_size=1000)
     events = fresh.journal.read("a")
     assert (await anext(events)).payload == 0
-    await turns()
+    await let_tasks_run()
     assert fresh.store_faults.calls["events"] > 2
     assert [event.payload async for event in events] == list(range(1, 40))
     assert fresh.store_faults.calls["events"] <= 12
@@ -225,7 +225,7 @@ async def test_the_next_mark_is_not_sent_before_the_one_in_flight_is_acknowledge
     first = asyncio.create_task(rig.read("a"))
     await held.reached()
     second = asyncio.create_task(rig.read("a"))
-    await turns()
+    await let_tasks_run()
     assert rig.log_faults.calls["send"] == 1
     held.release()
     assert (await first, await second) == ([1], [1])

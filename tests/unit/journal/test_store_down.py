@@ -77,7 +77,7 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
     assert await rig.read("a") == [1, 2]
 
 
-async def test_a_retry_of_an_earlier_incarnation_is_void_without_the_store_too(rig: Rig) -> None:
+async def test_a_retry_of_an_earlier_incarnation_is_void_even_without_the_store(rig: Rig) -> None:
     """The expected number matches again: only the append ids show that the retry added nothing."""
     await rig.append("a", "old", append_id=b"0123456789abcdef")
     await rig.replicate()

@@ -26,7 +26,7 @@ from tidebook.store.sqlite import SqliteStore
 OpenRig = Callable[..., Rig]
 
 
-async def re_make(rig: Rig) -> None:
+async def recreate_topic(rig: Rig) -> None:
     """Delete the topic and create it again: offsets start at 0."""
     await rig.log.delete_topic(TOPIC)
     await rig.log.create_topic(TOPIC, rig.settings.partitions)
@@ -45,8 +45,8 @@ async def test_a_topic_that_exists_in_the_log_keeps_its_partitions(open_rig: Ope
     assert (await rig.journal.create()).partitions == 2
 
 
-async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig) -> None:
-    """Partitions may have been added since; two producers with different counts would split the journal."""
+async def test_the_partition_of_an_id_depends_on_the_frozen_count_of_partitions(open_rig: OpenRig) -> None:
+    """Partitions may be added to a topic; two producers with different counts would split a journal."""
     first = open_rig(partitions=4)
     homes = {f"k{i}": (await first.append(f"k{i}", i)).partition for i in range(8)}
     other = open_rig(partitions=9)
@@ -57,7 +57,7 @@ async def test_a_recreated_topic_is_not_taken_for_the_old_one(open_rig: OpenRig)
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     for attempt in (open_rig().read("a"), open_rig().append("a", 2), open_rig().journal.pointer("a")):
         with pytest.raises(Corrupt, match="adopt"):
             await attempt
@@ -71,7 +71,7 @@ async def test_a_topic_that_the_log_has_lost_raises(open_rig: OpenRig) -> None:
         await open_rig().read("a")
 
 
-async def test_a_log_that_ends_below_the_pointer_stops_loudly(open_rig: OpenRig) -> None:
+async def test_a_log_that_ends_below_the_pointer_raises(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.store.apply(SliceWrites(TOPIC, 0, None, Pointer(Position(1, 99), 0), ()))
@@ -94,7 +94,7 @@ async def test_an_adopted_topic_continues_from_what_the_store_has(open_rig: Open
     rig = open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     fresh = open_rig()
     config = await fresh.journal.adopt()
     assert config.epoch == 2
@@ -148,7 +148,7 @@ async def test_a_process_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: Op
     old = open_rig()
     await old.append("a", 1)
     await old.replicate()
-    await re_make(old)
+    await recreate_topic(old)
     fresh = open_rig()
     await fresh.journal.adopt()
     await fresh.append("a", 2)
@@ -185,7 +185,7 @@ async def test_an_unconfirmed_appender_is_fenced_within_seconds_of_a_new_epoch(
         old, fresh = open_rig(), open_rig()
         await old.append("a", 0, confirm=False)
         await old.replicate()
-        await re_make(old)
+        await recreate_topic(old)
         await fresh.journal.adopt()
         for number in range(3):  # past the offsets seen in the old log, which would prove a recreated log
             await fresh.append("b", number)
@@ -221,7 +221,7 @@ async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) 
     for i in range(20):
         await rig.append("a", i)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     fresh = open_rig()
     await fresh.journal.adopt()
     with pytest.raises(OutcomeUnknown, match="too late"):
@@ -234,7 +234,7 @@ async def test_concurrent_adoptions_lose_no_acknowledged_append(open_rig: OpenRi
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     one, other = open_rig(), open_rig()
     held = other.log_faults.hold("append")
     adopting = asyncio.create_task(other.journal.adopt())
@@ -271,7 +271,7 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     fresh = open_rig()
     held = fresh.store_faults.hold("set_topic_config")
     adopting = asyncio.create_task(fresh.journal.adopt())
@@ -292,7 +292,7 @@ async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_ri
     await rig.replicate()
     late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
     await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
-    await re_make(rig)
+    await recreate_topic(rig)
     config = await open_rig().journal.adopt()
     assert config.began == ((0, late.time_ms + 1),)
     [mark] = (await rig.log.read(TOPIC, 0, start=0, stop=1)).records
@@ -308,7 +308,7 @@ async def test_concurrent_processes_begin_an_epoch_at_the_same_times(
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
-    await re_make(rig)
+    await recreate_topic(rig)
     written: list[Pointer] = []
     apply = SqliteStore.apply
 

@@ -29,10 +29,10 @@ from tidebook.log.port import Record
 from tidebook.testing.action_histories import append, placed_at
 from tidebook.testing.conformance.journal_records import topic_config
 
-LIFE = Position(1, 3)
+INCARNATION = Position(1, 3)
 
 
-def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, incarnation: Position = LIFE) -> Head:
+def head(seq_nr: int = 9, delete_to: int = 0, *, live: bool = True, incarnation: Position = INCARNATION) -> Head:
     return Head(live, seq_nr, delete_to, incarnation, Position(1, 20), 5, None, 0, (), None, ())
 
 
@@ -84,11 +84,11 @@ def test_without_a_stored_journal_only_the_tail_is_read(stored: Head | None) -> 
     assert plan(stored, head(3)) == ReadPlan(0, 0, 3)
 
 
-def test_a_purge_in_the_tail_leaves_the_tail_alone() -> None:
+def test_after_a_purge_in_the_tail_only_the_tail_is_read() -> None:
     assert plan(None, head(3, incarnation=Position(1, 30))) == ReadPlan(0, 0, 3)
 
 
-# ---- rule 19
+# ---- whether a page is valid, and whether a read may continue (rule 19)
 
 
 def test_a_page_is_valid_while_its_journal_is_live() -> None:
@@ -119,7 +119,7 @@ def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
     ],
 )
 def test_a_read_continues_only_without_a_gap_and_in_the_same_incarnation(folded: Head | None, may: bool) -> None:
-    assert may_continue(LIFE, folded, 4) is may
+    assert may_continue(INCARNATION, folded, 4) is may
 
 
 # ---- the base of a view

@@ -98,7 +98,7 @@ async def test_truncated_records_are_lost_and_offsets_continue(log: SqliteLog) -
     assert (await log.append(record())).offset == 10
 
 
-async def test_a_recreated_topic_is_a_new_topic(log: SqliteLog) -> None:
+async def test_a_recreated_topic_has_another_id_and_no_old_records(log: SqliteLog) -> None:
     await log.append(record())
     before = await log.topic("t")
     await log.delete_topic("t")

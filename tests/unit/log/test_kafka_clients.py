@@ -158,7 +158,7 @@ def test_a_permanent_consumer_error_is_raised_at_once_with_its_cause(
     assert time.monotonic() - began < 0.9
 
 
-async def test_after_closing_no_request_of_an_earlier_call_connects_again() -> None:
+async def test_a_request_after_closing_does_not_connect_again() -> None:
     topics = Topics(KafkaSettings(servers=("h:1",)))
     await topics.close()
     with pytest.raises(Unavailable, match="closed"):

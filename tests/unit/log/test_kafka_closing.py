@@ -72,7 +72,7 @@ async def test_a_cancelled_close_stops_the_producer_and_every_record_gets_a_resu
     assert sorted(type(each).__name__ for each in results) == [OutcomeUnknown.__name__, Unavailable.__name__]
 
 
-async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_later(
+async def test_a_producer_whose_close_is_cancelled_while_it_stops_is_stopped_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(producing, "connect", lambda *_, **__: Silent())
@@ -217,7 +217,7 @@ class SlowConsumer:
         self.closed.set()
 
 
-async def test_the_client_for_offsets_is_closed_after_its_request_by_a_cancelled_close_too(
+async def test_a_cancelled_close_also_closes_the_client_for_offsets_after_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     consumer = SlowConsumer()

@@ -121,7 +121,7 @@ def test_a_record_that_the_client_rejects_has_its_own_error(refused_first: bool)
     assert reported.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
 
 
-def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_once() -> None:
+def test_a_batch_whose_last_report_and_last_rejection_come_at_the_same_time_is_resolved_once() -> None:
     reported = Reported([b"a", b"b"])
     reported.batch.produced = 1
     reported.batch.report(None, Report(b"a", 4))

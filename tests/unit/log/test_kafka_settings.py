@@ -88,7 +88,7 @@ def test_a_password_comes_from_the_url_an_option_a_file_or_the_environment(tmp_p
 
 
 @pytest.mark.parametrize("cut", ["?", "#", "/", ":", "@"])
-def test_a_password_that_cuts_the_url_is_not_shown_either(cut: str) -> None:
+def test_a_password_with_a_character_that_splits_the_url_is_not_shown(cut: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(f"kafka://me:hunter{cut}secret@host/x")
     assert "hunter" not in str(caught.value)

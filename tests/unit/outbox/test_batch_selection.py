@@ -1,4 +1,4 @@
-"""The selection of a batch, as properties over generated rows."""
+"""The selection of a batch, packed ids, and conditions that select rows by id, as properties over generated rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_damaged_ids_are_corrupt(packed: bytes) -> None:
 
 
 @given(st.lists(st.integers(1, 60), unique=True, min_size=1).map(sorted))
-def test_a_condition_names_exactly_its_ids(given_ids: list[int]) -> None:
+def test_a_condition_selects_exactly_its_ids(given_ids: list[int]) -> None:
     named = set()
     for first, last in runs(given_ids):
         named |= set(range(first, last + 1))

@@ -36,7 +36,7 @@ def test_a_message_that_kafka_could_not_store_is_refused(given: dict[str, Any]) 
     assert sent.messages == []
 
 
-def test_the_test_backend_collects_in_its_block_only() -> None:
+def test_the_test_backend_collects_messages_only_within_its_block() -> None:
     with outbox.use("test") as sent:
         outbox.publish(None, topic="orders", key="k", payload=bytearray(b"x"), headers={"a": None})
         outbox.publish_list(None, [Message("orders", b"y")])
@@ -73,7 +73,7 @@ def test_a_statement_has_a_placeholder_for_each_parameter(style: Any) -> None:
 
 def test_locks_are_taken_in_one_order_whatever_the_order_of_messages() -> None:
     messages = [Message("orders", b"", key=str(n).encode()) for n in range(50)]
-    there = list(publish_statements("postgresql", "format", messages, ordered=True))
-    back = list(publish_statements("postgresql", "format", messages[::-1], ordered=True))
-    assert there[:-1] == back[:-1]
-    assert len(there) == 51
+    forward = list(publish_statements("postgresql", "format", messages, ordered=True))
+    backward = list(publish_statements("postgresql", "format", messages[::-1], ordered=True))
+    assert forward[:-1] == backward[:-1]
+    assert len(forward) == 51

@@ -1,4 +1,4 @@
-"""The relay's loop on a scripted database."""
+"""The relay's loop: it polls again, pauses after errors, retakes its lock and abandons a hanging thread."""
 
 from __future__ import annotations
 

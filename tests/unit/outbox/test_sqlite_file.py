@@ -74,7 +74,7 @@ def test_the_relay_is_refused_while_apsw_has_the_file_open(
     again.close()
 
 
-async def test_a_book_is_refused_too(tmp_path: Path) -> None:
+async def test_the_outbox_of_a_book_is_refused_while_apsw_has_the_file_open(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         path = book.outbox.url.removeprefix("sqlite:///")
         connection = apsw.Connection(path)

@@ -53,11 +53,11 @@ class Worker:
         lease = Lease("run", generation, partitions, {"orders": config}, seconds, self.handover_s)
         return await serve(self.parts, lease)
 
-    def outliving(self) -> int:
+    def running_tails(self) -> int:
         return sum(each.runs for each in lease_module._continuing[self.parts])
 
     async def append(self, n: int, start: int = 0) -> None:
-        """Append to as many journals, and wait until they are in the store."""
+        """Append an event to each of `n` journals, and wait until the store has them."""
         names = [f"o-{start + number}" for number in range(n)]
         for name in names:
             await self.book.journal("orders").append(name, [Event(1)])
@@ -67,40 +67,40 @@ class Worker:
     async def is_stored(self, name: str) -> bool:
         return bool(await self.book.store.heads("orders", [name]))
 
-    async def leave(self, number: int) -> None:
+    async def wait_for_tails(self, number: int) -> None:
         """Wait until this many tails are running."""
 
         async def holds() -> bool:
-            return self.outliving() == number
+            return self.running_tails() == number
 
         await until(holds)
 
 
-async def test_partitions_are_served_between_two_tasks_and_the_second_reports_it(book: Book) -> None:
+async def test_records_between_two_tasks_are_replicated_and_counted_by_the_second_task(book: Book) -> None:
     worker = Worker(book)
     results = await worker.task()
     await worker.append(8)  # no task is running
-    assert worker.outliving() == 1
+    assert worker.running_tails() == 1
     results += await worker.task()
-    await worker.leave(1)  # the tail of the first lease ends when its slices have ended
+    await worker.wait_for_tails(1)  # the tail of the first lease ends when its slices have ended
     await worker.append(8, start=8)
     results += await worker.task()
     assert sum(each.records for each in results) >= 16  # a slice of both tails counts twice
     await revoke_leases(book.store, "run", 2)
-    await worker.leave(0)
+    await worker.wait_for_tails(0)
 
 
 async def test_a_revoked_lease_leaves_no_tail(book: Book) -> None:
     worker = Worker(book)
     await worker.task()
     await revoke_leases(book.store, "run", 2)
-    await worker.leave(0)
+    await worker.wait_for_tails(0)
     await worker.task()
-    assert not worker.outliving()
+    assert not worker.running_tails()
     await worker.task(generation=2)
-    assert worker.outliving() == 1
+    assert worker.running_tails() == 1
     await revoke_leases(book.store, "run", 3)
-    await worker.leave(0)
+    await worker.wait_for_tails(0)
 
 
 async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(book: Book) -> None:
@@ -108,7 +108,7 @@ async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(
     await worker.task()
     serving = asyncio.create_task(other.task(seconds=3600))
     number = 0
-    while worker.outliving():  # until it is the slower of the two for a record
+    while worker.running_tails():  # until the other task was faster for a record
         await worker.append(8, start=number)
         number += 8
     await worker.append(8, start=number)
@@ -119,14 +119,14 @@ async def test_a_tail_ends_when_a_task_of_another_process_serves_its_partitions(
 async def test_a_tail_without_a_successor_ends_after_a_while(book: Book) -> None:
     worker = Worker(book, handover_s=0.01)
     await worker.task()
-    await worker.leave(0)
+    await worker.wait_for_tails(0)
 
 
 async def test_a_lease_with_a_stopped_partition_leaves_no_tail_so_that_the_next_one_retries_it(book: Book) -> None:
     await write_garbage(book, "orders", value=newer_record())
     worker = Worker(book)
     assert any(each.stopped for each in await worker.task())
-    assert not worker.outliving()
+    assert not worker.running_tails()
 
 
 def test_every_partition_has_one_lane_and_lanes_have_about_the_same_size() -> None:

@@ -128,7 +128,7 @@ def test_a_lease_that_does_not_end_is_killed_and_its_successor_serves_its_partit
     assert scheduler.records == 3
 
 
-def test_a_hung_lease_is_killed_as_early_as_the_first_one_if_others_have_ended_in_time_since(clock: Clock) -> None:
+def test_a_hung_lease_after_leases_that_ended_in_time_is_killed_as_early_as_the_first_one(clock: Clock) -> None:
     scheduler = RecordingScheduler(slots=2)
     scheduler.assign({"orders": TopicConfig(topic_id="a", partitions=1)})
     for hung in (1, 2):

@@ -1,4 +1,4 @@
-"""A job that starts while a server is unavailable."""
+"""A job that starts while a server is unavailable waits for it, up to a limit."""
 
 from __future__ import annotations
 

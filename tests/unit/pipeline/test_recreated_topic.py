@@ -64,7 +64,7 @@ def test_a_stream_does_not_continue_in_the_new_topic(book: Book, portal: Blockin
     assert rows(after, start, trigger(after, start)) == [b"3", b"4", b"5"]
 
 
-def test_a_stream_with_offsets_of_an_earlier_version_goes_on_and_is_protected_from_then_on(
+def test_a_stream_with_offsets_of_an_earlier_version_continues_and_notices_a_recreated_topic(
     book: Book, portal: BlockingPortal
 ) -> None:
     write(book, portal, 1, 2)

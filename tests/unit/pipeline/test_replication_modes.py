@@ -1,4 +1,4 @@
-"""When a replication runs micro-batches, and when leases, and how it stops: without Spark."""
+"""When a replication runs micro-batches, when it runs leases, and how it stops; without Spark."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SETTINGS = PipelineSettings(lease_s=2.0, look_every_s=0.0, catch_up_records=BACK
 
 
 class Run:
-    """A replication whose query replicates nothing and whose leases do nothing; it stops after some steps of them.
+    """A replication whose query replicates nothing and whose leases do nothing; it stops after a few steps of either.
 
-    It takes the places of the Spark session and the scheduler.
+    This object stands in for the Spark session and the scheduler.
     """
 
     sparkContext = None
@@ -94,7 +94,7 @@ def test_a_backlog_that_can_be_replicated_is_left_to_micro_batches(
 
 
 @pytest.mark.parametrize("name", ["topics", "pointer", "set_setting"])
-def test_a_stop_does_not_wait_for_a_request_that_was_sent_before_it_and_hangs(
+def test_a_stop_does_not_wait_for_a_request_that_hangs(
     book: Book, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(module, "STOP_REQUEST_S", 0.1)

@@ -1,4 +1,4 @@
-"""What py4j logs on the root logger is not printed: it raises the same errors, and Ctrl-C is not one."""
+"""Messages that py4j logs on the root logger are not printed: it also raises its errors, and Ctrl-C is no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concurrent claims share a call; one that gets nothing calls again while the others got something."""
+"""Concurrent claims share a call; a claim that gets nothing calls again if another claim of the call got something."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ async def test_jobs_are_finished_once_if_a_claim_calls_again() -> None:
         ClaimCall(1, 60, False),
     ]
     source = Source(["a"], error)
-    # Its own claim got "a"; the call that fails is the second one, for the claims that got nothing.
+    # The claim of the caller that finished a job got "a"; only the second call fails, for the claims that got nothing.
     assert await outcomes_of(source, calls) == [["a"], error, error]
-    # The first call returns nothing to a caller that has finished a job, and the second one fails.
+    # A caller whose job was finished by the first call gets no error from the second one, but an empty result.
     calls = [ClaimCall(1, 60, False), ClaimCall(1, 60, False, finished=[finished_job("held 1")])]
     assert await outcomes_of(Source(["a"], error), calls) == [["a"], []]
-    # The job is not finished, as far as is known, if the first call fails.
+    # If the first call fails, it is not known to have finished the job.
     assert await outcomes_of(Source(error), calls) == [error, error]

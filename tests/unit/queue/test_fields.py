@@ -1,4 +1,4 @@
-"""Declarations of user fields."""
+"""Declarations of user fields: their forms, the data that they accept, and the declarations that are refused."""
 
 from __future__ import annotations
 
@@ -176,16 +176,16 @@ def test_a_class_with_unresolvable_annotations_is_refused() -> None:
 
 
 @pytest.mark.parametrize("required", ["false", 0, None])
-def test_required_is_true_or_false(required: Any) -> None:
+def test_a_required_that_is_not_true_or_false_is_refused(required: Any) -> None:
     with pytest.raises(InvalidInput, match="'to': required must be true or false"):
         fields_of({"to": {"type": "text", "required": required}})
 
 
-def test_a_column_is_declared_once() -> None:
+def test_a_column_that_is_declared_twice_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'to' is declared twice"):
         read_xml(b'<table><column name="to" type="text"/><column name="to" type="integer"/></table>', "mail.xml")
 
 
-def test_a_declaration_is_of_one_table() -> None:
+def test_a_declaration_of_several_tables_is_refused() -> None:
     with pytest.raises(InvalidInput, match="more than one table"):
         read_xml(b'<tables><table><column name="a"/></table><table><column name="b"/></table></tables>', "mail.xml")

@@ -29,7 +29,7 @@ NAN, ENDLESS = float("nan"), float("inf")
         {"longest_s": 0.1},
     ],
 )
-def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
+def test_a_retry_policy_without_growing_delays_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="is not a retry policy"):
         Retry(**wrong)
 
@@ -44,7 +44,7 @@ def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
         (print, {"concurrency": 0}, "concurrency"),
     ],
 )
-async def test_a_worker_is_given_a_handler_and_times(
+async def test_a_worker_without_a_valid_handler_and_times_is_refused(
     tmp_path: Path, handler: Any, options: dict[str, Any], reported: str
 ) -> None:
     async with tidebook.open(tmp_path) as book:

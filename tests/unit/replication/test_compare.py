@@ -109,7 +109,7 @@ class Comparing:
         return await self.comparer.compare(KEY, 0, first, self.records)
 
 
-def whats(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
+def summaries(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
     return [(each.what, each.seq_nr, each.repaired) for each in found]
 
 
@@ -167,10 +167,10 @@ async def test_a_journal_that_has_begun_or_grown_since_the_first_read_is_compare
     assert await comparing.reported(before) == []
     assert await comparing.comparer.compare(Key(TOPIC, "c"), 0, JournalState(), []) == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 8")
-    assert whats(await comparing.reported(before)) == [("event missing", 8, False)]
+    assert summaries(await comparing.reported(before)) == [("event missing", 8, False)]
     change(book, "DELETE FROM journal WHERE id = 'c' AND seq_nr = 1")
     found = await comparing.comparer.compare(Key(TOPIC, "c"), 0, JournalState(), [])
-    assert whats(found) == [("event missing", 1, False)]
+    assert summaries(found) == [("event missing", 1, False)]
 
 
 class OldPointerStore:
@@ -197,7 +197,7 @@ async def test_a_head_past_the_pointer_is_compared_with_the_log_up_to_the_head(b
 
 async def test_wrong_log_times_of_rows_are_reported_if_the_log_is_complete(book: Book) -> None:
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr = 4")
-    assert whats(await (await Comparing.of(book)).reported()) == [("event differs", 4, False)]
+    assert summaries(await (await Comparing.of(book)).reported()) == [("event differs", 4, False)]
 
 
 async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found(book: Book) -> None:
@@ -207,7 +207,7 @@ async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found(book: Boo
     assert await (await Comparing.of(book)).reported() == []
     change(book, "UPDATE journal SET seq_nr = 500000 WHERE id = 'a' AND seq_nr = 6")
     reported = await (await Comparing.of(book, rev=1)).reported()
-    assert whats(reported) == [("event missing", 6, True), ("event extra", 500_000, True)]
+    assert summaries(reported) == [("event missing", 6, True), ("event extra", 500_000, True)]
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6, 1_000_000]
 
 
@@ -241,8 +241,8 @@ async def test_rows_that_differ_are_reported_and_repaired_on_request(book: Book,
     change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 6")
     repaired = bool(rev)
     expected = [("event missing", 3, repaired), ("event differs", 5, repaired), ("tag missing", 6, repaired)]
-    assert whats(await (await Comparing.of(book, rev=rev)).reported()) == expected
-    assert whats(await (await Comparing.of(book)).reported()) == ([] if rev else expected)
+    assert summaries(await (await Comparing.of(book, rev=rev)).reported()) == expected
+    assert summaries(await (await Comparing.of(book)).reported()) == ([] if rev else expected)
     if rev:
         assert await state_of(book) == intact
         assert await events(book) == [2, 3, 4, 5, 6]
@@ -268,7 +268,7 @@ async def test_data_that_cannot_be_decoded_is_reported_and_repaired(book: Book, 
 async def test_rows_past_the_head_that_a_scan_finds_are_reported_and_removed(book: Book) -> None:
     change(book, "UPDATE journal SET seq_nr = seq_nr + 895 WHERE id = 'a' AND seq_nr > 4")
     reported = await (await Comparing.of(book, rev=1)).reported()
-    assert whats(reported) == [
+    assert summaries(reported) == [
         *[("event missing", number, True) for number in (5, 6)],
         *[("event extra", number, True) for number in (900, 901)],
     ]
@@ -279,7 +279,7 @@ async def test_a_journal_without_records_in_the_log_is_removed(book: Book) -> No
     comparing = await Comparing.of(book, rev=1)
     comparing.records.clear()
     reported = await comparing.reported()
-    assert whats(reported)[0] == ("head extra", None, True)
+    assert summaries(reported)[0] == ("head extra", None, True)
     assert await book.journal(TOPIC).pointer("b") == 1
     head = await book.store.head(KEY)
     assert head is not None
@@ -297,7 +297,7 @@ async def test_records_appended_during_a_comparison_are_read_from_the_log(
     await replicate(book.log, book.store, TOPIC)
     assert await comparing.reported() == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 11")
-    assert whats(await comparing.reported()) == [("event missing", 11, False)]
+    assert summaries(await comparing.reported()) == [("event missing", 11, False)]
 
 
 async def test_tag_rows_of_one_time_that_exceed_a_page_are_all_compared(
@@ -309,14 +309,14 @@ async def test_tag_rows_of_one_time_that_exceed_a_page_are_all_compared(
     await replicate(book.log, book.store, TOPIC)
     assert await (await Comparing.of(book)).reported() == []
     change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 12")
-    assert whats(await (await Comparing.of(book)).reported()) == [("tag missing", 12, False)]
+    assert summaries(await (await Comparing.of(book)).reported()) == [("tag missing", 12, False)]
 
 
 async def test_a_truncated_log_decides_only_on_the_records_it_has(book: Book) -> None:
     await book.log.truncate(TOPIC, 0, before=2)
     assert await (await Comparing.of(book, start=2)).reported() == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr IN (3, 5)")
-    assert whats(await (await Comparing.of(book, start=2, rev=1)).reported()) == [("event missing", 5, True)]
+    assert summaries(await (await Comparing.of(book, start=2, rev=1)).reported()) == [("event missing", 5, True)]
     assert sorted((await state_of(book)).rows) == [2, 4, 5, 6]
 
 
@@ -338,7 +338,7 @@ async def test_a_fenced_repair_is_retried_and_a_journal_that_always_changes_is_r
         faults.fail("repair", Fenced("another was faster"), times=times)
         parts = LogAndStore(book.log, faults.around(book.store))
         reported = await (await Comparing.of(book, rev=1, parts=parts)).reported()
-        assert whats(reported) == expected
+        assert summaries(reported) == expected
         assert (reported[0].topic, reported[0].id, reported[0].partition) == (TOPIC, "a", 0)
     assert await events(book) == [2, 3, 4, 5, 6]
 

@@ -57,7 +57,7 @@ class OneTopic:
 
 
 async def test_status_export_lag_and_horizon_report_no_offset_of_another_epoch() -> None:
-    """They once took an offset of the newer epoch for one of their own."""
+    """A defect that is fixed: they took an offset of the newer epoch for one of their own."""
     both: Any = OneTopic()
     book: Any = SimpleNamespace(log=both, store=both)
     with pytest.raises(Fenced):

@@ -52,7 +52,7 @@ async def test_a_follower_sees_what_the_same_process_appends(tmp_path: Path) -> 
         await events.aclose()  # type: ignore[attr-defined]
 
 
-def test_the_blocking_book_replicates_too(tmp_path: Path) -> None:
+def test_a_blocking_book_replicates(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book", replicate=True) as book:
         book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
         with book.tags.subscribe("paid", "group") as member:
@@ -206,7 +206,7 @@ async def test_replication_continues_after_a_failure(tmp_path: Path, call: str) 
         assert "it is down" in (replication.status().last_error or "")
 
 
-async def test_an_unexpected_error_is_retried_too(tmp_path: Path) -> None:
+async def test_replication_continues_after_an_unexpected_error(tmp_path: Path) -> None:
     async with faulty(tmp_path) as (book, faults, replication):
         faults.fail("topics", cast(Any, ZeroDivisionError("a bug")))
         replication.start()

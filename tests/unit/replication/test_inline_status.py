@@ -206,7 +206,7 @@ async def test_a_topic_that_the_log_has_lost_is_stopped_with_the_reason_until_it
     await replication.close()
 
 
-async def test_a_stopped_partition_continues_once_another_replicator_has_passed_its_record(
+async def test_a_stopped_partition_continues_when_another_replicator_has_passed_its_record(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "RETRY_MAX_S", 0.05)

@@ -134,7 +134,7 @@ def damage(what: str, seq_nr: int | None = None, place: TagPosition | None = Non
     return Damage(what, *KEY, "it is not readable", seq_nr, place)
 
 
-def whats(folded: FoldedJournal, found: JournalState) -> list[tuple[str, int | None]]:
+def summaries(folded: FoldedJournal, found: JournalState) -> list[tuple[str, int | None]]:
     return [(each.what, each.seq_nr) for each in differences(folded, found)]
 
 
@@ -189,7 +189,7 @@ def test_tag_rows_that_are_missing_extra_or_different_are_reported_and_repaired(
     extra = msgspec.structs.replace(row, tag="z")
     found.tags[extra.place] = extra
     folded = folded_from(TAGGED, found)
-    assert whats(folded, found) == [("tag missing", 1), ("tag differs", 2), ("tag extra", 1)]
+    assert summaries(folded, found) == [("tag missing", 1), ("tag differs", 2), ("tag extra", 1)]
     assert [each.expected or each.found for each in differences(folded, found)] == ["x", "x", "z"]
     repaired = repair(folded, found)
     assert {each.place for each in repaired.tags} == {missing, differing}
@@ -346,7 +346,7 @@ def test_a_partial_fold_reports_and_repairs_only_what_the_log_determines() -> No
     found.rows[8] = msgspec.structs.replace(found.rows[8], encoded=b"other")
     found.head = msgspec.structs.replace(head, seq_nr=9)
     folded = folded_from(actions, found, start=2)
-    assert whats(folded, found) == [
+    assert summaries(folded, found) == [
         ("head differs", None),
         ("event missing", 7),
         ("event differs", 8),
@@ -368,7 +368,7 @@ def test_the_first_record_of_the_log_determines_its_rows() -> None:
     found.rows[5] = msgspec.structs.replace(found.rows[5], encoded=b"other")
     found.rows[9] = msgspec.structs.replace(found.rows[6], seq_nr=9)
     folded = folded_from(LATER, found, start=2)
-    assert whats(folded, found) == [("event differs", 5), ("event extra", 9)]
+    assert summaries(folded, found) == [("event differs", 5), ("event extra", 9)]
 
 
 def test_rows_below_delete_to_of_a_partial_journal_are_neither_missing_nor_restored() -> None:
@@ -379,7 +379,7 @@ def test_rows_below_delete_to_of_a_partial_journal_are_neither_missing_nor_resto
     for number in (1, 5, 6, 7):
         del found.rows[number]
     folded = folded_from(LATER, found, start=2)
-    assert whats(folded, found) == [("event missing", 7)]
+    assert summaries(folded, found) == [("event missing", 7)]
     assert [row.seq_nr for row in repair(folded, found).rows] == [7]
 
 
@@ -416,12 +416,12 @@ def test_rows_left_by_a_purge_at_the_start_of_the_log_are_extra() -> None:
     actions: list[Action] = [append(2), purge()]
     found = stored(actions)
     found.rows = dict(stored(actions[:1]).rows)
-    assert whats(folded_from(actions, found, start=1), found) == [("event extra", 1), ("event extra", 2)]
+    assert summaries(folded_from(actions, found, start=1), found) == [("event extra", 1), ("event extra", 2)]
 
 
 def test_a_grave_where_the_log_has_a_journal_is_a_missing_head() -> None:
     found = stored([*LATER, purge()])
-    assert whats(folded_from(LATER), found)[0] == ("head missing", None)
+    assert summaries(folded_from(LATER), found)[0] == ("head missing", None)
 
 
 def test_a_recent_append_of_the_head_that_contradicts_the_log_is_a_difference() -> None:
@@ -431,7 +431,7 @@ def test_a_recent_append_of_the_head_that_contradicts_the_log_is_a_difference() 
     first, second, third = found.head.recent
     wrong = msgspec.structs.replace(second, last=9)
     found.head = msgspec.structs.replace(found.head, recent=(first, wrong, third))
-    assert whats(folded_from(actions, found, start=1), found) == [("head differs", None)]
+    assert summaries(folded_from(actions, found, start=1), found) == [("head differs", None)]
 
 
 def test_a_journal_that_was_never_in_the_log_is_replaced_by_a_grave_at_the_pointer() -> None:
@@ -444,11 +444,11 @@ def test_a_journal_that_was_never_in_the_log_is_replaced_by_a_grave_at_the_point
 
 
 def test_a_missing_head_is_reported_and_a_missing_grave_is_not() -> None:
-    assert whats(folded_from(LATER), JournalState(rows=stored(LATER).rows)) == [("head missing", None)]
+    assert summaries(folded_from(LATER), JournalState(rows=stored(LATER).rows)) == [("head missing", None)]
     grave = stored([*LATER, purge()])
-    assert whats(folded_from([*LATER, purge()]), JournalState()) == []
-    assert whats(folded_from([*LATER, purge()]), grave) == []
-    assert whats(folded_from([*LATER, purge()]), stored(LATER))[0] == ("head extra", None)
+    assert summaries(folded_from([*LATER, purge()]), JournalState()) == []
+    assert summaries(folded_from([*LATER, purge()]), grave) == []
+    assert summaries(folded_from([*LATER, purge()]), stored(LATER))[0] == ("head extra", None)
 
 
 def test_a_head_that_differs_is_shown_by_the_fields_that_differ() -> None:
@@ -478,7 +478,7 @@ def test_rows_in_the_log_are_missing_whatever_a_wrong_head_says_was_deleted() ->
     found.head = msgspec.structs.replace(found.head, delete_to=3)
     del found.rows[1], found.rows[3]
     folded = folded_from(LATER, found)
-    assert whats(folded, found) == [("head differs", None), ("event missing", 1), ("event missing", 3)]
+    assert summaries(folded, found) == [("head differs", None), ("event missing", 1), ("event missing", 3)]
     assert [row.seq_nr for row in repair(folded, found).rows] == [1, 3]
 
 

@@ -33,7 +33,7 @@ TOPIC = "orders"
 KEY = Key(TOPIC, "a")
 
 
-class Bench:
+class FakeWorker:
     """A fake worker with a log, a store, and errors that `apply` raises before or after it writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,21 +74,21 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def fake_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeWorker]:
     for name in ("FENCED_WAIT_S", "RETRY_FIRST_S"):
         monkeypatch.setattr(partitions, name, 0.0)
-    bench = Bench(tmp_path)
-    yield bench
-    await bench.close()
+    fake_worker = FakeWorker(tmp_path)
+    yield fake_worker
+    await fake_worker.close()
 
 
 @pytest.fixture
-async def config(bench: Bench) -> TopicConfig:
-    return await bench.opened_store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
+async def config(fake_worker: FakeWorker) -> TopicConfig:
+    return await fake_worker.opened_store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
 
 
-def replicator(bench: Any, config: TopicConfig, *, wait_s: float = 30.0) -> PartitionReplicator:
-    return PartitionReplicator(bench, TOPIC, 0, config, wait_s=wait_s)
+def replicator(fake_worker: Any, config: TopicConfig, *, wait_s: float = 30.0) -> PartitionReplicator:
+    return PartitionReplicator(fake_worker, TOPIC, 0, config, wait_s=wait_s)
 
 
 def offset(replicator: PartitionReplicator) -> int | None:
@@ -100,139 +100,139 @@ def appends(n: int, start: int = 0) -> list[Record]:
 
 
 async def test_a_gap_between_two_batches_of_a_task_is_a_hole_that_the_pointer_passes(
-    bench: Bench, config: TopicConfig
+    fake_worker: FakeWorker, config: TopicConfig
 ) -> None:
     """Offsets are sparse. The log is not read again: Spark has read the whole range."""
-    task = replicator(bench, config)
+    task = replicator(fake_worker, config)
     await task.replicate(appends(2))
     await task.replicate(appends(2, start=7))
-    assert await bench.numbers() == [(1, 0), (2, 1), (3, 7), (4, 8)]
+    assert await fake_worker.numbers() == [(1, 0), (2, 1), (3, 7), (4, 8)]
     assert offset(task) == 8
 
 
-async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, config: TopicConfig) -> None:
-    await bench.opened_log.create_topic(TOPIC, 1)
+async def test_a_gap_before_the_first_batch_is_read_from_the_log(fake_worker: FakeWorker, config: TopicConfig) -> None:
+    await fake_worker.opened_log.create_topic(TOPIC, 1)
     records = appends(5)
     for record in records:
-        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = replicator(bench, config)
+        await fake_worker.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    task = replicator(fake_worker, config)
     await task.replicate(records[3:])
-    assert await bench.numbers() == [(n + 1, n) for n in range(5)]
+    assert await fake_worker.numbers() == [(n + 1, n) for n in range(5)]
     assert task.records == 2  # the records that it was given
 
 
 async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
-    bench: Bench, config: TopicConfig
+    fake_worker: FakeWorker, config: TopicConfig
 ) -> None:
-    await bench.opened_log.create_topic(TOPIC, 1)
+    await fake_worker.opened_log.create_topic(TOPIC, 1)
     records = appends(5)
     for record in records:
-        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    await bench.opened_log.truncate(TOPIC, 0, before=3)
+        await fake_worker.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    await fake_worker.opened_log.truncate(TOPIC, 0, before=3)
     with pytest.raises(LogLost):
-        await replicator(bench, config).replicate(records[3:])
-    assert await bench.numbers() == []
+        await replicator(fake_worker, config).replicate(records[3:])
+    assert await fake_worker.numbers() == []
 
 
 @pytest.mark.timeout(20)
 async def test_a_replicator_of_a_topic_that_was_created_again_is_fenced_and_neither_loses_nor_parks_a_record(
-    bench: Bench,
+    fake_worker: FakeWorker,
 ) -> None:
-    """It has the configuration of the deleted topic, in whose partition some of the journals would not have been."""
-    store, ids = bench.opened_store, [str(number) for number in range(20)]
+    """Its configuration is that of the deleted topic, in which some of these journals belonged to another partition."""
+    store, ids = fake_worker.opened_store, [str(number) for number in range(20)]
     old = await store.set_topic_config(TOPIC, topic_config("old", partitions=2), expected=None)
     await store.delete_topic(TOPIC)
     new = await store.set_topic_config(TOPIC, topic_config("new", partitions=1), expected=None)
-    await bench.opened_log.create_topic(TOPIC, 1)
+    await fake_worker.opened_log.create_topic(TOPIC, 1)
     records = records_of([(id, append()) for id in ids])
     for record in records:
-        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+        await fake_worker.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
     with pytest.raises(Fenced):
-        await replicator(bench, old).catch_up(len(records))
+        await replicator(fake_worker, old).catch_up(len(records))
     with pytest.raises(Fenced):
-        await replicator(bench, old).replicate(records[5:])  # it reads those before them from the log
+        await replicator(fake_worker, old).replicate(records[5:])  # it reads those before them from the log
     assert await store.pointers(TOPIC) == {}
     assert [each async for each in store.parked()] == []
-    await replicator(bench, new).catch_up(len(records))
+    await replicator(fake_worker, new).catch_up(len(records))
     assert (await store.heads(TOPIC, ids)).keys() == set(ids)
 
 
-async def test_only_events_that_another_replicator_was_faster_with_show_that_it_serves_the_partition(
-    bench: Bench, config: TopicConfig
+async def test_a_replicator_is_overtaken_only_if_another_one_has_replicated_its_events(
+    fake_worker: FakeWorker, config: TopicConfig
 ) -> None:
     """A driver replicates its own ticks, and the tail of a lease must not end because of them."""
     tick = Record(0, FIRST_MS, None, encode_record(Mark(1), limit_bytes=1_000))
     events = appends(1, start=1)
-    await replicator(bench, config).replicate([tick, *events])
-    late = replicator(bench, config)
+    await replicator(fake_worker, config).replicate([tick, *events])
+    late = replicator(fake_worker, config)
     await late.replicate([tick])
     assert not late.overtaken
     await late.replicate(events)
     assert late.overtaken
 
 
-@pytest.mark.parametrize("there", [0, 2])
+@pytest.mark.parametrize("remaining", [0, 2])
 async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
-    bench: Bench, config: TopicConfig, there: int
+    fake_worker: FakeWorker, config: TopicConfig, remaining: int
 ) -> None:
     """It is another log now, so the run ends, and its next start checks the topic."""
-    await bench.opened_log.create_topic(TOPIC, 1)
-    for record in appends(there):
-        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = replicator(bench, config)
+    await fake_worker.opened_log.create_topic(TOPIC, 1)
+    for record in appends(remaining):
+        await fake_worker.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    task = replicator(fake_worker, config)
     with pytest.raises(LogLost, match="that it contained before") as lost:
         await task.replicate(appends(2, start=5))
-    assert (lost.value.first, lost.value.last) == (there, 4)
-    assert await bench.numbers() == [(n + 1, n) for n in range(there)]
+    assert (lost.value.first, lost.value.last) == (remaining, 4)
+    assert await fake_worker.numbers() == [(n + 1, n) for n in range(remaining)]
 
 
 async def test_a_partition_catches_up_with_the_log_page_by_page(
-    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
+    fake_worker: FakeWorker, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The partition reads the log itself, and skips what another replicator has written in between."""
     monkeypatch.setattr(partitions, "PAGE_RECORDS", 2)
-    await bench.opened_log.create_topic(TOPIC, 1)
+    await fake_worker.opened_log.create_topic(TOPIC, 1)
     for record in appends(5):
-        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    bench.after = [Fenced("another was faster")]
-    task = replicator(bench, config)
+        await fake_worker.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    fake_worker.after = [Fenced("another was faster")]
+    task = replicator(fake_worker, config)
     await task.catch_up(4)
     assert (await task.next_offset(), task.stopped) == (4, None)
     assert task.records == 2  # the other replicator wrote the first page
     await task.catch_up(5)
     assert task.records == 3
-    assert await bench.numbers() == [(n + 1, n) for n in range(5)]
+    assert await fake_worker.numbers() == [(n + 1, n) for n in range(5)]
 
 
 @pytest.mark.parametrize(
     "error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("it is down")]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
-    bench: Bench, config: TopicConfig, error: TidebookError, when: str
+async def test_a_task_plans_and_writes_again_after_a_transient_failure(
+    fake_worker: FakeWorker, config: TopicConfig, error: TidebookError, when: str
 ) -> None:
     """Each event exists once, whether or not the failed write took effect."""
-    getattr(bench, when).extend([error, error])
-    task = replicator(bench, config)
+    getattr(fake_worker, when).extend([error, error])
+    task = replicator(fake_worker, config)
     await task.replicate(appends(3))
     await task.replicate(appends(1, start=3))
-    assert await bench.numbers() == [(n + 1, n) for n in range(4)]
-    assert (bench.before, bench.after, offset(task)) == ([], [], 3)
+    assert await fake_worker.numbers() == [(n + 1, n) for n in range(4)]
+    assert (fake_worker.before, fake_worker.after, offset(task)) == ([], [], 3)
 
 
 async def test_a_task_gives_up_if_it_is_always_fenced_or_the_store_never_responds(
-    bench: Bench, config: TopicConfig
+    fake_worker: FakeWorker, config: TopicConfig
 ) -> None:
-    bench.before = [Fenced("another was faster") for _ in range(partitions.FENCED_MAX + 1)]
+    fake_worker.before = [Fenced("another was faster") for _ in range(partitions.FENCED_MAX + 1)]
     with pytest.raises(Fenced):
-        await replicator(bench, config).replicate(appends(1))
-    bench.before = [OutcomeUnknown("no answer")]
+        await replicator(fake_worker, config).replicate(appends(1))
+    fake_worker.before = [OutcomeUnknown("no answer")]
     with pytest.raises(OutcomeUnknown):
-        await replicator(bench, config, wait_s=-1.0).replicate(appends(1))
+        await replicator(fake_worker, config, wait_s=-1.0).replicate(appends(1))
 
 
 async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retries_it(
-    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake_worker: FakeWorker, config: TopicConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     poison = appends(2)[1].value
 
@@ -243,7 +243,7 @@ async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retrie
 
     monkeypatch.setattr(slices, "read_record", failing)
     records = appends(3)
-    task = replicator(bench, config)
+    task = replicator(fake_worker, config)
     await task.replicate(records[:1])
     await task.replicate(records[1:])
     await task.replicate(appends(1, start=3))
@@ -251,13 +251,13 @@ async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retrie
     assert (offset(task), task.records) == (0, 4)
     assert "orders/0 is stopped" in caplog.text
     monkeypatch.setattr(slices, "read_record", read_record)
-    again = replicator(bench, config)
+    again = replicator(fake_worker, config)
     await again.replicate(records[1:])
-    assert (again.stopped, await bench.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
+    assert (again.stopped, await fake_worker.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
 
 
 async def test_an_unexpected_error_does_not_stop_other_partitions(
-    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
+    fake_worker: FakeWorker, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(store: Any, topic: str, partition: int, *more: Any, **named: Any) -> Any:
         if partition == 1:
@@ -267,7 +267,7 @@ async def test_an_unexpected_error_does_not_stop_other_partitions(
     monkeypatch.setattr(partitions, "plan_slice", failing)
     portal = BlockingPortal()
     try:
-        worker: Any = bench
+        worker: Any = fake_worker
         worker.submit = portal.submit
         task = ConcurrentPartitions(worker, {TOPIC: config}, wait_s=1)
 
@@ -280,4 +280,4 @@ async def test_an_unexpected_error_does_not_stop_other_partitions(
     finally:
         portal.close()
     assert found == [(1, False, 2), (0, True, 2)]
-    assert await bench.numbers() == [(1, 0), (2, 1)]
+    assert await fake_worker.numbers() == [(1, 0), (2, 1)]

@@ -118,7 +118,7 @@ async def test_offsets_that_the_log_lost_are_named_refused_and_skipped_when_acce
     assert await accept_losses(book.log, book.store) == []
 
 
-async def test_losses_before_the_first_replication_are_accepted_too(book: Book, clock: ManualClock) -> None:
+async def test_losses_before_the_first_replication_can_be_accepted(book: Book, clock: ManualClock) -> None:
     await append(book, clock, 3)
     await book.log.truncate(TOPIC, 0, before=2)
     assert await accept_losses(book.log, book.store) == [LostOffsets(TOPIC, 0, 0, 1)]
@@ -181,7 +181,7 @@ async def test_a_recreated_topic_is_refused_and_a_new_epoch_begins_after_adopt(b
         await find_starts(book.log, book.store, configs)
 
 
-async def test_the_last_report_of_a_run_is_read_again(book: Book, clock: ManualClock) -> None:
+async def test_the_last_report_of_a_run_is_read_as_it_was_written(book: Book, clock: ManualClock) -> None:
     assert await read_job_status(book.store) is None
     for records in (1, 2):
         written = JobStatus(5, 1, records, 0, 1.5, 0.1, {"orders/0": "it is stopped"})

@@ -64,7 +64,7 @@ def test_a_woken_ticker_rests_until_the_next_tick_is_allowed_and_then_waits_for_
         ticker = ScriptedTicker(store, 0.5, 0.5, 3.0, intervals=INTERVALS)
         await for_a_while(ticker.run_woken(Metrics()), 6.25)
         assert ticker.steps_s == [0.0, 1.5, 3.0, 6.125]
-        # With live streams it looks each second; without them, it waits as long as the step returns.
+        # With live streams it waits for one check interval; without them, for as long as the step has returned.
         assert store.waits == [(0.5, FOLLOWED_CHECK_S, -1), (2.0, FOLLOWED_CHECK_S, 1), (3.125, 3.0, 2)]
 
     run(program())
@@ -124,7 +124,7 @@ def test_a_rest_right_after_a_tick_or_without_followers_takes_its_whole_time(run
 
 
 @pytest.mark.parametrize(("after_s", "waits"), [(0.1875, 0), (0.25, 1)])
-def test_a_change_is_waited_for_once_half_of_the_interval_after_a_tick_is_over(
+def test_a_pause_ends_at_a_change_only_in_the_second_half_of_the_interval_after_a_tick(
     run: Run, after_s: float, waits: int
 ) -> None:
     async def program() -> None:

@@ -182,7 +182,7 @@ async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> 
     assert moved
 
 
-async def test_a_tick_whose_preceding_records_were_replicated_since_waits_for_no_micro_batch(book: Book) -> None:
+async def test_a_tick_waits_for_no_micro_batch_when_the_records_before_it_are_replicated(book: Book) -> None:
     """A micro-batch may have fixed its end before the tick was sent, and the next one may be far away."""
     done = await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     clock = Seconds()

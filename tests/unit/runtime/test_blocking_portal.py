@@ -233,7 +233,7 @@ def test_a_portal_of_the_parent_is_refused_in_a_forked_child(portal: BlockingPor
     assert next(following) == 1
     pid = os.fork()
     if pid == 0:
-        signal.alarm(30)  # this once hung
+        signal.alarm(30)  # a use that hangs, as before, ends the child
         refused = 0
         for use in (lambda: portal.run(answer()), lambda: portal.submit(answer()), lambda: next(following)):
             try:

@@ -69,7 +69,7 @@ def test_arguments_that_may_hold_a_payload_are_written_as_their_type() -> None:
     assert found["fields"] == {"other": "<list>"}
 
 
-def test_an_error_is_written_with_its_calls_and_its_text_only_if_it_is_of_this_package() -> None:
+def test_an_error_is_written_with_its_calls_but_its_text_only_if_it_is_of_this_package() -> None:
     found = []
     for error in (ValueError("card 4111"), Unavailable("the log is down")):
         try:

@@ -90,7 +90,7 @@ async def test_a_part_that_fails_is_restarted_and_reported() -> None:
     assert metrics.counted("running_failures", part="failing") == 3
 
 
-async def test_the_state_has_the_time_since_when_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_status_has_the_time_of_its_last_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTART_FIRST_S", 1000.0)
     clock = ManualClock(5_000)
     part = Failing(1)

@@ -1,4 +1,4 @@
-"""Whether a book answers: many questions at the same time are one for its log and its store."""
+"""Whether a book responds: concurrent checks share one request to its log and one to its store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidebook import Unavailable
 from tidebook.server.book_checks import BookChecks
 
 
-async def test_checks_at_the_same_time_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_checks_share_one_request_to_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tidebook.open(tmp_path) as book:
         checks, count, answer = BookChecks(book), 0, asyncio.Event()
 

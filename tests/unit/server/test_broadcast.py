@@ -20,7 +20,7 @@ async def first_event(last: StreamPosition | None) -> AsyncGenerator[int, None]:
         yield 1
 
 
-async def test_followers_that_stay_on_a_failed_stream_do_not_bring_others_to_it() -> None:
+async def test_new_followers_do_not_share_a_failed_stream_that_has_a_follower_left() -> None:
     broadcasts, live = Broadcasts(), asyncio.Queue[int]()
 
     async def fail() -> AsyncIterator[int]:
@@ -41,7 +41,7 @@ async def test_followers_that_stay_on_a_failed_stream_do_not_bring_others_to_it(
     assert [await anext(each) for each in others] == [[("2", b"2")]] * 2
     with pytest.raises(Unavailable):
         await anext(stays)
-    live.put_nowait(3)  # the one that has left does not end the stream of the others
+    live.put_nowait(3)  # the follower that has left does not end the stream of the others
     assert [await anext(each) for each in others] == [[("3", b"3")]] * 2
     for each in others:
         await each.aclose()

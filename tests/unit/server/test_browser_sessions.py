@@ -1,4 +1,4 @@
-"""How many browsers may be signed in."""
+"""The number of browser sessions is bounded, for each token and in total."""
 
 from __future__ import annotations
 

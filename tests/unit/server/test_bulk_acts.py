@@ -13,7 +13,7 @@ from tidebook.server.console.bulk import ENDED_MAX, RUNNING_MAX, BulkAct, BulkAc
 
 
 class Recorder:
-    """Records the acts that have ended; with `may_write` it waits as an audit does that cannot be written."""
+    """Records the acts that have ended; until `may_write` is set it waits, like an audit that cannot be written."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, int]] = []
@@ -54,7 +54,7 @@ async def test_a_second_cancellation_does_not_keep_the_first_from_being_recorded
     assert recorder.ended == [("cancelled", act.changed)]
 
 
-async def test_a_cancelled_act_ends_its_page_so_that_it_counts_all_that_it_changed() -> None:
+async def test_a_cancelled_act_finishes_its_page_so_that_all_its_changes_are_counted() -> None:
     acts, recorder, begun, may_end = BulkActs(SystemClock()), Recorder(), asyncio.Event(), asyncio.Event()
     recorder.may_write.set()
 
@@ -126,7 +126,7 @@ async def test_an_act_that_fails_unexpectedly_is_recorded_and_refers_to_the_log(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_few_acts_run_at_once_and_few_ended_ones_are_remembered() -> None:
+async def test_the_acts_that_run_and_the_ended_ones_that_are_remembered_are_bounded() -> None:
     acts, recorder = BulkActs(SystemClock()), Recorder()
     recorder.may_write.set()
     first = acts.start("Drop", "mail", 1, pages(1), recorder)

@@ -136,7 +136,7 @@ LAGS = Survey(at_ms=0, took_s=0.0, topics=[topic("orders", lag=3, lag_s=61.0)])
         (InlineStatus(state="active", stopped={"orders/0": "damaged"}), False, "a partition is stopped"),
     ],
 )
-def test_replication_in_this_process_fails_only_while_it_cannot_go_on(
+def test_replication_in_this_process_is_a_failure_only_while_it_cannot_continue(
     here: InlineStatus, ok: bool, detail: str
 ) -> None:
     found = replication_health(here, LAGS, now_ms=0)

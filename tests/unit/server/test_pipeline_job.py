@@ -19,7 +19,7 @@ exit(1)
 """
 
 
-async def test_the_latest_progress_of_a_job_is_no_line_of_its_output() -> None:
+async def test_the_progress_of_a_job_is_not_among_the_lines_of_its_output() -> None:
     job = PipelineJob("verify")
     assert job.response().progress is None
     await job.run([sys.executable, "-c", LINES])
@@ -36,7 +36,7 @@ async def test_a_job_that_is_cancelled_before_its_process_exists_ends() -> None:
     assert job.state == "cancelled"
 
 
-async def test_a_topic_that_begins_with_a_hyphen_is_no_option_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_that_begins_with_a_hyphen_is_not_taken_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = list[list[str]]()
 
     async def record(self: PipelineJob, command: list[str]) -> None:

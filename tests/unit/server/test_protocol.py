@@ -1,4 +1,4 @@
-"""How long a client accepts nothing of what is sent to it."""
+"""How long a client has been stuck: it accepts none of the bytes that are waiting for it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_a_client_that_accepts_nothing_is_stuck_until_nothing_is_left() -> None:
     assert unsent.stuck_s(91.0, 5) == 0.0
 
 
-def test_more_bytes_restart_the_count() -> None:
+def test_more_waiting_bytes_restart_the_time() -> None:
     unsent = UnsentBytes()
     assert [unsent.stuck_s(now_s, count) for now_s, count in [(1.0, 5), (9.0, 6), (10.0, 6)]] == [0.0, 0.0, 1.0]

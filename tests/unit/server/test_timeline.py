@@ -1,4 +1,4 @@
-"""The timeline of a journal counts every event once, wherever the events that were read are."""
+"""The timeline of a journal counts every event once, whichever of its events were read."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ async def test_a_listener_that_joins_within_the_same_clock_tick_is_woken(tmp_pat
     other.close()
 
 
-def test_processes_that_open_a_new_folder_at_once_agree_on_its_secret(tmp_path: Path) -> None:
+def test_processes_that_open_a_new_folder_concurrently_agree_on_its_secret(tmp_path: Path) -> None:
     for n in range(20):
         found: list[bytes] = []
         start = threading.Barrier(4)

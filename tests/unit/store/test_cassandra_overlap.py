@@ -1,4 +1,4 @@
-"""Consistency levels, by definition: each read reaches a replica of every acknowledged write."""
+"""Levels overlap if each read reaches a replica of every acknowledged write; and settings that are refused."""
 
 from __future__ import annotations
 

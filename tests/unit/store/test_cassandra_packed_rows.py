@@ -1,4 +1,4 @@
-"""The rest of a packed row after a delete."""
+"""After a delete, the rest of a packed row is written with a greater stamp than the tombstones have."""
 
 from __future__ import annotations
 

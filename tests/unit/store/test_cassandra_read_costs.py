@@ -123,7 +123,7 @@ async def test_empty_segments_are_read_in_growing_groups() -> None:
     assert [segment for each in table.rounds for segment in each] == list(range(100))
 
 
-async def test_as_many_segments_are_read_at_once_as_fill_a_page() -> None:
+async def test_as_many_segments_as_fill_a_page_are_read_concurrently() -> None:
     table = Rounds(appended([1] * 200))
     pages = EventPages(table)  # type: ignore[arg-type]
     await pages.read(SMALL, small_head(200), after=0, to=10, limit=10)

@@ -128,7 +128,7 @@ def session_of(driver: Driver, **options: Any) -> CassandraSession:
     return CassandraSession(driver, driver, settings, Metrics(), new_batch=lambda **given: Statement("batch", **given))
 
 
-async def turns(count: int = 20) -> None:
+async def let_tasks_run(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -202,9 +202,9 @@ async def test_concurrent_requests_prepare_a_statement_once_even_if_one_of_them_
     session = session_of(driver)
     impatient = asyncio.create_task(session.read("SELECT", []))
     patient = asyncio.create_task(session.read("SELECT", []))
-    await turns()
+    await let_tasks_run()
     impatient.cancel()
-    await turns()
+    await let_tasks_run()
     driver.gate.set()
     assert await patient == []
     assert impatient.cancelled()
@@ -385,14 +385,14 @@ async def test_the_next_page_is_prefetched_and_cancelled_if_the_reader_stops() -
     session = session_of(driver)
     pages = session.pages("SELECT", [], page_size=3)
     await anext(pages)
-    await turns()
+    await let_tasks_run()
     assert len(driver.sent) == 2
     driver.gate = asyncio.Event()
     await anext(pages)
-    await turns()
+    await let_tasks_run()
     assert (len(driver.sent), driver.in_flight) == (3, 1)
     await pages.aclose()  # type: ignore[attr-defined]
-    await turns()
+    await let_tasks_run()
     assert (driver.in_flight, driver.cancelled) == (0, 1)
 
 
@@ -410,7 +410,7 @@ async def test_items_run_concurrently_up_to_the_bound(count: int, at_once: int, 
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
-        await turns(3)
+        await let_tasks_run(3)
         running -= 1
 
     await run_bounded(act, range(count), at_once=at_once)
@@ -426,7 +426,7 @@ async def test_when_one_item_fails_those_in_flight_have_ended_before_the_error_i
         try:
             await asyncio.Event().wait()
         finally:
-            await turns()
+            await let_tasks_run()
             ended.append("cancelled")
 
     items: Sequence[int] = range(10)

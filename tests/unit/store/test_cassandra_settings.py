@@ -65,7 +65,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", ["?", "#", "/", "12/", ":/"])
-def test_a_password_that_cuts_the_url_is_not_shown_either(cut: str) -> None:
+def test_a_password_with_a_character_that_splits_the_url_is_not_shown(cut: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         CassandraSettings.read(f"cassandra://me:hunter{cut}secret@host/Books")
     assert "hunter" not in str(caught.value)
@@ -102,7 +102,7 @@ def test_a_password_file_that_is_missing_is_named() -> None:
         ("LOCAL_ONE", "LOCAL_QUORUM", {"dc1": 3, "dc2": 1}, None, False),
     ],
 )
-def test_levels_overlap_or_do_not(
+def test_whether_levels_overlap_depends_on_the_replicas_and_the_data_centre(
     read: str, write: str, replicas: dict[str, int], local_dc: str | None, seen: bool
 ) -> None:
     assert reads_see_writes(read, write, replicas, local_dc) is seen

@@ -71,7 +71,7 @@ def test_no_change_starts_within_the_fixed_part() -> None:
     with pytest.raises(InvalidInput):
         buckets.changed("minute", from_ms=buckets.fixed_ms - 1)
     later = buckets.changed("minute", from_ms=buckets.fixed_ms)
-    assert later.fixed_ms == later.changes[-1].from_ms, "and the fixed part is not below the change itself"
+    assert later.fixed_ms == later.changes[-1].from_ms, "the fixed part ends at the change"
 
 
 @given(histories(), st.integers(0, 12 * DAY), st.integers(0, 12 * DAY))

@@ -157,7 +157,7 @@ async def test_a_missing_event_fails_the_stream_and_names_where_to_resume(world:
     assert await world.read(after=raised.value.last_known_offset) == [2, 3]
 
 
-async def test_a_held_back_event_is_delivered_once_the_missing_one_arrives(world: World) -> None:
+async def test_a_held_back_event_is_delivered_when_the_missing_one_arrives(world: World) -> None:
     await world.append("a", 1, 2, 3)
     world.clock.advance(60_000)
     world.store.hidden = lambda row: row.tag_seq_nr == 2
@@ -171,7 +171,7 @@ async def test_a_held_back_event_is_delivered_once_the_missing_one_arrives(world
 
 
 @pytest.mark.parametrize("period_s", [90.0, "max"])
-async def test_a_late_event_of_a_journal_without_another_is_found_by_backtracking(
+async def test_a_late_event_that_is_the_only_one_of_its_journal_is_found_by_backtracking(
     world: World, period_s: float | str
 ) -> None:
     await world.append("late", 1)
@@ -254,7 +254,9 @@ async def test_deletes_during_a_gap_search_do_not_shift_the_numbers(world: World
     assert world.store.waited == 1
 
 
-async def test_an_incarnation_that_starts_during_a_gap_search_is_not_mistaken_for_the_last(world: World) -> None:
+async def test_an_incarnation_that_starts_during_a_gap_search_is_not_mistaken_for_the_previous_one(
+    world: World,
+) -> None:
     await world.append("a", 1, 2, 3, 4)
     world.clock.advance(60_000)
     world.store.hidden = lambda row: row.tag_seq_nr in (2, 3)

@@ -1,4 +1,4 @@
-"""The horizon is the least time of all partitions; one that was never replicated holds everything back."""
+"""The horizon is the smallest time of all pointers; a partition that was never replicated holds everything back."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def test_without_topics_there_is_nothing_to_deliver() -> None:
 
 
 class Registry:
-    """A store's topics and pointers; it records calls, and runs a callback between them."""
+    """A store's topics and pointers; it records calls, and runs the callback of a call once, before it returns."""
 
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms
         self.asked: list[str] = []
-        self.then: dict[str, Callable[[], None]] = {}
+        self.callbacks: dict[str, Callable[[], None]] = {}
 
     def _note(self, what: str) -> None:
         self.asked.append(what)
-        self.then.pop(what, lambda: None)()
+        self.callbacks.pop(what, lambda: None)()
 
     async def topics(self) -> list[str]:
         self._note("topics")
@@ -75,7 +75,7 @@ class Registry:
         return TopicConfig(topic_id="x", partitions=1)
 
 
-async def test_a_second_read_only_reads_pointers_and_then_topic_names() -> None:
+async def test_a_second_read_requests_only_pointers_and_topic_names() -> None:
     registry = Registry(a=50, b=40)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     assert await horizons.read() == Horizon(40, 50, "b", 0)
@@ -92,7 +92,7 @@ async def test_a_topic_registered_while_pointers_are_read_holds_the_horizon_back
     registry = Registry(a=50)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     assert (await horizons.read()).time_ms == 50
-    registry.then["pointers a"] = lambda: registry.times_ms.update(new=NEVER_MS)
+    registry.callbacks["pointers a"] = lambda: registry.times_ms.update(new=NEVER_MS)
     assert await horizons.read() == Horizon(NEVER_MS, 50, "new", 0)
     registry.times_ms["new"] = 45
     assert await horizons.read() == Horizon(45, 50, "new", 0)
@@ -149,15 +149,15 @@ class SlowRegistry:
         return 100
 
 
-async def test_a_topic_counts_while_another_stream_reads_its_partitions_again() -> None:
-    """Reads of its pointers once overtook each other, and the other stream left the topic out of the horizon."""
+async def test_a_topic_stays_in_the_horizon_while_another_stream_rereads_its_partitions() -> None:
+    """A defect that is fixed: when reads of its pointers overtook each other, the other stream left the topic out."""
     registry: Any = SlowRegistry(late=30, before=50)
     horizons = Horizons(registry)
     await horizons.read()
     before_asked, before_answered = registry.hold("config before")
     late_asked, late_answered = registry.hold("config late")
     async with asyncio.TaskGroup() as streams:
-        registry.times_ms["before"] = 49  # a response from before the first read
+        registry.times_ms["before"] = 49  # an outdated response, older than the first one
         one = streams.create_task(horizons.read())
         await before_asked.wait()
         registry.times_ms["late"] = 29
@@ -169,7 +169,7 @@ async def test_a_topic_counts_while_another_stream_reads_its_partitions_again() 
         assert await other == Horizon(29, 49, "late", 0)
 
 
-async def test_the_lag_of_a_topic_is_found_while_another_stream_reads_its_partitions_again() -> None:
+async def test_the_lag_of_a_topic_is_found_while_another_stream_rereads_its_partitions() -> None:
     registry: Any = SlowRegistry(a=30)
     horizons = Horizons(registry, registry)
     await horizons.read()
@@ -187,7 +187,7 @@ async def test_the_lag_of_a_topic_is_found_while_another_stream_reads_its_partit
         assert (await other).time_ms == 29
 
 
-async def test_a_configuration_is_read_rarely_to_count_records_and_again_for_a_newer_epoch() -> None:
+async def test_counting_the_lag_reads_a_configuration_once_per_epoch() -> None:
     registry: Any = SlowRegistry(a=30)
     horizons = Horizons(registry, registry)
     await horizons.read()
@@ -220,7 +220,7 @@ async def test_the_streams_of_a_book_share_one_request_for_ticks() -> None:
         clock.advance(RENEW_MS // 2)
 
 
-async def test_a_store_that_is_down_does_not_end_a_stream_by_the_check_for_stalls() -> None:
+async def test_the_check_for_stalls_does_not_end_a_stream_while_the_store_is_down() -> None:
     registry: Any = SlowRegistry(a=30)
 
     async def wait_any(*, timeout_s: float, since: int) -> int:

@@ -159,7 +159,7 @@ class World:
             await self.book.log.append(Outgoing(self.topic, each, None, value))
 
     async def read(self, replicated: bool = False) -> None:
-        """Continue both readers, before or after new records are replicated, though no tick follows these."""
+        """Continue both readers; if `replicated`, replicate new records before, but no tick after them."""
         if replicated:
             await replicate(self.book.log, self.book.store, self.topic)
         for tag, seen in self.seen.items():
@@ -191,7 +191,7 @@ class World:
         await self.settle()
         await self.read()
         for number in range(len(self.plans)):
-            await self.apply(number)  # last, the slices of zombies
+            await self.apply(number)  # slices that zombies write late
         await self.check()
 
     async def check(self) -> None:
@@ -214,10 +214,12 @@ class World:
             assert tag_numbers == list(range(tag_numbers[0], tag_numbers[0] + len(mine))) if mine else True
         payloads = [event.payload for event in seen]
         assert len(set(payloads)) == len(payloads), "a reader that resumes gets each event once"
-        assert {event.payload for event in events} <= set(payloads), "and misses none that still exists"
+        assert {event.payload for event in events} <= set(payloads), (
+            "a reader that resumes misses no event that still exists"
+        )
         for id in expected:
             of_id = [event.payload for event in seen if event.id == id]
-            assert of_id == sorted(of_id), "in order per journal"
+            assert of_id == sorted(of_id), "the events of a journal are in order"
 
 
 @pytest.fixture(scope="module")

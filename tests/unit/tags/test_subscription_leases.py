@@ -128,7 +128,7 @@ async def test_a_member_does_not_read_rows_of_other_topics_again(book: Book, sto
             assert await all_records(events) == [100]
     assert store.rows == 61
     async with tags.subscribe("paid", "mail", topics=["mine"], follow=False, lease_s=LEASE_S) as events:
-        assert await all_records(events) == [100], "it was not committed"
+        assert await all_records(events) == [100], "the event was not committed"
 
 
 async def test_a_commit_does_not_move_a_group_back(book: Book, tags: Tags) -> None:
@@ -141,7 +141,7 @@ async def test_a_commit_does_not_move_a_group_back(book: Book, tags: Tags) -> No
         assert await all_records(events) == []
 
 
-async def test_as_many_members_as_there_are_shares_join_and_leave_at_once(book: Book, tags: Tags) -> None:
+async def test_as_many_members_as_there_are_shares_join_and_leave_concurrently(book: Book, tags: Tags) -> None:
     members = [tags.subscribe("paid", "mail", follow=False) for _ in range(SHARES)]
     await asyncio.gather(*(member.__aenter__() for member in members))
     assert len(decode_group(await book.store.setting("tags/group/mail/paid")).members) == SHARES
@@ -261,7 +261,7 @@ async def test_a_restarted_group_with_external_offsets_does_not_read_the_tag_aga
     assert store.rows == 2
 
 
-async def test_shares_whose_external_offsets_cannot_be_read_are_released_as_they_are(
+async def test_shares_whose_external_offsets_cannot_be_read_are_released_unchanged(
     book: Book, tags: Tags, database: Path
 ) -> None:
     def unreadable(shares: Iterable[int]) -> Mapping[int, str]:
@@ -270,7 +270,7 @@ async def test_shares_whose_external_offsets_cannot_be_read_are_released_as_they
     async def take_over() -> None:
         async with tags.subscribe("paid", "sums", follow=False, offsets=unreadable) as member:
             assert await all_records(member) == [], (
-                "the events of the shares that it takes next are before its position"
+                "the member has read past the events of the shares that it takes next"
             )
             await owner.__aexit__(None, None, None)
             await member._renew()

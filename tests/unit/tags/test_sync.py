@@ -60,7 +60,7 @@ def test_a_group_continues_after_its_committed_offset(folder: Path) -> None:
 
 
 def test_a_slow_member_is_not_presumed_dead_and_releases_events_that_it_has_not_begun(folder: Path) -> None:
-    """A second one joins in the middle: both continue, and no event is handled by both."""
+    """A second member joins in the middle: both continue, and no event is handled by both."""
     done: dict[str, list[int]] = {"first": [], "second": []}
     joined, over = threading.Event(), threading.Event()
     failed: list[BaseException] = []

@@ -43,7 +43,7 @@ async def test_a_tag_that_no_event_can_have_is_rejected(tmp_path: Path, tag: str
 
 
 @pytest.mark.parametrize("group", ["", None, 7, "\ud800"])
-async def test_a_group_is_a_text(tmp_path: Path, group: str) -> None:
+async def test_a_group_without_a_valid_name_is_rejected(tmp_path: Path, group: str) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(InvalidInput):
             book.tags.subscribe("paid", group)

@@ -37,7 +37,7 @@ def test_two_snapshots_that_need_nothing_below_the_truncation_are_kept(
 
 
 @given(SNAPSHOTS, st.integers(0, 50))
-def test_after_the_needed_copies_the_log_is_truncated_at_the_wanted_offset(
+def test_with_the_missing_snapshots_the_log_is_truncated_at_the_wanted_offset(
     snapshots: list[StoredSnapshotChunks], wanted: int
 ) -> None:
     copies = copies_needed(snapshots, topic_id="t", wanted=wanted)

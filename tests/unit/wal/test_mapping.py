@@ -1,4 +1,4 @@
-"""`SeqOffsets` behaves like a dict of sequence numbers, stored by batch."""
+"""`SeqOffsets` behaves like a dict from sequence numbers to offsets, and stores them by batch."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_one_record_may_contain_a_table_twice() -> None:
     assert meta.tables[1].mapping.batch_count == 1
 
 
-def test_a_mark_keeps_the_entries_from_there_on() -> None:
+def test_a_mark_deletes_only_the_entries_below_its_number() -> None:
     meta = folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1, 3))), (2, MarkDeleted(1, 1, 2))])
     assert dict(meta.tables[1].mapping) == {2: 1, 3: 1}
     assert meta.tables[1].latest_marked_deleted == 2
@@ -79,7 +79,7 @@ def test_a_mark_never_moves_back() -> None:
     assert meta.tables[1].latest_marked_deleted == 3
 
 
-def test_a_late_mark_or_drop_does_not_change_a_table_created_again() -> None:
+def test_a_late_mark_or_drop_does_not_change_a_recreated_table() -> None:
     meta = folded(
         [(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1))), (2, DropTable(1, 1)), (3, write(1, A, part(1, 1)))]
     )

@@ -138,7 +138,7 @@ def test_a_log_end_before_the_snapshot_is_lost() -> None:
     assert (lost.value.first, lost.value.last) == (4, 9)
 
 
-def test_a_data_topic_created_again_is_lost() -> None:
+def test_a_recreated_data_topic_is_lost() -> None:
     with pytest.raises(LogLost) as lost:
         plan(taken(folded([(9, OwnerClaim(1, A))])), topic_id="another")
     assert (lost.value.first, lost.value.last) == (0, 9)

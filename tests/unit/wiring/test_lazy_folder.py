@@ -142,7 +142,7 @@ def test_every_method_and_attribute_of_a_port_exists_before_the_file(
         created.no_such_method()
 
 
-async def test_a_bound_method_from_before_the_file_existed_reads_the_file_later(missing: Path) -> None:
+async def test_a_method_that_was_bound_before_the_file_existed_reads_the_new_file(missing: Path) -> None:
     async with tidebook.open(missing) as reader, tidebook.open(missing) as writer:
         topics = reader.log.topics
         assert await topics() == []

@@ -1,4 +1,4 @@
-"""A book whose keyspace is missing has every method and attribute of a store."""
+"""`LazyKeyspace`, the stand-in for a store whose keyspace is missing, has all methods and attributes of a store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ async def nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_keyspace_has_every_attribute_of_a_store(name: str) -> None:
+def test_the_stand_in_has_every_attribute_of_a_store(name: str) -> None:
     assert hasattr(LazyKeyspace(nothing, nothing, nothing), name)
 
 
 @pytest.mark.parametrize("name", ["deletes_topics", "orders_topics"])
-def test_a_missing_keyspace_has_the_capabilities_of_cassandra(name: str) -> None:
+def test_the_stand_in_has_the_capabilities_of_cassandra(name: str) -> None:
     assert getattr(LazyKeyspace, name) == getattr(CassandraStore, name)

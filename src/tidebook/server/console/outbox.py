@@ -101,7 +101,7 @@ async def retry(view: View) -> ActResult:
 
 async def preview_drop(view: View) -> Preview:
     """Count the messages that would be deleted."""
-    return await _preview(view, "deletes", ", and sends those held by them.", view.fields.topic)
+    return await _preview(view, "deletes", ", and releases the messages that were waiting for them.", view.fields.topic)
 
 
 async def drop(view: View) -> ActResult:

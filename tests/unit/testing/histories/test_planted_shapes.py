@@ -1,4 +1,4 @@
-"""Violations of further shapes for every rule, and legal histories that resemble them."""
+"""Further shapes of violations of every rule, and legal histories that resemble them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def purge(history: Script, **more: Any) -> Script:
         ),
     ],
 )  # fmt: skip
-def test_journals(history: Script, rules: set[str]) -> None:
+def test_broken_rules_of_journals_are_found(history: Script, rules: set[str]) -> None:
     broken(history, *rules)
 
 
@@ -99,7 +99,7 @@ def test_journals(history: Script, rules: set[str]) -> None:
         ({"key": "t/other"}, {}, {SNAPSHOTS}),
     ],
 )
-def test_snapshots(saved: dict[str, Any], loaded: dict[str, Any], rules: set[str]) -> None:
+def test_broken_rules_of_snapshots_are_found(saved: dict[str, Any], loaded: dict[str, Any], rules: set[str]) -> None:
     args: dict[str, Any] = {"key": "t/k", "seq_nr": 2, "payload": "x", **saved}
     history = script()("save_snapshot", **args)
     broken(history("load_snapshot", {"seq_nr": 2, "payload": "x"} | loaded, key="t/k"), *rules)
@@ -113,7 +113,7 @@ def delivered(history: Script, value: str, at: int, seq_nr: int, stream: str = "
     return history("deliver", result, stream=stream, tag="red")
 
 
-def test_streams_that_disagree() -> None:
+def test_streams_that_disagree_are_found() -> None:
     history = one().append("b", first=2)
     for value, at in (("a", 1), ("b", 2)):
         delivered(history, value, at, at)
@@ -125,12 +125,12 @@ def test_streams_that_disagree() -> None:
     broken(delivered(script(), "a", 1, 1).append("a", first=1), EVENTS)
 
 
-def test_an_effect_under_another_key() -> None:
+def test_an_effect_under_another_key_is_found() -> None:
     history = with_log(one(), logged_append(0, "a"))
     broken(history("dump_effects", [{"key": "t/other", "value": "a"}], consumer="p", topic="t"), CONSUMERS)
 
 
-def test_commands() -> None:
+def test_broken_rules_of_commands_are_found() -> None:
     broken(made().deposit("a", 5, state=5, seq_nr=1).logged("a", "nobody's"), COMMANDS)
     failed = made()("execute", error="Conflict", key=KEY, command_id="a", command="deposit", amount=5, value="a")
     assert isinstance(failed, type(made()))
@@ -153,7 +153,9 @@ def test_commands() -> None:
         ([("a", "1", 0, 1), ("a", "2", 1, 2), ("a", "3", 0, 3)], "m", {OUTBOX}),
     ],
 )
-def test_outbox(arrivals: list[tuple[str, str, int, int]], topic: str, rules: set[str]) -> None:
+def test_broken_rules_of_the_outbox_are_found(
+    arrivals: list[tuple[str, str, int, int]], topic: str, rules: set[str]
+) -> None:
     history = script()
     for value in ("1", "2", "3"):
         history("transaction", messages=[["m", "a", value]])
@@ -161,7 +163,7 @@ def test_outbox(arrivals: list[tuple[str, str, int, int]], topic: str, rules: se
     broken(history("dump_messages", rows, topic=topic), *rules)
 
 
-def test_a_message_of_two_topics() -> None:
+def test_a_message_that_arrives_in_two_topics_is_found() -> None:
     history = script()("transaction", messages=[["m", "a", "1"]])
     for topic in ("m", "other"):
         history("dump_messages", [{"key": "a", "value": "1", "partition": 0, "offset": 0}], topic=topic)
@@ -231,14 +233,14 @@ def end(op: str, hold: str, **more: Any) -> tuple[str, Any, dict[str, Any]]:
         ),
     ],
 )  # fmt: skip
-def test_queue(steps: list[tuple[str, Any, dict[str, Any]]], rules: set[str]) -> None:
+def test_broken_rules_of_a_queue_are_found(steps: list[tuple[str, Any, dict[str, Any]]], rules: set[str]) -> None:
     history = script()("put", {"inserted": 1, "merged": 0}, value="v", key=None)
     for op, result, args in steps:
         history(op, result, **args)
     broken(history("dump_queue", [], queue="q"), *rules)
 
 
-def test_an_entry_whose_put_has_failed() -> None:
+def test_an_entry_that_is_finished_although_its_put_has_failed_is_found() -> None:
     history = script()("put", error="Unavailable", value="v", key=None)
     for op, result, args in (claim("1", 0), end("finish", "1")):
         history(op, result, **args)
@@ -279,10 +281,10 @@ def wal() -> WalScript:
         (wal()("wal_write", error="Unavailable", region="r", table=1, values=["a"]), set()),
     ],
 )
-def test_write_ahead_log(history: Script, rules: set[str]) -> None:
+def test_broken_rules_of_a_write_ahead_log_are_found(history: Script, rules: set[str]) -> None:
     broken(history, *rules)
 
 
-def test_a_write_that_was_unavailable_and_is_replayed() -> None:
+def test_a_write_that_was_unavailable_and_is_replayed_is_found() -> None:
     history = script()("wal_write", error="Unavailable", region="r", table=1, values=["a"])
     broken(replayed(history, [1, 1, "a"]), WAL)

@@ -25,13 +25,13 @@ async def nothing_is_reported() -> AsyncIterator[None]:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     yield
-    await turns()
+    await let_tasks_run()
     gc.collect()
-    await turns()
+    await let_tasks_run()
     assert [each["message"] for each in reported] == []
 
 
-async def turns() -> None:
+async def let_tasks_run() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -48,7 +48,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_mark_that_fails_after_its_readers_left(rig: Rig) -> None:
+async def test_a_mark_may_fail_after_its_readers_left(rig: Rig) -> None:
     await rig.append("a", 1)
     held = hold_then_fail(rig.log_faults, "send")
     reads = [asyncio.create_task(rig.read("a")) for _ in range(2)]
@@ -57,31 +57,31 @@ async def test_a_mark_that_fails_after_its_readers_left(rig: Rig) -> None:
     held.release()
 
 
-async def test_a_mark_that_waits_to_be_sent_and_fails_after_its_readers_left(rig: Rig) -> None:
+async def test_a_mark_that_waits_to_be_sent_may_fail_after_its_readers_left(rig: Rig) -> None:
     await rig.append("a", 1)
     first, second = hold_then_fail(rig.log_faults, "send"), hold_then_fail(rig.log_faults, "send")
     early = asyncio.create_task(rig.read("a"))
     await first.reached()
     late = asyncio.create_task(rig.read("a"))
-    await turns()
+    await let_tasks_run()
     await cancel(early, late)
     first.release()
     await second.reached()
     second.release()
 
 
-async def test_a_barrier_that_failed_before_its_reader_left(rig: Rig) -> None:
+async def test_a_barrier_may_fail_before_its_reader_leaves(rig: Rig) -> None:
     await rig.append("a", 1)
     head_read = rig.store_faults.hold("head")
     rig.log_faults.fail("send", Unavailable("it is gone"))
     reading = asyncio.create_task(rig.read("a"))
     await head_read.reached()
-    await turns()
+    await let_tasks_run()
     await cancel(reading)
     head_read.release()
 
 
-async def test_a_head_that_cannot_be_read_after_its_appender_left(rig: Rig) -> None:
+async def test_a_read_of_a_head_may_fail_after_its_appender_left(rig: Rig) -> None:
     await rig.append("a", 1)
     held = hold_then_fail(rig.store_faults, "head")
     appending = asyncio.create_task(rig.append("b", 1))
@@ -90,7 +90,7 @@ async def test_a_head_that_cannot_be_read_after_its_appender_left(rig: Rig) -> N
     held.release()
 
 
-async def test_a_tail_that_cannot_be_read_after_its_reader_left(open_rig: OpenRig) -> None:
+async def test_a_read_of_a_tail_may_fail_after_its_reader_left(open_rig: OpenRig) -> None:
     rig = open_rig(follow_s=0)
     await rig.append("a", 1)
     await rig.write(None, Mark(1))
@@ -99,5 +99,5 @@ async def test_a_tail_that_cannot_be_read_after_its_reader_left(open_rig: OpenRi
     await held.reached()
     await cancel(reading)
     held.release()
-    await turns()
+    await let_tasks_run()
     assert await rig.read("a", barrier="offset") == [1]  # a new task replaces the failed one

@@ -1,4 +1,4 @@
-"""Commands that only read: a missing object is exit code 4, and nothing is created."""
+"""Commands that never create a book: a missing book or object is exit code 4; topics, and the checks of `doctor`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import typer
 from tests.unit.cli.conftest import Cli, refused
 from tidebook.cli.app import app
 
-#: Every command that creates nothing, with arguments that are well-formed.
-READING = [
+#: Every command that never creates a book, even if it writes to one or deletes from it, with well-formed arguments.
+NOT_CREATING = [
     "journal read orders o-1",
     "journal tail orders o-1",
     "journal pointer orders o-1",
@@ -42,7 +42,6 @@ READING = [
     "wal flush metrics 7",
     "wal clean metrics 7",
     "wal delete metrics 7 --yes",
-    "wal flush metrics 7",
     "backup copy --book {book}",
     "pipeline replicate",
     "pipeline status",
@@ -72,8 +71,8 @@ READING = [
     "audit verify",
     "doctor --book {book}",
 ]
-#: Commands that create what they need, or use no book.
-WRITING = {
+#: Commands that create the book that they need, or use no book.
+CREATING = {
     "up", "journal append", "wal write", "outbox publish", "outbox migrate", "queue put",
     "bench", "completion", "outbox schema", "pipeline script", "pipeline jars",
     # These read and write the database of an application, which --app names.
@@ -93,13 +92,13 @@ def commands(group: object, words: str = "") -> list[str]:
     return [each for name, command in found.items() for each in commands(command, f"{words} {name}".strip())]
 
 
-def test_every_command_is_known_to_read_or_to_write() -> None:
-    known = [*READING, *WRITING]
+def test_every_command_is_listed_as_creating_a_book_or_not() -> None:
+    known = [*NOT_CREATING, *CREATING]
     every = commands(typer.main.get_command(app))
     assert [each for each in every if not any(f"{one} ".startswith(f"{each} ") for one in known)] == []
 
 
-@pytest.mark.parametrize("line", READING)
+@pytest.mark.parametrize("line", NOT_CREATING)
 @pytest.mark.parametrize("kind", ["no folder", "another folder"])
 def test_a_missing_book_is_not_found_and_not_created(cli: Cli, book: Path, line: str, kind: str) -> None:
     if kind == "another folder":
@@ -162,7 +161,7 @@ def test_a_delete_reports_the_last_event_that_it_deleted(cli: Cli) -> None:
 
 @pytest.mark.parametrize("line", ["audit verify", "backup copy", "serve"])
 def test_a_command_for_a_folder_refuses_the_address_of_a_server(cli: Cli, line: str) -> None:
-    """The audit's chains end in `server.db`: those of another folder would be compared with the server's entries."""
+    """Otherwise `audit verify` would compare the `server.db` of another folder with the entries of the server."""
     result = cli(*line.split(), "--book", "http://127.0.0.1:1")
     refused(result, 2, "")
     assert "does not answer" not in result.err
