@@ -178,7 +178,7 @@ async def test_a_database_without_the_tables_is_not_found(postgres_url: str, tmp
     assert "kafka_messages" in done.err
 
 
-async def test_a_server_is_no_target(postgres_url: str) -> None:
+async def test_an_import_through_a_server_is_refused(postgres_url: str) -> None:
     line = ["import", "deimos", "--postgres", postgres_url, "--book", "http://127.0.0.1:1"]
     done = await asyncio.to_thread(run_command, *line)
     assert done.code == 2

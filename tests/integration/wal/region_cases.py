@@ -266,13 +266,13 @@ class ReadingCases(RegionBase):
 
 
 class DeletingCases(RegionBase):
-    async def test_a_mark_keeps_the_entries_from_there_on(self, region: Region) -> None:
+    async def test_a_mark_keeps_the_entries_from_its_number_on(self, region: Region) -> None:
         await region.write(1, [b"a", b"b", b"c"])
         await region.mark_deleted(table=1, seq=2)
         assert await entries(region.read()) == [(1, 2, b"b"), (1, 3, b"c")]
         assert region.meta.tables[1].latest_marked_deleted == 2
 
-    async def test_marking_the_next_number_means_all(self, region: Region) -> None:
+    async def test_a_mark_at_the_next_number_deletes_all_entries(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         await region.mark_deleted(1, 3)
         assert await entries(region.read()) == []
