@@ -93,7 +93,7 @@ def test_a_closed_gate_waits_for_its_current_users_and_admits_no_others() -> Non
 def test_a_loss_of_records_of_the_log_stops_a_run_and_is_named(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """Only on the embedded log: from Kafka, Spark fetches these few records in one call and would replicate them all."""
+    """Only on the embedded log: Spark fetches so few records from Kafka in one call, and would replicate all."""
     book = small
     portal.run(write_many(book, topic, 300))
     end = portal.run(book.log.end(topic, 0))
