@@ -190,7 +190,7 @@ def test_a_cluster_replicates_with_the_shipped_package_although_an_executor_is_k
         expected = portal.run(expected_rows(book, open_book("fresh"), topic))
         assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])
     shipped = [file for work in (0, 1) for file in (cluster.folder / f"work-{work}").rglob("tidebook-shipped.zip")]
-    assert len(shipped) >= 2, "each executor was given the archive"
+    assert len(shipped) >= 2, "an executor was not given the archive"
 
 
 def test_the_last_page_of_the_tutorial_runs(cluster: Cluster, servers_toml: Path, tmp_path: Path) -> None:

@@ -292,7 +292,9 @@ async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
     assert time.monotonic() - began < 2
 
 
-async def test_a_closed_store_is_reported(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
+async def test_a_call_on_a_closed_store_is_unavailable(
+    opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
     store = await opened()
     await store.close()
     await store.close()

@@ -1,4 +1,4 @@
-"""A Cassandra that requires TLS and a password."""
+"""A Cassandra that requires TLS and a password accepts only clients with both, and no error reveals a secret."""
 
 from __future__ import annotations
 

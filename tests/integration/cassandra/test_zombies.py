@@ -129,7 +129,7 @@ async def test_the_events_of_a_delete_stay_readable_until_its_head_is_written(
     assert head == before is not None
     assert [row.seq_nr for row in await store.events(key, before, after=0, to=3, limit=9)] == [1, 2, 3]
     await ahead.finish()
-    await assert_rows(store, topic, of_topic, id, steps, "in the end")
+    await assert_rows(store, topic, of_topic, id, steps, "at the end")
 
 
 @pytest.mark.timeout(300)

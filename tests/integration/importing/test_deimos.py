@@ -158,7 +158,7 @@ def lines(text: str) -> Sequence[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_the_command_only_counts_in_a_dry_run(deimos: Database, tmp_path: Path) -> None:
+async def test_a_dry_run_of_the_command_only_counts(deimos: Database, tmp_path: Path) -> None:
     insert(deimos, "orders", (b"one", None, None))
     insert(deimos, "not a topic", (b"one", None, None))
     line = ["import", "deimos", "--postgres", deimos.url, "--book", str(tmp_path / "book")]

@@ -52,7 +52,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     assert values(cluster, topic) == [value for _, value in ten()]
 
 
-def test_rule_29_without_a_fence_a_late_send_leaks_and_the_relay_reports_it(
+def test_rule_29_without_a_fence_a_late_send_repeats_messages_and_the_relay_reports_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -83,7 +83,7 @@ def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_with_a_reas
     assert len(values(cluster, topic)) == len(values(cluster, stamped)) == 1
 
 
-def test_rule_30_another_outboxs_message_with_the_same_id_is_not_taken_for_its_own(
+def test_rule_30_a_message_of_another_outbox_with_the_same_id_is_not_mistaken_for_its_own(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)

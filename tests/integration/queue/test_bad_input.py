@@ -77,7 +77,7 @@ async def test_invalid_calls_are_refused(book: tidebook.Book, what: str) -> None
 
 
 @pytest.mark.parametrize("limit", [-1, 2**64, "x", None, 1.5, True])
-async def test_a_limit_for_the_flags_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
+async def test_the_limit_of_dead_letters_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
     with pytest.raises(InvalidInput, match="limit"):
         await book.queues.dead_letters(limit)
 
@@ -140,7 +140,9 @@ async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
     assert len(letter.reason) <= 1_000
 
 
-async def test_of_two_jobs_of_a_key_only_the_holder_counts_even_in_one_call(book: tidebook.Book) -> None:
+async def test_of_two_jobs_of_a_key_in_one_call_only_the_current_holder_is_extended_and_finished(
+    book: tidebook.Book,
+) -> None:
     queue = book.queue("mail")
     await queue.put_many([Entry(data=1, key="k"), Entry(data=2, key="m"), 3])
     old = await queue.claim(5, lease=0.02)

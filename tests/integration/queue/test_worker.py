@@ -146,7 +146,7 @@ async def test_heartbeats_extend_the_lease_of_a_long_job(where: Path) -> None:
         assert (worker.done, worker.lost) == (1, 0)
 
 
-async def test_a_handler_that_blocks_the_loop_past_its_lease_has_lost_it(where: Path) -> None:
+async def test_a_job_whose_lease_expires_while_its_handler_runs_is_lost(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         await here.queue("mail").put("x")
         await there.queue("mail").open()
