@@ -27,7 +27,7 @@ LONG_TIMEOUT_S = 3600
 PIPELINE = "tests/pipeline/"
 #: Short tests that need no server: they fill the lanes at the end of a run, where a long file would be left alone.
 SHORT = ("tests/unit/", "tests/tidy/")
-#: For the Spark of this process and of those it starts: jobs of a second never earn what the better compiler costs.
+#: For the Spark of this process and of those it starts: jobs of a second do not repay the better compiler.
 QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude ten thousand tests from garbage collections, which would visit them each time, already here."""
+    """Collect without garbage collections, and exclude the tests from later ones, which would visit all of them."""
     gc.disable()
     try:
         return (yield)
@@ -82,7 +82,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def long_form(request: pytest.FixtureRequest) -> bool:
-    """Whether --long was given: a test that has a short and a full form chooses by it."""
+    """Return whether --long was given, by which a test chooses its short or full form."""
     return bool(request.config.getoption("--long"))
 
 
@@ -102,25 +102,25 @@ def left_out() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka_bootstrap() -> str:
-    """The real Kafka, as host:port."""
+    """Return the address of the real Kafka, as host:port."""
     return str(server_entry("kafka")["address"])
 
 
 @pytest.fixture(scope="session")
 def cassandra_address() -> str:
-    """The real Cassandra, as host:port."""
+    """Return the address of the real Cassandra, as host:port."""
     return str(server_entry("cassandra")["address"])
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> str:
-    """The real PostgreSQL, as postgresql://user@host:port/database."""
+    """Return the URL of the real PostgreSQL, as postgresql://user@host:port/database."""
     return str(server_entry("postgres")["url"])
 
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> str:
-    """The real MariaDB, as mysql://user@host:port/database."""
+    """Return the URL of the real MariaDB, as mysql://user@host:port/database."""
     return str(server_entry("mariadb")["url"])
 
 

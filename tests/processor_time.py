@@ -2,7 +2,7 @@
 
 A run is bound by the processor, so this shows where it can be shortened; the duration of a test shows only how long it
 waited beside the others. Processes that outlive their test are not counted. The servers that all tests share are listed
-by themselves, with their starts.
+separately, including their start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProcessorTime:
             terminalreporter.write_line(f"{used_s:7.1f} s  {name}")
 
     def _servers(self) -> list[tuple[str, float]]:
-        """Return what each running server has used, with its children; nothing if this system does not tell."""
+        """Return what each running server has used, with its children; nothing if this system has no /proc."""
         servers = json.loads(self._status.read_text())["servers"] if self._status.exists() else {}
         files = {name: Path(f"/proc/{entry['pid']}/stat") for name, entry in servers.items()}
         ticks_s = os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Ends a run whose test is over its time and cannot be torn down, and prints the stacks of its threads."""
+"""Ends a run in which a test exceeds its time and cannot be torn down, and prints the stacks of the threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CLOSING_S = 180.0
 
 
 class Watchdog:
-    """pytest-timeout ends a test once, and stops counting where one fails: a fixture that then waits for ever would
-    keep the whole run waiting.
+    """Ends the process, with the stacks of all its threads, if a test or its teardown takes too long.
 
-    Here the process ends, with the stacks of all its threads. Of a process beside others, pytest-xdist says which test
-    it was, and ends the run with all that has failed so far.
+    pytest-timeout ends a test only once, and stops its timer when a test fails, so that a fixture that waits for ever
+    after a failure would keep the whole run waiting. In a parallel run, pytest-xdist names the test of the process that
+    has ended, and ends the run with the failures so far.
     """
 
     def __init__(self, closing_s: float = CLOSING_S) -> None:
@@ -48,7 +48,7 @@ class Watchdog:
 
 
 def _limit_s(item: pytest.Item) -> float:
-    """The limit of one test, as pytest-timeout takes it: 0 is none."""
+    """Return the time limit of a test as pytest-timeout reads it; 0 means none."""
     marker = item.get_closest_marker("timeout")
     given = item.config.getini("timeout") if marker is None else [*marker.args, *marker.kwargs.values()][0]
     return float(given or 0)

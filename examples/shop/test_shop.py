@@ -112,7 +112,7 @@ def test_the_demo_is_alive_and_stops_cleanly(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["shop"]
 
 
-def test_the_demo_needs_a_folder_and_time(tmp_path: Path) -> None:
+def test_the_demo_is_refused_with_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tidebook.cli", "up", "--demo", "--once", "--book", str(tmp_path / "shop")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -265,7 +265,7 @@ async def _set(event: asyncio.Event) -> None:
     event.set()
 
 
-def test_all_that_match_are_purged_in_the_background_with_progress_until_it_is_cancelled(
+def test_a_purge_of_all_that_match_runs_in_the_background_with_progress_until_it_is_cancelled(
     console: ServedConsole, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = console.book.queue("bulk")

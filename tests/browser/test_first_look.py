@@ -100,7 +100,7 @@ def test_a_page_whose_session_has_ended_leads_to_the_sign_in(tmp_path: Path, pag
         expect(page).to_have_url(f"{served.url}/sign-in?next=%2F")  # at the next refresh of the numbers
 
 
-def test_a_page_that_is_not_refreshed_any_more_says_so(console: ServedConsole, browser: Browser) -> None:
+def test_a_page_that_is_no_longer_refreshed_says_so(console: ServedConsole, browser: Browser) -> None:
     context = browser.new_context()  # not watched: the browser reports each failed request as an error
     page = context.new_page()
     try:

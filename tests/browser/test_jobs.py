@@ -20,7 +20,7 @@ from tidebook.sqlite.checksums import connect
 pytestmark = pytest.mark.timeout(400)
 #: How long a job may take; it starts its own Spark.
 JOB_MS = 120_000
-#: What a job prints, and waits for after its progress: the first line of a named pipe.
+#: Replaces the command of a job: reports its progress, waits for a line in a named pipe, prints its result and exits.
 STAND_IN = """
 import sys
 print('{"progress":{"tasks":4,"done":3}}', flush=True)

@@ -1,7 +1,4 @@
-"""Every page in two themes, on a desktop and a phone: axe finds nothing, and hostile strings do no harm.
-
-Both are checked in a real browser.
-"""
+"""In a real browser, in two themes and on a phone, axe finds no problem on any page, and hostile strings do no harm."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ HOSTILE = {
     "long": "x" * 180,
 }
 LARGE_BYTES = 10_000_000
-#: Every run stores its screenshots of all pages, in each look.
+#: Each run stores here a screenshot of every page in every look.
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-#: Without a menu, or with the focus in the field of the confirmation.
+#: Pages that do not list the keys: they have no menu, or their focus is in a text field.
 WITHOUT_KEYS = {"sign_in", "problem", "problem_form", "confirm"}
 
 
@@ -50,7 +47,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedConsole]
 
 
 def problems_of(page: Page) -> list[str]:
-    """Return what axe finds, and whether the page is wider than the window."""
+    """Return the violations that axe finds, and whether the page is wider than the window."""
     found = Axe().run(page).response["violations"]
     problems = [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
@@ -97,7 +94,7 @@ def addresses(console: ServedConsole, browser: Browser) -> dict[str, str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
-def test_axe_finds_nothing_on_any_page(
+def test_axe_finds_no_problem_on_any_page(
     console: ServedConsole, browser: Browser, watched: Watched, addresses: dict[str, str], look: str
 ) -> None:
     viewport: Any = PHONE if look == "phone" else DESKTOP
@@ -171,7 +168,7 @@ def test_hostile_strings_neither_run_nor_break_a_page(console: ServedConsole, pa
     paths += [link("/journal", topic="hostile", id="large")]
     paths += [link("/event", topic="hostile", id="large", number=1, form=form) for form in ("tree", "text", "hex")]
     seen = {path.partition("?")[0] for path in paths}
-    # An act has no text of others; the page of a job with hostile ids is in test_jobs.
+    # The page of an act shows no text of users; test_jobs opens that of a job with hostile ids.
     assert {page.path for page in CATALOG.pages.values()} - seen == {"/job", "/queue-act"}
     wide = []
     # A page is as wide as the window, and so is each of its tables, although these could be scrolled.

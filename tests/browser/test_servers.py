@@ -1,4 +1,4 @@
-"""The main flows of the console once on Kafka, Cassandra and PostgreSQL."""
+"""One pass through the console's main flows on Kafka, Cassandra and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def console(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, postgr
         yield served
 
 
-def test_journals_queues_regions_and_the_outbox_are_seen_and_run(console: ServedConsole, page: Page) -> None:
+def test_journals_a_queue_a_region_and_the_outbox_are_shown_and_changed(console: ServedConsole, page: Page) -> None:
     name = f"console-{uuid.uuid4().hex[:8]}"
     console.run(console.book.journal(name).append("o-1", [Event({"n": n}, tags={name}) for n in range(3)]))
     page.goto(f"{console.url}/journals?prefix={name}")

@@ -1,4 +1,4 @@
-"""Run the journals' conformance suite in a folder, also on a log without a key index and a linearizable end."""
+"""Run the journals' conformance suite in a folder, and on a log without a key index or a linearizable end."""
 
 from __future__ import annotations
 

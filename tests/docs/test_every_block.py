@@ -12,7 +12,7 @@ from tests.docs.test_fragments import PAGES, name
 from tests.docs.test_howto import PAGES as HOWTO
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The begin of a block, also of one in a list.
+#: The beginning of a block, which may be in a list.
 BEGIN = re.compile(r"^ *```(\w+)$", re.MULTILINE)
 #: Pages whose blocks are run one after another, as a reader would.
 WHOLE = {
@@ -37,14 +37,14 @@ USED_BY = {
     ("docs/reference/queue.md", "xml"): "tests/docs/test_fragments.py",
     ("docs/reference/testing.md", "python"): "tests/docs/test_fragments.py",
 }
-#: Blocks that would change the machine or need one of the reader: test_fragments checks their commands and options,
-#: test_deploying the files that they name.
+#: Blocks that no test runs, because they would change this machine or need one of the reader's: test_fragments checks
+#: their commands and options, test_deploying the files that they name.
 ONLY_READ = {("docs/howto/deploying.md", "sh"), ("docs/howto/securing.md", "sh")}
 #: The kinds of blocks that show output, and settings, which test_fragments reads on every page.
 OTHER = {"text", "toml"}
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-#: Blocks of text that are no output of the block before: the beginnings of files of other programs, and of fragments of
-#: Python that need more than one process.
+#: Blocks of text that are not the output of the block before: the beginnings of files of other programs, and of
+#: fragments of Python that need more than one process.
 NO_OUTPUT = {
     "docs/howto/deploying.md": ("ExecStart=/opt/tidebook/bin/tidebook run",),
     "docs/howto/frameworks.md": ("TASKS = {", "# gunicorn.conf.py"),
@@ -83,7 +83,7 @@ def test_a_block_of_text_shows_the_output_of_the_block_before() -> None:
     assert sorted(listed) == sorted(start for starts in NO_OUTPUT.values() for start in starts)
 
 
-def test_no_program_is_only_indented() -> None:
+def test_every_program_is_in_a_fenced_block() -> None:
     pages = {name(page): BLOCK.sub("", page.read_text()) for page in PAGES}
     programs = [(page, body) for page, text in pages.items() for body in INDENTED.findall(text) if PROGRAM.search(body)]
     assert {page: body.strip()[: len(INDENTED_PROGRAMS.get(page, ""))] for page, body in programs} == INDENTED_PROGRAMS

@@ -1,4 +1,4 @@
-"""Blocks that are no program of their own: settings, commands, declarations and test classes are used as printed."""
+"""Blocks that are not complete programs (settings, commands, declarations, test classes) work as printed."""
 
 from __future__ import annotations
 

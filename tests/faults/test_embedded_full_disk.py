@@ -31,7 +31,7 @@ def mount(folder: Path, options: str) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
+    """Mount a file system of 2 MB."""
     folder = tmp_path / "small"
     mount(folder, "size=2m")
     yield folder
@@ -85,7 +85,7 @@ async def test_a_full_disk_fails_appends_but_not_reads(small: Path) -> None:
     await log.close()
 
 
-async def test_after_room_was_made_appends_go_on_where_they_were(small: Path) -> None:
+async def test_after_space_is_freed_appends_continue_where_they_stopped(small: Path) -> None:
     log = SqliteLog(small)
     await log.create_topic("t", 1)
     await log.append(Outgoing("t", 0, b"k", b"first"))
@@ -116,7 +116,7 @@ async def test_opening_a_new_book_on_a_full_disk_fails_and_leaves_no_partial_fil
     await store.close()
 
 
-async def test_a_disk_that_cannot_be_written_is_refused(read_only: Path) -> None:
+async def test_a_read_only_disk_is_refused(read_only: Path) -> None:
     for folder in (read_only, read_only / "below"):
         with pytest.raises(InvalidInput):
             SqliteLog(folder)

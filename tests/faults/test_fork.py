@@ -31,7 +31,7 @@ def on_servers(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-def driven(kind: str, where: Path, name: str = "t") -> Any:
+def driver_report(kind: str, where: Path, name: str = "t") -> Any:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", str(DRIVER), kind, str(where), name]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert ended.returncode == 0, ended.stderr
@@ -39,8 +39,8 @@ def driven(kind: str, where: Path, name: str = "t") -> Any:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_that_open_a_book_of_their_own_lose_nothing(tmp_path: Path, method: str) -> None:
-    report = driven(method, tmp_path)
+def test_workers_that_open_their_own_books_lose_nothing(tmp_path: Path, method: str) -> None:
+    report = driver_report(method, tmp_path)
     assert report["problems"] == []
     assert report["lost"] == {"journal": 0, "wal": 0, "queue": 0, "outbox": 0}
     for feature in ("queue", "outbox"):
@@ -48,7 +48,7 @@ def test_workers_that_open_a_book_of_their_own_lose_nothing(tmp_path: Path, meth
 
 
 def test_workers_of_a_master_that_preloaded_the_application_are_refused_its_book(tmp_path: Path) -> None:
-    assert_workers_are_refused(driven("preload", tmp_path))
+    assert_workers_are_refused(driver_report("preload", tmp_path))
 
 
 def assert_workers_are_refused(report: Any) -> None:
@@ -94,7 +94,7 @@ def test_workers_of_gunicorn_with_preload_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_an_async_book_is_refused_in_the_child_at_once(tmp_path: Path) -> None:
-    assert_every_use_is_refused(driven("async", tmp_path)["refused"])
+    assert_every_use_is_refused(driver_report("async", tmp_path)["refused"])
 
 
 def assert_every_use_is_refused(refused: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def assert_every_use_is_refused(refused: dict[str, str]) -> None:
 
 @pytest.fixture
 def servers(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, postgres_url: str) -> Iterator[Path]:
-    """The settings of a book that uses servers for everything."""
+    """Write the settings of a book that uses servers for everything."""
     with postgres_database(postgres_url) as database:
         toml = tmp_path / "tidebook.toml"
         toml.write_text(
@@ -117,12 +117,12 @@ def servers(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, postgr
 
 @on_servers
 def test_an_async_book_on_servers_is_refused_in_the_child_at_once(servers: Path) -> None:
-    assert_every_use_is_refused(driven("async", servers, f"t{uuid4().hex[:12]}")["refused"])
+    assert_every_use_is_refused(driver_report("async", servers, f"t{uuid4().hex[:12]}")["refused"])
 
 
 @on_servers
 def test_workers_of_a_master_that_preloaded_a_book_on_servers_are_refused_it(servers: Path) -> None:
-    assert_workers_are_refused(driven("preload", servers, f"t{uuid4().hex[:12]}"))
+    assert_workers_are_refused(driver_report("preload", servers, f"t{uuid4().hex[:12]}"))
 
 
 CONFTEST = """

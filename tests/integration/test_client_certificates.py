@@ -84,7 +84,7 @@ def test_kafka_refuses_other_clients(guarded_kafka: Kafka, security: Security, w
         client.list_topics(timeout=0.5)
 
 
-def shown(security: Security) -> dict[str, object]:
+def accepted_options(security: Security) -> dict[str, object]:
     """Return the settings of a client that Cassandra accepts."""
     made = security.certificates
     return {
@@ -100,7 +100,7 @@ def shown(security: Security) -> dict[str, object]:
 async def test_cassandra_serves_a_client_with_certificate_and_password(
     guarded_cassandra: Cassandra, security: Security
 ) -> None:
-    session = await connect(guarded_cassandra.address, **shown(security))
+    session = await connect(guarded_cassandra.address, **accepted_options(security))
     result = await session.execute(acsylla.create_statement("SELECT cluster_name FROM system.local"))
     assert result.first().cluster_name == "tidebook"
     await session.close()
@@ -122,7 +122,7 @@ async def test_cassandra_refuses_other_clients(
     guarded_cassandra: Cassandra, security: Security, changed: dict[str, object], reported: type[Exception]
 ) -> None:
     with pytest.raises(reported):
-        await connect(guarded_cassandra.address, **shown(security) | changed)
+        await connect(guarded_cassandra.address, **accepted_options(security) | changed)
 
 
 async def test_cassandra_shows_a_certificate_of_its_own_authority_only(

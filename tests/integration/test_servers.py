@@ -1,4 +1,4 @@
-"""The real servers answer, and their harness works as tests of faults require."""
+"""The real servers answer, and their harness works as fault tests require."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Broken rules of replication, each of which the search must find: this shows that the tests can fail.
-
-The names in brackets are those of the rules' traces.
-"""
+"""Broken rules of replication, each of which the search must find: this shows that the tests can fail."""
 
 from __future__ import annotations
 
@@ -37,21 +34,21 @@ BEFORE_ALL = Position(1, -1)
 
 
 def no_guard(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
-    """[R2] Records at or below the head's position are folded again."""
+    """Records at or below the head's position are folded again."""
     if head is not None:
         head = msgspec.structs.replace(head, position=BEFORE_ALL)
     return plan_key(key, head, records, config)
 
 
 def no_redo(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
-    """[R7] Writes that a crashed replicator may have left undone are not repeated."""
+    """Writes that a crashed replicator may have left undone are not repeated."""
     return plan_key(key, head, [each for each in records if head is None or each.position > head.position], config)
 
 
 def redo_without_the_head(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R7c] Tombstones are repeated, but the head, which only one read may have seen, is not."""
+    """Tombstones are repeated, but the head, which only one read may have seen, is not."""
     return [
         write
         for write in plan_key(key, head, records, config)
@@ -73,7 +70,7 @@ def head_before_rows(
 def tombstones_before_head(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R6] Events are cleared before the head is written that deletes them."""
+    """Events are cleared before the head is written that deletes them."""
     writes = list(plan_key(key, head, records, config))
     for i, (one, next_) in enumerate(pairwise(writes)):
         if isinstance(one, PutHead) and isinstance(next_, ClearEvents | ClearJournal):
@@ -84,7 +81,7 @@ def tombstones_before_head(
 def coalesced_purge(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R8] A purge and the next incarnation are one batch: new rows, their head, then the tombstones of the old one."""
+    """A purge and the next incarnation are one batch: new rows, their head, then the tombstones of the old one."""
     writes = list(plan_key(key, head, records, config))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
         return writes
@@ -96,7 +93,7 @@ def coalesced_purge(
 def nothing_for_the_short_lived(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R9] Nothing is written for a journal that a slice creates and purges."""
+    """Nothing is written for a journal that a slice creates and purges."""
     now = head
     for placed in records:
         if now is None or placed.position > now.position:
@@ -109,7 +106,7 @@ def nothing_for_the_short_lived(
 def raw_delete_bound(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R10] A delete's tombstone ends at the requested number, not at the last existing one."""
+    """A delete's tombstone ends at the requested number, not at the last existing one."""
     raw = max((each.action.to for each in records if isinstance(each.action, Delete)), default=0)
     return [
         ClearEvents(key, msgspec.structs.replace(write.head, delete_to=max(raw, write.head.delete_to)), 0)
@@ -122,7 +119,7 @@ def raw_delete_bound(
 def clears_from_the_old_bound(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R7b] A repeated delete clears only numbers above those that the head records as deleted."""
+    """A repeated delete clears only numbers above those that the head records as deleted."""
     return [
         ClearEvents(key, write.head, head.delete_to)
         if isinstance(write, ClearEvents) and head is not None and head.live
@@ -132,14 +129,14 @@ def clears_from_the_old_bound(
 
 
 def unlisted(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
-    """[R17] Segments before a jump are not listed."""
+    """Segments before a jump are not listed."""
     return [write for write in plan_key(key, head, records, config) if not isinstance(write, PutSegments)]
 
 
 def listed_after_the_head(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R17b] The head no longer names segments that are not listed yet."""
+    """The head no longer names segments that are not listed yet."""
     writes = list(plan_key(key, head, records, config))
     for i in reversed(range(len(writes))):
         if isinstance(writes[i], PutSegments):
@@ -151,7 +148,7 @@ def listed_after_the_head(
 def forgotten_before_cleared(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R18] Segments are unlisted before their rows are cleared."""
+    """Segments are unlisted before their rows are cleared."""
     writes = list(plan_key(key, head, records, config))
     for i, write in enumerate(writes):
         if isinstance(write, ForgetSegments):
@@ -162,7 +159,7 @@ def forgotten_before_cleared(
 def never_forgotten(
     key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
-    """[R18b] Segments of an incarnation that is over stay listed."""
+    """Segments of an incarnation that is over stay listed."""
     return [write for write in plan_key(key, head, records, config) if not isinstance(write, ForgetSegments)]
 
 
@@ -180,7 +177,7 @@ def all_at_once(
 def stamped_by_batch(
     writes: Sequence[Write], interned: Interned, records: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """[R1b] Every write of a slice is stamped with the slice's last offset."""
+    """Every write of a slice is stamped with the slice's last offset."""
     last = write_stamp(records[-1].position) if records else 0
 
     def stamped(single: Single) -> Single:
@@ -194,7 +191,7 @@ def stamped_by_batch(
 def cleared_without_the_list(
     writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """[R17c] A clear removes only segments that the head itself names."""
+    """A clear removes only segments that the head itself names."""
     stages = (tuple(dict.fromkeys(singles_of(write, interned, frozenset()))) for write in writes)
     return tuple(stage for stage in stages if stage)
 
@@ -202,7 +199,7 @@ def cleared_without_the_list(
 def without_graves(
     writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
 ) -> Stages:
-    """[R4] A purge deletes the head row."""
+    """A purge deletes the head row."""
     stages: list[tuple[Single, ...]] = []
     for write in writes:
         if isinstance(write, PutHead) and not write.head.live:

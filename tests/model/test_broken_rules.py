@@ -158,14 +158,12 @@ def read_is_wrong(
 
 
 def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q5]"""
     monkeypatch.setattr("tidebook.journal.reader.page_is_valid", lambda *_: True)
     monkeypatch.setattr("tidebook.journal.reader.check_rows", lambda *_: None)
     assert read_is_wrong(SMALL, (2, 3))
 
 
 def test_a_reader_that_compares_only_the_incarnation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q6]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
         lambda planned, now, _: now is not None and now.live and now.incarnation == planned.incarnation,
@@ -174,7 +172,6 @@ def test_a_reader_that_compares_only_the_incarnation_is_found(monkeypatch: pytes
 
 
 def test_a_reader_that_compares_only_the_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q6b]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
         lambda _, now, cursor: now is not None and now.live and now.delete_to <= cursor,
@@ -184,7 +181,6 @@ def test_a_reader_that_compares_only_the_deletes_is_found(monkeypatch: pytest.Mo
 
 
 def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q7]"""
     monkeypatch.setattr(
         "tidebook.journal.reader.page_is_valid",
         lambda planned, now, cursor: page_is_valid(planned, now, cursor + 2),
@@ -193,8 +189,6 @@ def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkey
 
 
 def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q1]"""
-
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         head = await self._store.head(key)
         return stored_base(
@@ -271,8 +265,6 @@ def test_a_page_that_passes_as_complete_with_rows_of_another_incarnation_is_foun
 
 
 def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q2]"""
-
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)
         return ViewBase(await self._store.head(key), -1 if pointer is None else pointer.position.offset)
@@ -282,8 +274,6 @@ def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.
 
 
 def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[Q4]"""
-
     def unbounded(*, stored: Head | None, folded: Head | None, after: int, to: int) -> ReadPlan | None:
         plan = plan_read(stored=stored, folded=folded, after=after, to=to)
         return plan if plan is None or plan.after == plan.rows_to else plan._replace(rows_to=LAST, to=LAST)
@@ -294,7 +284,7 @@ def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkey
 
 
 def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[rule 5] The pointer lags and the head is gone, so appends from before the purge are folded onto nothing."""
+    """Rule 5: The pointer lags and the head is gone, so appends from before the purge are folded onto nothing."""
 
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)

@@ -1,4 +1,4 @@
-"""Run queries over one DataFrame: each must return its own rows, whatever filters the earlier ones had."""
+"""Run queries over one DataFrame: each must return its own rows, whatever the filters of earlier queries."""
 
 from __future__ import annotations
 

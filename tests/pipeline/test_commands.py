@@ -109,13 +109,13 @@ def test_status_reports_the_lag_in_records_and_seconds_and_the_parked_records(
     assert job["job"]["records"] >= 2
 
 
-def test_a_topic_that_was_never_written_is_exit_code_4(cli: Cli) -> None:
+def test_a_topic_that_was_never_written_has_exit_code_4(cli: Cli) -> None:
     """The exit code is not 0, because a misspelt name would otherwise look like success."""
     assert cli("pipeline", "status", "--topic", "nobody").code == 4
     assert cli("pipeline", "verify", "nobody").code == 4
 
 
-def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
+def test_a_stopped_partition_has_exit_code_5_and_the_remedy(
     cli: Cli, embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(embedded.journal(topic).append("o-1", [Event(1)]))

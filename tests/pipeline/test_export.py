@@ -1,4 +1,4 @@
-"""Events exported to Parquet and Delta, exactly once."""
+"""Events are exported to Parquet and Delta exactly once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_each_run_adds_only_new_events(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_from_the_real_servers(
+def test_events_on_the_real_servers_are_exported(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     with opened(portal, servers_toml) as book:

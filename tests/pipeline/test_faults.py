@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 BATCHES = PipelineSettings(lease_s=0)
 LEASES = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=1.0)
-EITHER_WAY = pytest.mark.parametrize("settings", [BATCHES, LEASES], ids=["batches", "leases"])
+IN_BATCHES_AND_LEASES = pytest.mark.parametrize("settings", [BATCHES, LEASES], ids=["batches", "leases"])
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -68,8 +68,8 @@ def assert_as_expected(book: Book, portal: BlockingPortal, topic: str, open_book
         assert found[what] == expected[what], what
 
 
-@EITHER_WAY
-def test_a_worker_that_is_killed_before_and_after_its_slices(
+@IN_BATCHES_AND_LEASES
+def test_a_worker_killed_before_and_after_its_slices_changes_no_row(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,
@@ -87,10 +87,10 @@ def test_a_worker_that_is_killed_before_and_after_its_slices(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-@EITHER_WAY
+@IN_BATCHES_AND_LEASES
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
+def test_a_worker_killed_between_rows_heads_and_pointer_changes_no_row(
     spark: SparkSession,
     servers_toml: Path,
     portal: BlockingPortal,
@@ -169,7 +169,7 @@ def test_a_store_older_than_the_checkpoint_loses_nothing(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-def test_a_store_that_is_down_for_a_while_is_waited_for(
+def test_replication_waits_for_a_store_that_is_down(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=30))
@@ -194,7 +194,7 @@ def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
 @pytest.mark.parametrize(
     "point", ["commit", *(pytest.param(each, marks=pytest.mark.long) for each in ("before", "after"))]
 )
-def test_a_driver_that_is_killed(
+def test_a_killed_driver_changes_no_row(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
     """The points are before and after the store's first write, after its pointer, and before Spark's commit."""
@@ -208,7 +208,7 @@ def test_a_driver_that_is_killed(
 @pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
+def test_a_driver_killed_between_rows_pointer_and_commit_changes_no_row(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     """The points are after a slice's first and last statement, after its pointer, and before Spark's commit."""
@@ -228,7 +228,7 @@ def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
+def test_replication_waits_for_a_store_that_cannot_be_reached(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,

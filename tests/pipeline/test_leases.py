@@ -200,7 +200,7 @@ def test_micro_batches_catch_up_on_a_backlog_before_leases_begin(
 @pytest.mark.parametrize(
     "point", ["within", *(pytest.param(each, marks=pytest.mark.long) for each in ("before", "after"))]
 )
-def test_a_driver_that_is_killed(
+def test_a_killed_driver_changes_no_row(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
     """The points are before a slice is written, after its first statement, and after its pointer."""
@@ -282,7 +282,7 @@ def test_a_slice_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
     assert_as_expected(book, portal, topic, open_book)
 
 
-def test_a_topic_recreated_under_a_running_pipeline_continues_in_its_new_epoch_once_adopted(
+def test_a_topic_recreated_under_a_running_pipeline_continues_in_its_new_epoch_after_its_adoption(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     """The replication of other topics continues meanwhile."""
@@ -349,7 +349,7 @@ def workers() -> list[int]:
     return found
 
 
-def test_records_that_retention_took_before_they_were_replicated_stop_it(
+def test_replication_stops_if_retention_has_removed_records_that_are_not_replicated(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     portal.run(write_history(book, topic, steps=60))
@@ -371,7 +371,7 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
     assert portal.run(book.store.pointer(topic, 0)) is None
 
 
-def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
+def test_a_lease_that_retention_overtakes_stops_and_skips_no_record(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     """A worker is stopped in a slice, and the log loses the newer records before the worker can read them."""
@@ -402,7 +402,7 @@ def test_retention_that_overtakes_a_lease_stops_it_and_no_record_is_skipped(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_store_that_is_down_for_a_while_is_waited_for(
+def test_replication_waits_for_a_store_that_is_down(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,
@@ -433,7 +433,7 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_broker_that_is_killed_and_restarted_is_waited_for(
+def test_replication_waits_for_a_broker_that_is_killed_and_restarted(
     spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     with Kafka(tmp_path / "kafka") as kafka:

@@ -1,4 +1,4 @@
-"""The notebook of the examples: its code cells run in order, twice in the same folder."""
+"""The code cells of the example notebook run in order, twice in the same folder."""
 
 from __future__ import annotations
 

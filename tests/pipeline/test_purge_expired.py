@@ -23,7 +23,7 @@ DAY_MS = 86_400_000
 
 
 class Clock(SystemClock):
-    """A clock that stops until a test moves it."""
+    """A clock that advances only when a test moves it."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
@@ -52,7 +52,7 @@ async def append(book: Book, id: str, expire_after: timedelta | None = None) -> 
     await replicate_here(book, book.store, TOPIC)
 
 
-async def test_a_journal_is_purged_once_its_expiry_has_passed_even_days_ago(book: Book, clock: Clock) -> None:
+async def test_a_journal_is_purged_after_its_expiry_even_days_later(book: Book, clock: Clock) -> None:
     await append(book, "short", timedelta(hours=1))
     await append(book, "for ever")
     assert await purge(book) == []
@@ -88,7 +88,7 @@ async def test_a_dry_run_only_reports(book: Book, clock: Clock) -> None:
     assert await book.journal(TOPIC).pointer("s-1") == 1
 
 
-async def test_graves_are_removed_once_the_log_no_longer_has_their_records(book: Book, clock: Clock) -> None:
+async def test_graves_are_removed_when_the_log_no_longer_has_their_records(book: Book, clock: Clock) -> None:
     journal = book.journal(TOPIC)
     for id in ("gone", "again", "there"):
         await append(book, id)

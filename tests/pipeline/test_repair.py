@@ -129,7 +129,7 @@ def test_damaged_rows_are_differences_and_are_repaired(
     assert portal.run(tagged(book, topic)) == before
 
 
-def test_a_damaged_head_that_the_log_no_longer_has_is_reported_and_left(
+def test_a_damaged_head_whose_records_the_log_has_lost_is_reported_and_left_unchanged(
     embedded: Book, portal: BlockingPortal, topic: str
 ) -> None:
     """A fold that starts with the rest of the log would renumber the journal."""

@@ -1,4 +1,4 @@
-"""The replication from an embedded log to an embedded store, on local Spark."""
+"""Replication from the log to the store on a local Spark: embedded, and from Kafka to Cassandra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics
     return Replication(spark, book, portal, topics=topics, **more)
 
 
-def test_once_replicates_everything_in_the_log(
+def test_a_single_run_replicates_everything_in_the_log(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic))
@@ -48,7 +48,7 @@ def test_once_replicates_everything_in_the_log(
     assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_second_run_continues_from_the_store_s_pointers(
+def test_a_second_run_continues_from_the_stores_pointers(
     spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))
@@ -60,7 +60,7 @@ def test_a_second_run_continues_from_the_store_s_pointers(
     assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_one_slice_a_log_partition_and_nothing_is_shuffled(
+def test_each_log_partition_is_one_slice_and_nothing_is_shuffled(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs import replicate
@@ -116,7 +116,7 @@ def test_a_record_of_an_unknown_version_stops_only_its_partition(
     assert all(each.lag == 0 for number, each in by_number.items() if number != stuck)
 
 
-def test_it_waits_for_a_first_topic_and_adds_new_ones(
+def test_replication_waits_for_a_first_topic_and_adds_new_ones(
     spark: SparkSession, embedded: Book, portal: BlockingPortal
 ) -> None:
     book = embedded
@@ -136,7 +136,7 @@ def test_it_waits_for_a_first_topic_and_adds_new_ones(
     assert {each.topic for each in statuses} == {"first", "second"}
 
 
-def test_lost_records_of_the_log_stop_it_and_are_named(
+def test_records_that_the_log_has_lost_stop_the_replication_and_are_named(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))

@@ -88,7 +88,7 @@ def test_queries_over_one_frame_do_not_see_one_anothers_filters(
         spark.conf.unset(PUSHDOWN)
 
 
-def test_a_wrong_option_is_one_line_and_creates_nothing(
+def test_a_wrong_option_is_reported_in_one_line_and_creates_nothing(
     spark: SparkSession, embedded: Book, portal: BlockingPortal, tmp_path: Path
 ) -> None:
     portal.run(embedded.journal("orders").append("a", [Event({"step": 1})]))
@@ -214,7 +214,7 @@ def stream(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **opti
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "1 second"}], ids=["now", "repeated"])
-def test_a_wrong_option_of_a_stream_is_one_line(
+def test_a_wrong_option_of_a_stream_is_reported_in_one_line(
     spark: SparkSession,
     embedded: Book,
     portal: BlockingPortal,

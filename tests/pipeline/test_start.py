@@ -1,4 +1,4 @@
-"""The second start of a local Spark reads the classes that the first one has archived."""
+"""A local Spark loads its classes from the JVM class archive (AppCDS) as soon as one has been written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ assert context.parallelize([1, 2], 1).map(str).collect() == ["1", "2"]
 LOADED_FROM_ARCHIVE = "source: shared objects file (top)"
 
 
-def test_an_archive_that_was_written_is_read_by_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_loads_spark_from_the_archive(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     before = loaded(tmp_path, environment)
@@ -38,7 +38,7 @@ def test_an_archive_that_was_written_is_read_by_the_next_start(tmp_path: Path) -
 
 
 def loaded(folder: Path, environment: dict[str, str]) -> str:
-    """Start a context and run a Python job; return the classes that Java loaded, and where it loaded them from."""
+    """Start a context and run a Python job; return Java's log of the classes that it loaded, each with its source."""
     log = folder / "classes.log"
     log.unlink(missing_ok=True)
     quick = environment.get("SPARK_SUBMIT_OPTS", "")

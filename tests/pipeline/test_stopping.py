@@ -1,4 +1,4 @@
-"""A run of the replication ends on request, and if the state of the log or the store forces it to."""
+"""A replication run ends on request, and if the log has lost records; failures of its monitoring do not disturb it."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def test_a_closed_gate_waits_for_its_current_users_and_admits_no_others() -> Non
     thread.join(30)
 
 
-def test_a_log_that_loses_records_during_a_run_stops_it_and_is_named(
+def test_a_loss_of_records_of_the_log_stops_a_run_and_is_named(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str
 ) -> None:
-    """Only on the embedded log: from Kafka Spark fetches so few records in one call, and would replicate them all."""
+    """Only on the embedded log: Spark fetches so few records from Kafka in one call, and would replicate all."""
     book = small
     portal.run(write_many(book, topic, 300))
     end = portal.run(book.log.end(topic, 0))

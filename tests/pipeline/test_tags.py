@@ -1,4 +1,4 @@
-"""Tag streams with the real job: it writes ticks so that followers see events, and stops when nothing is appended."""
+"""The real job writes ticks, so that followers of a tag see its events, until nothing more is appended."""
 
 from __future__ import annotations
 

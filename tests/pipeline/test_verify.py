@@ -95,7 +95,7 @@ def test_a_store_replicated_from_the_log_does_not_differ(
     assert done.events > 50
 
 
-def test_every_damage_is_reported_and_repaired(
+def test_every_kind_of_damage_is_reported_and_repaired(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=150))

@@ -1,4 +1,4 @@
-"""The random choices of a run, recorded, so that a run that fails can be replayed with fewer of them.
+"""The random choices of a run are recorded, so that a failing run can be replayed with fewer of them.
 
 A run draws everything from one source: its faults, delays and sizes. A calm choice is the one that causes no fault. A
 failing run is reduced by replaying it with more and more calm choices for as long as it still fails.

@@ -1,4 +1,4 @@
-"""Plant a fault in a function by replacing a text of its source, and expect the simulation to find it."""
+"""Plant a fault in a function by replacing a part of its source, and expect the simulation to find it."""
 
 from __future__ import annotations
 

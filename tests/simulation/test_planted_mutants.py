@@ -214,8 +214,7 @@ def test_a_planted_mutant_is_found(loop: VirtualTimeLoop, planted: Planted, monk
 @pytest.mark.parametrize(
     "planted", [each for each in PLANTED if each.log is not None], ids=lambda each: each.plant.__name__
 )
-def test_the_adapter_as_it_is_holds_on_the_log_of_each_mutant(loop: VirtualTimeLoop, planted: Planted) -> None:
-    """The unchanged store passes on the logs on which the mutants are found."""
+def test_the_unchanged_store_passes_on_the_log_of_each_mutant(loop: VirtualTimeLoop, planted: Planted) -> None:
     for seed in range(SEEDS_WITHOUT):
         wrong = simulate(loop, seed, planted.log)
         assert wrong is None, wrong

@@ -187,7 +187,7 @@ async def test_the_number_of_segments_is_read_once() -> None:
     for _ in range(2):
         assert await store.head(Key("nobody", "a")) is None
         assert await store.heads("nobody", ["a"]) == {}
-    assert calls["read"] == calls["read_serial"] == 4, "a missing configuration is not cached"
+    assert calls["read"] == calls["read_serial"] == 4, "a missing configuration was cached"
     await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
     calls.clear()
     for _ in range(3):
@@ -267,7 +267,7 @@ async def test_a_topic_without_a_configuration_is_empty_and_refuses_writes() -> 
     assert [each async for each in store.graves("nobody")] == []
     assert [each async for each in store.expired("nobody", now_ms=2**60)] == []
     assert [each async for each in store.parked("nobody")] == []
-    assert calls["read"] == calls["read_serial"] == 4, "no segment of the topic is read"
+    assert calls["read"] == calls["read_serial"] == 4, "a segment of the topic was read"
     grave = Head(False, 1, 1, Position(1, 0), Position(1, 1), 10, None, 0, (), None, ())
     await store.remove_graves("nobody", [("a", grave)])
     repair = Repair(key=Key("nobody", "a"), partition=0, pointer=Pointer(Position(1, 1), 5), rev=1, head=grave)

@@ -121,7 +121,7 @@ async def test_a_stream_is_bounded_in_time(store: StoreWriter, config: TopicConf
     assert await between(at[3] + 1, 2**60) == []
     rows = await store.tag_rows("x", after=None, from_ms=0, until_ms=2**60, limit=10)
     later = await store.tag_rows("x", after=rows[0].place, from_ms=at[2], until_ms=2**60, limit=10)
-    assert places(later) == X[3:], "the start counts if it is later than the position"
+    assert places(later) == X[3:], "the start was ignored although it is later than the position"
     assert places(await store.tag_rows("y", after=None, from_ms=0, until_ms=2**60, limit=10)) == [
         ("a", 2, 1), ("a", 3, 2), ("c", 1, 1),
     ]  # fmt: skip
@@ -167,7 +167,9 @@ async def test_each_repair_of_a_topic_has_a_higher_revision_up_to_the_greatest(s
     assert [await next_repair_revision(store, ["a"]) for _ in range(5)] == [5, 6, REV_MAX, REV_MAX, REV_MAX]
 
 
-async def test_a_pause_of_streams_ends_in_time_and_counts(store: StoreWriter, config: TopicConfig) -> None:
+async def test_wait_any_ends_at_its_timeout_with_a_count_that_never_falls(
+    store: StoreWriter, config: TopicConfig
+) -> None:
     since = await store.wait_any(timeout_s=0.0, since=-1)
     await fill(store, config)
     after = await store.wait_any(timeout_s=0.001, since=since)

@@ -37,7 +37,7 @@ def violations(seed: int) -> Sequence[str]:
     return run(seed).violations
 
 
-def test_what_is_acknowledged_is_replayed(long_form: bool) -> None:
+def test_acknowledged_writes_are_replayed(long_form: bool) -> None:
     for seed in range(LONG_SEEDS if long_form else SEEDS):
         if violations(seed):
             raise AssertionError(explain(seed, partial(run, seed)))

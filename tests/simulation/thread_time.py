@@ -41,7 +41,7 @@ class ThreadScheduler:
         self._hub = getcurrent()
         self._due: list[tuple[float, int, SimulatedThread | Callable[[], None]]] = []
         self._count = self._steps = 0
-        #: The time to which the present call of `run` runs.
+        #: The time at which the current call of `run` ends.
         self._until_s = 0.0
         self._threads: list[SimulatedThread] = []
         self._is_over = False

@@ -1,4 +1,4 @@
-"""Which modules an import may load, and which packages may import each other."""
+"""An import loads only the modules that it needs, and packages import only those that their contracts allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After kill -9 of deciders, projection runners and the database, commands took effect once, and tables are the fold.
+"""Deciders, projection runners and the database are killed: each command takes effect once, and the table is the fold.
 
 There are 20 kills in all, and 200 with --long.
 """

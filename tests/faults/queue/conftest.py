@@ -13,7 +13,7 @@ from tidebook.testing.servers import Postgres
 
 @pytest.fixture(scope="session")
 def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """A PostgreSQL that no other test uses."""
+    """Start a PostgreSQL that no other test uses."""
     postgres = Postgres(tmp_path_factory.mktemp("postgres"))
     postgres.start()
     try:

@@ -1,4 +1,4 @@
-"""The check of histories finds violations, so that its success proves something."""
+"""The check of histories finds every kind of violation; otherwise its success would prove nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_two_holders_of_a_valid_lease_are_found() -> None:
     assert "at the same time" in fault
 
 
-def test_a_claim_that_takes_long_may_find_a_lease_that_ended_meanwhile() -> None:
+def test_a_claim_may_take_an_entry_whose_lease_ends_during_the_claim() -> None:
     late = claimed("b", 20_000_105, id=2, asked=105, started_at=105)
     assert faults(*putting(1, 0), claimed("a", 10), late, *finished("b", 20_000_110)) == []
 

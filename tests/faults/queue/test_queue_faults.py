@@ -111,7 +111,7 @@ async def test_a_worker_stopped_past_its_lease_cannot_finish_an_entry_of_another
         assert (await queue.status()).processing == 0
 
 
-async def test_a_worker_stopped_past_its_lease_may_finish_an_entry_that_nobody_took(where: Path) -> None:
+async def test_a_worker_stopped_past_its_lease_may_finish_an_entry_that_no_other_has_claimed(where: Path) -> None:
     async with tidebook.open(where) as book:
         await book.queue("mail").put("x")
         with holder(where, lease_s=0.1) as stopped:

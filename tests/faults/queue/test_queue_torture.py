@@ -24,7 +24,7 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-async def drained(where: Path, running: Crew) -> None:
+async def wait_until_drained(where: Path, running: Crew) -> None:
     """Wait until all entries are put and the queue is empty; the workers keep running."""
     async with asyncio.timeout(CASE_TIMEOUT_S), tidebook.open(where) as book:
         while running.putting:  # noqa: ASYNC110  a process has no event to await
@@ -38,7 +38,7 @@ async def drained(where: Path, running: Crew) -> None:
             await asyncio.sleep(0.05)
 
 
-def holds_the_rules(running: Crew) -> None:
+def check_history(running: Crew) -> None:
     found = history.read(running.histories)
     print(f"{running.kills} kills, {running.stops} stops, {len(found.puts)} puts, {len(found.holds)} holds")
     assert found.puts
@@ -56,8 +56,8 @@ async def test_killed_and_stopped_workers_finish_every_entry_with_one_holder_at_
             await asyncio.sleep(chance.uniform(0.1, 0.6))  # the interval of the faults
             running.disturb()
         running.resume()
-        await drained(where, running)
-    holds_the_rules(running)
+        await wait_until_drained(where, running)
+    check_history(running)
 
 
 async def test_a_database_that_is_killed_and_started_again_loses_nothing(
@@ -76,5 +76,5 @@ async def test_a_database_that_is_killed_and_started_again_loses_nothing(
                 own_postgres.restart()
             running.disturb()
         running.resume()
-        await drained(settings_file, running)
-    holds_the_rules(running)
+        await wait_until_drained(settings_file, running)
+    check_history(running)

@@ -211,7 +211,7 @@ async def test_a_page_of_a_tag_is_requested_once_from_a_frozen_node_and_arrives_
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    # The whole past is then fixed, so it is read without looking up the bucket sizes.
+    # This fixes the bucket size of the whole past, so that reads of it do not look up the bucket sizes.
     await Tags(store=store, clock=SystemClock()).set_bucket_size("minute")
     store = await opened(read_timeout_s=1.0)
 
@@ -292,7 +292,9 @@ async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
     assert time.monotonic() - began < 2
 
 
-async def test_a_closed_store_is_reported(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
+async def test_a_call_on_a_closed_store_is_unavailable(
+    opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
     store = await opened()
     await store.close()
     await store.close()

@@ -1,4 +1,4 @@
-"""Pages of events on a real Cassandra: bounded in bytes, over gaps and segments."""
+"""Pages of events on a real Cassandra are bounded in bytes, and complete across gaps and segments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OpenStore = Callable[[], Awaitable[CassandraStore]]
 EVENT_BYTES = 1_000_000
 
 
-async def made(
+async def create_topic(
     store: CassandraStore, segment_size: int = 1000, limit_bytes: int = 1_000_000
 ) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
@@ -32,7 +32,7 @@ async def made(
 
 async def test_pages_of_large_events_are_limited_by_their_bytes(open_store: OpenStore) -> None:
     store = await open_store()
-    topic, config = await made(store, limit_bytes=2 * EVENT_BYTES)
+    topic, config = await create_topic(store, limit_bytes=2 * EVENT_BYTES)
     for offset in range(40):
         records = records_of([("a", append(payload=b"x" * EVENT_BYTES))], start=offset)
         await replicate_slice(store, topic, 0, records, config)
@@ -50,7 +50,7 @@ async def test_pages_of_large_events_are_limited_by_their_bytes(open_store: Open
 
 async def test_a_long_page_with_a_gap_is_read_completely(open_store: OpenStore) -> None:
     store = await open_store()
-    topic, config = await made(store)
+    topic, config = await create_topic(store)
     steps: list[Step] = [("a", append(450)), ("a", append(1, at=460)), ("a", append(539)), ("a", delete(7))]
     await replicate_slice(store, topic, 0, records_of(steps), config)
     key = Key(topic, "a")
@@ -65,7 +65,7 @@ async def test_a_long_page_with_a_gap_is_read_completely(open_store: OpenStore) 
 
 
 @pytest.mark.timeout(300)
-async def test_any_gaps_segments_and_page_sizes_give_the_folds_events(open_store: OpenStore) -> None:
+async def test_pages_of_any_size_across_gaps_and_segments_return_the_events_of_the_fold(open_store: OpenStore) -> None:
     store = await open_store()
     pending: list[tuple[list[Step], int, int]] = []
     action = st.one_of(
@@ -82,7 +82,7 @@ async def test_any_gaps_segments_and_page_sizes_give_the_folds_events(open_store
 
     collect()
     for steps, segment_size, limit in pending:
-        topic, config = await made(store, segment_size)
+        topic, config = await create_topic(store, segment_size)
         await replicate_slice(store, topic, 0, records_of(steps), config)
         truth = expected_journals(steps, config)["a"]
         key = Key(topic, "a")

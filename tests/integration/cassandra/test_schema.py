@@ -132,7 +132,7 @@ async def test_a_migration_that_fails_is_named_and_leaves_the_version(
     await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
 
 
-async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:
+async def test_a_keyspace_of_a_newer_version_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:
     await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
     with pytest.raises(UnknownVersion) as reported:
         await open_cassandra_store(fresh, metrics=Metrics())
@@ -165,7 +165,7 @@ async def test_a_missing_keyspace_is_created_only_if_the_settings_allow_it(fresh
         await open_cassandra_store(CassandraSettings(**reported, create_keyspace=False), metrics=Metrics())
 
 
-async def test_levels_that_let_a_read_miss_a_write_are_refused(fresh: CassandraSettings) -> None:
+async def test_consistency_levels_that_let_a_read_miss_a_write_are_refused(fresh: CassandraSettings) -> None:
     reported: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace, "replication": 3}
     with pytest.raises(InvalidInput, match="can miss"):
         await open_cassandra_store(CassandraSettings(**reported, consistency="LOCAL_ONE"), metrics=Metrics())

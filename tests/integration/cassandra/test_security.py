@@ -1,4 +1,4 @@
-"""A Cassandra that requires TLS and a password."""
+"""A Cassandra that requires TLS and a password accepts only clients with both, and no error reveals a secret."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def options(security: Security) -> dict[str, Any]:
     }
 
 
-async def works(server: Cassandra, options: dict[str, Any], environment: dict[str, str] | None = None) -> None:
+async def check_client_works(
+    server: Cassandra, options: dict[str, Any], environment: dict[str, str] | None = None
+) -> None:
     settings = CassandraSettings.read(f"cassandra://{server.address}/guarded", options, environment=environment or {})
     store = await open_cassandra_store(settings, metrics=Metrics())
     await store.set_setting("a", "1", expected=None)
@@ -49,9 +51,9 @@ async def works(server: Cassandra, options: dict[str, Any], environment: dict[st
     await store.close()
 
 
-async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> TidebookError:
+async def check_client_is_refused(server: Cassandra, options: dict[str, Any], secret: str) -> TidebookError:
     with pytest.raises((InvalidInput, Unavailable)) as reported:
-        await works(server, options)
+        await check_client_works(server, options)
     chain: BaseException | None = reported.value
     while chain is not None:
         assert secret not in f"{chain!r} {chain}"
@@ -60,7 +62,7 @@ async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> Ti
 
 
 async def test_the_right_password_over_tls_is_accepted(server: Cassandra, options: dict[str, Any]) -> None:
-    await works(server, options)
+    await check_client_works(server, options)
 
 
 @pytest.mark.parametrize("verify", ["certificate", "address", "name"])
@@ -69,7 +71,7 @@ async def test_the_certificate_is_checked_as_far_as_configured(
 ) -> None:
     if verify == "name" and socket.gethostbyaddr("127.0.0.1")[0] != "localhost":
         pytest.skip("the name of 127.0.0.1 is not localhost on this machine")
-    await works(server, {**options, "verify": verify})
+    await check_client_works(server, {**options, "verify": verify})
 
 
 async def test_a_password_may_come_from_a_file_or_the_environment(
@@ -77,35 +79,39 @@ async def test_a_password_may_come_from_a_file_or_the_environment(
 ) -> None:
     password = options.pop("password")
     (tmp_path / "password").write_text(f"{password}\n")
-    await works(server, {**options, "password_file": str(tmp_path / "password")})
-    await works(server, options, {PASSWORD_VARIABLE: password})
+    await check_client_works(server, {**options, "password_file": str(tmp_path / "password")})
+    await check_client_works(server, options, {PASSWORD_VARIABLE: password})
 
 
 async def test_a_wrong_password_is_refused(
     server: Cassandra, options: dict[str, Any], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    error = await refused(server, {**options, "password": "wrong-and-secret"}, "wrong-and-secret")
+    error = await check_client_is_refused(server, {**options, "password": "wrong-and-secret"}, "wrong-and-secret")
     assert isinstance(error, InvalidInput)
     assert "password" in str(error)
-    await works(server, options)
+    await check_client_works(server, options)
     written = f"{caplog.text} {capfd.readouterr()}"  # the driver itself writes to the terminal
     assert "wrong-and-secret" not in written
     assert options["password"] not in written
 
 
 async def test_no_password_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
-    await refused(server, {"tls": True, "ca_file": options["ca_file"]}, options["password"])
+    await check_client_is_refused(server, {"tls": True, "ca_file": options["ca_file"]}, options["password"])
 
 
 async def test_a_connection_without_tls_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
-    await refused(server, {"user": options["user"], "password": options["password"]}, options["password"])
+    await check_client_is_refused(
+        server, {"user": options["user"], "password": options["password"]}, options["password"]
+    )
 
 
 async def test_a_certificate_of_an_untrusted_authority_is_refused(
     server: Cassandra, options: dict[str, Any], security: Security
 ) -> None:
-    await refused(server, {**options, "ca_file": str(security.certificates.stranger)}, options["password"])
+    await check_client_is_refused(
+        server, {**options, "ca_file": str(security.certificates.stranger)}, options["password"]
+    )
 
 
 async def test_a_certificate_file_without_a_certificate_is_reported(
@@ -113,5 +119,5 @@ async def test_a_certificate_file_without_a_certificate_is_reported(
 ) -> None:
     (tmp_path / "none.pem").write_text("no certificate")
     for file in ("none.pem", "missing.pem"):
-        error = await refused(server, {**options, "ca_file": str(tmp_path / file)}, options["password"])
+        error = await check_client_is_refused(server, {**options, "ca_file": str(tmp_path / file)}, options["password"])
         assert isinstance(error, InvalidInput)

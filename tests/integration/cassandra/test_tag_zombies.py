@@ -1,4 +1,4 @@
-"""Tag rows, if a replicator is paused at any single write and continues after others have done its work."""
+"""A replicator that is paused at any write, and continues after another has done its work, changes no tag row."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[Ta
 
 
 @pytest.mark.timeout(3600)
-async def test_a_replicator_held_at_any_write_and_resumed_late_changes_no_tag_row(
+async def test_a_replicator_paused_at_any_write_and_resumed_late_changes_no_tag_row(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig], long_form: bool
 ) -> None:
     topic, of_topic = new_topic

@@ -1,4 +1,4 @@
-"""Replicators are paused at any single write, and continue after others have done their work."""
+"""A replicator that is paused at any single write, and continues after others have done its work, changes no row."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_replicator_paused_at_any_write_and_resumed_late_changes_nothing
     assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
-async def test_a_replicator_that_folded_a_delete_leaves_the_events_of_an_earlier_head(
+async def test_the_events_of_a_delete_stay_readable_until_its_head_is_written(
     open_store: OpenStore, new_topic: tuple[str, TopicConfig]
 ) -> None:
     topic, of_topic = new_topic
@@ -129,7 +129,7 @@ async def test_a_replicator_that_folded_a_delete_leaves_the_events_of_an_earlier
     assert head == before is not None
     assert [row.seq_nr for row in await store.events(key, before, after=0, to=3, limit=9)] == [1, 2, 3]
     await ahead.finish()
-    await assert_rows(store, topic, of_topic, id, steps, "in the end")
+    await assert_rows(store, topic, of_topic, id, steps, "at the end")
 
 
 @pytest.mark.timeout(300)

@@ -74,7 +74,7 @@ async def target(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tar
     target.engine.dispose()
 
 
-async def test_two_processes_rebuild_and_load_leave_the_fold(target: Target, tmp_path: Path) -> None:
+async def test_rebuilds_by_two_processes_under_load_lose_and_repeat_no_event(target: Target, tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two, replicating(one, "accounts"):
         accounts = one.decider("accounts", Account, events=EVENTS)
         first, second = (
@@ -178,7 +178,9 @@ def projection_slice_update(name: str, number: int, position: str) -> Any:
 
 
 @pytest.mark.postgres
-async def test_an_async_engine_on_postgres(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_projection_through_an_async_engine_is_up_to_date_after_wait_for(
+    postgres_url: str, tmp_path: Path
+) -> None:
     target = Target(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):

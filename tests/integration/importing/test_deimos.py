@@ -158,7 +158,7 @@ def lines(text: str) -> Sequence[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-async def test_the_command_only_counts_in_a_dry_run(deimos: Database, tmp_path: Path) -> None:
+async def test_a_dry_run_of_the_command_only_counts(deimos: Database, tmp_path: Path) -> None:
     insert(deimos, "orders", (b"one", None, None))
     insert(deimos, "not a topic", (b"one", None, None))
     line = ["import", "deimos", "--postgres", deimos.url, "--book", str(tmp_path / "book")]
@@ -178,7 +178,7 @@ async def test_a_database_without_the_tables_is_not_found(postgres_url: str, tmp
     assert "kafka_messages" in done.err
 
 
-async def test_a_server_is_no_target(postgres_url: str) -> None:
+async def test_an_import_through_a_server_is_refused(postgres_url: str) -> None:
     line = ["import", "deimos", "--postgres", postgres_url, "--book", "http://127.0.0.1:1"]
     done = await asyncio.to_thread(run_command, *line)
     assert done.code == 2

@@ -215,7 +215,9 @@ async def test_many_events_are_joined_into_few_records(source: KafkaJournal, cop
     assert len({event.offset for event in events}) == 3
 
 
-async def test_tables_of_an_older_version_lack_columns(source: KafkaJournal, copy: Copy, tmp_path: Path) -> None:
+async def test_tables_of_an_older_version_without_some_columns_are_copied(
+    source: KafkaJournal, copy: Copy, tmp_path: Path
+) -> None:
     for column in ("meta_record_id", "version", "headers"):
         await source.session.define(f"ALTER TABLE {source.keyspace}.journal DROP {column}")
     await source.session.define(f"ALTER TABLE {source.keyspace}.metajournal DROP record_id")

@@ -1,4 +1,4 @@
-"""Topics of a book on Kafka are described and deleted, and created by writing alone."""
+"""A book on Kafka describes and deletes its topics; only a write creates one."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
         yield kafka
 
 
-async def test_kafka_down_is_reported_and_the_head_cache_outlives_its_restart(
+async def test_an_outage_of_kafka_is_reported_and_the_head_cache_survives_the_restart(
     own_kafka: Kafka, open_book: OpenBook
 ) -> None:
     servers, topic = own_kafka.url.removeprefix("kafka://"), topic_name()
@@ -88,7 +88,7 @@ async def test_kafka_down_is_reported_and_the_head_cache_outlives_its_restart(
         assert (await until_it_works(lambda: mine.append("a", [Event(5)], append_id=b"5" * 16))).last == 5
 
 
-async def test_retention_ahead_of_replication_names_the_lost_range_until_the_loss_is_accepted(
+async def test_after_retention_overtakes_replication_errors_name_the_lost_range_until_the_loss_is_accepted(
     open_book: OpenBook,
 ) -> None:
     topic = topic_name()

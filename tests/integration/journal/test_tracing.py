@@ -89,7 +89,9 @@ async def test_replication_and_delivery_by_tag_are_spans(tmp_path: Path, traced:
     assert delivered.parent.span_id == appended.context.span_id
 
 
-async def test_a_failed_append_is_marked_by_its_type_and_not_its_text(tmp_path: Path, traced: Tracing) -> None:
+async def test_the_span_of_a_failed_append_has_the_type_of_its_error_and_not_its_text(
+    tmp_path: Path, traced: Tracing
+) -> None:
     async with tidebook.open(tmp_path, create=True) as book:
         with pytest.raises(tidebook.InvalidInput):
             await book.journal("orders").append("o-1", [])

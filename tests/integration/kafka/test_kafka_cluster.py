@@ -34,7 +34,9 @@ def cluster(kafka_bootstrap: str, tmp_path: Path) -> Iterator[KafkaCluster]:
         made.remove()
 
 
-async def test_topics_ends_and_appends_are_answered_while_the_known_controller_is_down(cluster: KafkaCluster) -> None:
+async def test_a_log_describes_its_topic_appends_and_reads_ends_while_the_known_controller_is_down(
+    cluster: KafkaCluster,
+) -> None:
     settings = KafkaSettings(servers=tuple(cluster.address.split(",")), send_timeout_ms=4000, request_timeout_ms=2000)
     log = KafkaLog(settings, metrics=Metrics())
     try:

@@ -178,7 +178,7 @@ async def outcome(log: KafkaLog, record: Outgoing) -> Acknowledged | TidebookErr
         return error
 
 
-async def test_a_short_outage_only_delays(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_a_short_outage_only_delays_records(own_kafka: Kafka, open_log: OpenKafkaLog, topic: str) -> None:
     async with open_log(own_kafka.url, send_timeout_ms=60_000) as log:
         await log.create_topic(topic, 1)
         await log.append(Outgoing(topic, 0, b"k", b"0"))

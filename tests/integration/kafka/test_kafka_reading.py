@@ -1,4 +1,4 @@
-"""Reading: catching up, holes, the consumer pool and the tail, and the number of requests."""
+"""Reads from Kafka: catching up, gaps in the offsets, the consumer pool, the cached tail, and lost records."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_closing_leaves_no_thread(kafka_bootstrap: str, open_log: OpenKafk
     assert [t.name for t in threading.enumerate() if t.name.startswith("tidebook-kafka")] == []
 
 
-async def test_closing_ends_every_client_and_does_not_wait_for_the_garbage_to_be_collected(
+async def test_closing_ends_every_client_without_waiting_for_garbage_collection(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     """A consumer that is not closed keeps connecting to its brokers, and logs errors when they are gone."""
@@ -184,7 +184,7 @@ async def last_of(log: KafkaLog, topic: str, count: int) -> list[Record]:
     return list(await read_all(log, topic, 0, start=end - count, stop=end))
 
 
-async def test_a_wait_survives_the_topic_s_next_incarnation(
+async def test_waits_work_in_the_next_incarnation_of_a_topic(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
@@ -219,7 +219,7 @@ async def test_a_read_after_the_end_of_a_shorter_incarnation_reports_the_loss(
         await other.delete_topic(topic)
 
 
-async def test_an_event_of_a_truncated_position_is_not_taken_for_the_current_one(
+async def test_an_out_of_range_event_of_an_earlier_position_does_not_affect_the_current_one(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
 ) -> None:
     """The client queues an out-of-range event for a position, and the consumer then moves to another one."""

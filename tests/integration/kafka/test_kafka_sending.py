@@ -1,4 +1,4 @@
-"""Sending: full queues, a producer that must be replaced, forks."""
+"""Sends to Kafka: records beyond the limit in flight, a producer that is replaced, long headers, forks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.runtime.metrics import Metrics
 pytestmark = pytest.mark.kafka
 
 
-async def test_more_records_than_the_client_accepts_wait(
+async def test_records_beyond_the_limit_of_records_in_flight_wait_and_are_written_in_order(
     kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}", in_flight_records_max=50) as log:
@@ -51,7 +51,7 @@ async def test_a_failed_producer_is_replaced_and_every_record_is_resolved(
         await log.delete_topic(topic)
 
 
-async def test_long_headers_are_too_large(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+async def test_long_headers_are_refused_as_too_large(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
         with pytest.raises(TooLarge, match="headers"):

@@ -1,4 +1,4 @@
-"""Run relays that die, each a call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
+"""Run relays, the n-th of which dies at its n-th call: `python -m tests.integration.outbox.dying_calls BOOK COUNT`."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def relay(path: str, calls: int) -> None:
         box.relay()
 
 
-def main(path: str, many: str) -> None:
-    for calls in range(1, int(many) + 1):
+def main(path: str, count: str) -> None:
+    for calls in range(1, int(count) + 1):
         child = os.fork()  # Kafka's client is not open yet
         if child == 0:
             try:

@@ -147,7 +147,9 @@ def test_a_backend_that_bypasses_the_database_needs_kafka(book: SyncBook) -> Non
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.parametrize("name", ["kafka", "kafka_async"])
-def test_the_kafka_backends_send_at_once(postgres: Database, cluster: Cluster, tmp_path: Path, name: str) -> None:
+def test_the_kafka_backends_send_without_the_outbox(
+    postgres: Database, cluster: Cluster, tmp_path: Path, name: str
+) -> None:
     topic = cluster.topic(partitions=1)
     path = tmp_path / "tidebook.toml"
     path.write_text(

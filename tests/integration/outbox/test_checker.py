@@ -42,7 +42,7 @@ def topic(postgres: Database, cluster: Cluster) -> str:
     return made
 
 
-def seen(cluster: Cluster, topic: str) -> set[str]:
+def faults_of(cluster: Cluster, topic: str) -> set[str]:
     return faults(arrived(cluster, [topic]), COMMITTED)
 
 
@@ -56,7 +56,7 @@ def test_a_paused_owner_without_a_fence_is_found_to_send_twice(
     paused.wait_until_lost()
     assert cluster.relay(postgres, short(fence)).run(once=True) == 10
     paused.send()
-    assert seen(cluster, topic) == ({"twice"} if fence == "none" else set())
+    assert faults_of(cluster, topic) == ({"twice"} if fence == "none" else set())
 
 
 @pytest.mark.kafka
@@ -68,7 +68,7 @@ def test_an_open_session_without_a_scan_is_found_to_be_sent_twice(
     assert isinstance(dead.send(4), BatchSent)
     postgres.query("UPDATE kafka_topic_info SET session_id = NULL, session_ids = NULL, locked_by = NULL")
     assert cluster.relay(postgres, SHORT).run(once=True) == 10
-    assert seen(cluster, topic) == {"twice"}
+    assert faults_of(cluster, topic) == {"twice"}
 
 
 @pytest.mark.kafka
@@ -83,7 +83,7 @@ def test_a_delete_without_its_guard_is_found_to_lose_messages(
     unguarded = msgspec.structs.replace(lost.hold, uuid=uuid.bytes)
     lost.store.finish(unguarded, [row.id for row in lost.batch.messages], unlock=True)
     cluster.relay(postgres, SHORT).run(once=True)
-    assert seen(cluster, topic) == {"lost"}
+    assert faults_of(cluster, topic) == {"lost"}
 
 
 @pytest.mark.kafka
@@ -93,4 +93,4 @@ def test_a_relay_that_skips_the_first_row_is_found_to_change_the_order(
 ) -> None:
     postgres.query("UPDATE kafka_messages SET id = id + 1000 WHERE id <= 5")
     assert cluster.relay(postgres, SHORT).run(once=True) == 10
-    assert seen(cluster, topic) == {"out of order"}
+    assert faults_of(cluster, topic) == {"out of order"}

@@ -118,7 +118,7 @@ def test_an_append_made_before_its_relay_died_is_not_repeated(book: SyncBook, en
     assert box.relay(once=True) == 5
     for n in range(30):
         book.journal("orders").append("o-1", [Event(f"other {n}")])
-    # The relay that was taken for dead continues after its append ids were evicted: nothing is applied twice.
+    # The first relay was only paused, and continues after its append ids were evicted: nothing is applied twice.
     assert dead.send(dead.messages) != BatchSent()
     assert payloads(book, "o-1") == [*range(5), *(f"other {n}" for n in range(30))]
 

@@ -1,4 +1,4 @@
-"""The scan floor on a real PostgreSQL, with rows that commit late, below ids that a relay has already seen."""
+"""On a real PostgreSQL the scan floor waits for rows that commit late, below ids that a relay has already seen."""
 
 from __future__ import annotations
 

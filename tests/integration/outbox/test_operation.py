@@ -1,4 +1,4 @@
-"""The operator's view and the relays' cleanup, on real servers."""
+"""Status, refused sends, the cleanup after killed relays, and relays that lose their lock, on real servers."""
 
 from __future__ import annotations
 

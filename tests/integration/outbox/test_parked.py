@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kafka
 LARGE = b"x" * 10_000_000
 
 
-def aside(database: Database) -> list[ParkedMessage]:
+def parked_messages(database: Database) -> list[ParkedMessage]:
     with opened_store(database) as store:
         return store.parked(None, limit=100)
 
@@ -36,7 +36,7 @@ def test_a_message_that_is_too_large_is_parked_and_the_others_are_sent(database:
     publish(database, topic, (b"a", b"1"), (b"big", LARGE), (b"b", b"2"), (None, LARGE), (None, b"3"), (b"a", b"4"))
     assert cluster.relay(database).run(once=True) == 4
     assert [each.value for each in cluster.read(topic)] == [b"1", b"2", b"3", b"4"]
-    parked = aside(database)
+    parked = parked_messages(database)
     assert [(each.state, each.key, each.size_bytes, each.tries) for each in parked] == [
         ("parked", b"big", 10_000_000, 1),
         ("parked", None, 10_000_000, 1),
@@ -56,18 +56,18 @@ def test_a_parked_message_holds_its_key_until_it_is_dropped(database: Database, 
     assert relay.run(once=True) == 1
     publish(database, topic, (b"k", b"4"))
     assert cluster.relay(database).run(once=True) == 0
-    assert [each.state for each in aside(database)] == ["parked", "held", "held"]
+    assert [each.state for each in parked_messages(database)] == ["parked", "held", "held"]
     with opened_store(database) as store:
         [parked, *_] = store.parked(topic, limit=1)
         assert store.parked_drop(topic, parked.id) == 1
     publish(database, topic, (b"k", b"5"))
     assert cluster.relay(database).run(once=True) == 3
     assert [each.value for each in cluster.read(topic)] == [b"3", b"2", b"4", b"5"]
-    assert aside(database) == []
+    assert parked_messages(database) == []
 
 
 @every_database
-def test_a_retried_message_is_sent_in_order_once_the_topic_accepts_it(database: Database, cluster: Cluster) -> None:
+def test_a_retried_message_is_sent_in_order_when_the_topic_accepts_it(database: Database, cluster: Cluster) -> None:
     from tests.integration.outbox.test_rules import _limit
 
     topic = cluster.topic(partitions=1, max_message_bytes="20000")
@@ -82,12 +82,12 @@ def test_a_retried_message_is_sent_in_order_once_the_topic_accepts_it(database: 
 
 
 @every_database
-def test_with_skip_later_messages_of_the_key_pass(database: Database, cluster: Cluster) -> None:
+def test_under_the_skip_policy_later_messages_of_the_key_pass(database: Database, cluster: Cluster) -> None:
     topic = cluster.topic(partitions=1)
     publish(database, topic, (b"k", LARGE), (b"k", b"2"))
     assert cluster.relay(database, OutboxSettings(parked="skip")).run(once=True) == 1
     assert [each.value for each in cluster.read(topic)] == [b"2"]
-    assert [each.state for each in aside(database)] == ["parked"]
+    assert [each.state for each in parked_messages(database)] == ["parked"]
 
 
 @every_database
@@ -100,11 +100,11 @@ def test_a_message_is_parked_after_the_configured_number_of_attempts(
     settings = OutboxSettings(park_after_tries=3, rest_s=0.3, poll_s=0.1, parked=policy)  # type: ignore[arg-type]
     with running(cluster.relay(database, settings)) as relay:
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the other key is not held up")
-        assert {each.state for each in aside(database)} <= {"retrying", "held", "parked"}
-        until(lambda: any(each.state == "parked" for each in aside(database)), "the message is parked")
+        assert {each.state for each in parked_messages(database)} <= {"retrying", "held", "parked"}
+        until(lambda: any(each.state == "parked" for each in parked_messages(database)), "the message is parked")
         if policy == "skip":
             until(lambda: relay.metrics.counted("outbox_sent") == 2, "the message that it held is sent")
-    [parked, *held] = aside(database)
+    [parked, *held] = parked_messages(database)
     assert (parked.state, parked.tries) == ("parked", 3)
     assert [each.state for each in held] == ([] if policy == "skip" else ["held"])
 
@@ -114,7 +114,7 @@ def test_a_message_without_a_key_is_parked_if_the_topic_is_compacted(database: D
     topic = cluster.topic(partitions=1, cleanup_policy="compact")
     publish(database, topic, (None, b"1"), (b"k", b"2"))
     assert cluster.relay(database).run(once=True) == 1
-    [parked] = aside(database)
+    [parked] = parked_messages(database)
     assert "compacted" in parked.reason
 
 
@@ -142,7 +142,7 @@ def test_invalid_rows_of_another_program_stop_no_other_message(database: Databas
     publish(database, topic, (b"k", b"right"))
     assert cluster.relay(database).run(once=True) == 1
     assert [each.value for each in cluster.read(topic)] == [b"right"]
-    assert ["headers are not" in each.reason for each in aside(database)] == [True, True]
+    assert ["headers are not" in each.reason for each in parked_messages(database)] == [True, True]
     with opened_store(database) as store:
         [rests] = [each for each in store.status(count_max=10) if each.error]
     assert (rests.topic, rests.waiting) == ("no topic!", 1)

@@ -1,4 +1,4 @@
-"""The relay's producers: serving idle ones, and closing them."""
+"""The relay polls its idle producers; a topic rests if its producer cannot be created or hangs."""
 
 from __future__ import annotations
 

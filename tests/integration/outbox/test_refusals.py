@@ -28,7 +28,7 @@ class Site(NamedTuple):
     def publish(self, *messages: tuple[bytes | None, bytes]) -> None:
         self.outbox.publish_alone([Message(self.topic, payload, key=key) for key, payload in messages])
 
-    def aside(self) -> list[tuple[str, bytes | None]]:
+    def parked(self) -> list[tuple[str, bytes | None]]:
         return [(each.state, each.key) for each in self.outbox.parked(self.topic)]
 
 
@@ -72,7 +72,7 @@ def test_later_messages_of_a_refused_key_wait_until_the_refused_one_is_dropped(s
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"), (None, LARGE), (None, b"4"), (b"k", b"5"))
         assert at.outbox.relay(once=True) == 3
         assert at.values() == [b"1", b"3", b"4"]
-        assert at.aside() == [("parked", b"k"), ("held", b"k"), ("parked", None), ("held", b"k")]
+        assert at.parked() == [("parked", b"k"), ("held", b"k"), ("parked", None), ("held", b"k")]
         at.publish((b"k", b"6"), (b"o", b"7"))
         assert at.outbox.relay(once=True) == 1
         at.outbox.parked_drop(at.topic)
@@ -83,17 +83,17 @@ def test_later_messages_of_a_refused_key_wait_until_the_refused_one_is_dropped(s
 def test_later_messages_of_a_refused_key_wait_while_it_is_retried(site: OpenSite) -> None:
     with site("park_after_tries = 3\nrest_s = 0.2\npoll_s = 0.05\nparked = 'skip'\n") as at, at.outbox.relaying():
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"))
-        until(lambda: at.aside() == [("parked", b"k")], "the message is parked")
+        until(lambda: at.parked() == [("parked", b"k")], "the message is parked")
         until(lambda: len(at.values()) == 3, "the later messages are sent")
         assert at.values() == [b"1", b"3", b"2"]
 
 
-def test_with_skip_later_messages_pass_once_the_refused_one_is_parked(site: OpenSite) -> None:
+def test_under_the_skip_policy_later_messages_pass_after_the_refused_one_is_parked(site: OpenSite) -> None:
     with site("parked = 'skip'\n") as at:
         at.publish((b"k", b"1"), (b"k", LARGE), (b"k", b"2"), (b"o", b"3"))
         assert at.outbox.relay(once=True) == 3
         assert [each for each in at.values() if each != b"3"] == [b"1", b"2"]
-        assert at.aside() == [("parked", b"k")]
+        assert at.parked() == [("parked", b"k")]
 
 
 def test_the_partition_key_decides_which_messages_wait(site: OpenSite) -> None:
@@ -107,4 +107,4 @@ def test_the_partition_key_decides_which_messages_wait(site: OpenSite) -> None:
         )
         assert at.outbox.relay(once=True) == 1
         assert at.values() == [b"2"]
-        assert at.aside() == [("parked", b"a"), ("held", b"b")]
+        assert at.parked() == [("parked", b"a"), ("held", b"b")]

@@ -113,7 +113,7 @@ def test_two_relays_share_a_topic_without_sending_anything_twice(database: Datab
 @pytest.mark.parametrize(
     "empty_database", [each for each in EVERY_DATABASE if each.values != ("sqlite",)], indirect=True
 )
-def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_later(
+def test_rule_34_a_late_commit_is_sent_before_messages_of_transactions_that_began_after_it(
     database: Database, cluster: Cluster
 ) -> None:
     """T1 takes id 1 and commits late; T3 begins after T1's commit, so T1's message is sent first. No row is skipped."""

@@ -52,7 +52,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     assert values(cluster, topic) == [value for _, value in ten()]
 
 
-def test_rule_29_without_a_fence_a_late_send_leaks_and_the_relay_reports_it(
+def test_rule_29_without_a_fence_a_late_send_repeats_messages_and_the_relay_reports_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic()
@@ -83,7 +83,7 @@ def test_rule_29_a_topic_that_may_not_be_configured_is_at_least_once_with_a_reas
     assert len(values(cluster, topic)) == len(values(cluster, stamped)) == 1
 
 
-def test_rule_30_another_outboxs_message_with_the_same_id_is_not_taken_for_its_own(
+def test_rule_30_a_message_of_another_outbox_with_the_same_id_is_not_mistaken_for_its_own(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -202,7 +202,7 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
     assert len(steps) < 20
 
 
-def test_rule_32_a_lock_is_of_one_topic(postgres: Database) -> None:
+def test_rule_32_a_lock_covers_one_topic(postgres: Database) -> None:
     with opened_store(postgres, SHORT) as store, opened_store(postgres, SHORT) as other:
         assert store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one") is not None
         assert other.try_lock("b", lock_id=uuid.uuid4().bytes, owner="two") is not None
@@ -241,9 +241,7 @@ def test_rule_32_database_time_decides_and_not_a_relays_clock(
     assert all(abs(each.timestamp_ms - real() * 1000) < 30_000 for each in cluster.read(topic))
 
 
-def test_rule_33_what_follows_a_refused_message_never_passes_it(
-    postgres: Database, cluster: Cluster, owners: Any
-) -> None:
+def test_rule_33_later_messages_never_overtake_a_refused_one(postgres: Database, cluster: Cluster, owners: Any) -> None:
     """Kafka refuses the third message; without the gapless guarantee the fourth to tenth would be in the log."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *ten()[:2], (b"k", b"x" * 50_000), *ten()[3:])
@@ -269,8 +267,8 @@ def test_rule_33_the_refused_message_is_found_and_parked_and_the_others_are_sent
         until(lambda: postgres.waiting() == 0, "the others are sent")
     assert values(cluster, topic) == [b"first", b"0", b"1", b"2"]
     with opened_store(postgres) as store:
-        aside = store.parked(topic, limit=10)
-    assert [(each.state, each.key) for each in aside] == [("parked", b"big"), ("held", b"big")]
+        parked = store.parked(topic, limit=10)
+    assert [(each.state, each.key) for each in parked] == [("parked", b"big"), ("held", b"big")]
 
 
 def test_rule_33_a_message_that_no_segment_can_hold_is_parked(postgres: Database, cluster: Cluster) -> None:
@@ -306,7 +304,7 @@ def test_rule_33_an_unknown_topic_rests_and_never_parks(postgres: Database, clus
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "the message is sent")
 
 
-def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database, cluster: Cluster) -> None:
+def test_rule_35_finding_topics_reads_few_index_entries_per_topic(postgres: Database, cluster: Cluster) -> None:
     names = [f"t{n:02}" for n in range(20)]
     with postgres.connect() as connection:
         for name in names:

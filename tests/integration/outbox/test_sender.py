@@ -1,4 +1,4 @@
-"""Sending without the outbox, while the number of a topic's partitions changes."""
+"""A direct, non-transactional `send()` follows changes in the number of a topic's partitions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ def sender(cluster: Cluster) -> Iterator[KafkaSender]:
     made.close()
 
 
-def placed(cluster: Cluster, topic: str) -> list[tuple[int, bytes | None]]:
+def partitions_and_payloads(cluster: Cluster, topic: str) -> list[tuple[int, bytes | None]]:
     return [(each.partition, each.value) for each in cluster.read(topic)]
 
 
-def test_sending_at_once_follows_a_topic_recreated_with_fewer_partitions(cluster: Cluster, sender: KafkaSender) -> None:
+def test_direct_sends_use_the_partitions_of_a_topic_that_was_recreated_with_fewer(
+    cluster: Cluster, sender: KafkaSender
+) -> None:
     topic, chosen = cluster.topic(partitions=8), b"p"
     assert choose_partition(chosen, 8) >= 2
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
-    assert placed(cluster, topic) == [(choose_partition(chosen, 8), b"1")]
+    assert partitions_and_payloads(cluster, topic) == [(choose_partition(chosen, 8), b"1")]
     cluster.recreate(topic, partitions=2)
 
     def sent() -> bool:
@@ -44,11 +46,11 @@ def test_sending_at_once_follows_a_topic_recreated_with_fewer_partitions(cluster
             return False
         return True
 
-    until(sent, "the new topic was met")
-    assert (choose_partition(chosen, 2), b"2") in placed(cluster, topic)
+    until(sent, "a message was sent to the recreated topic")
+    assert (choose_partition(chosen, 2), b"2") in partitions_and_payloads(cluster, topic)
 
 
-def test_sending_at_once_follows_a_topic_that_grows_once_the_cached_count_expires(
+def test_direct_sends_use_added_partitions_after_the_cached_count_expires(
     cluster: Cluster, sender: KafkaSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic(partitions=1)
@@ -58,4 +60,4 @@ def test_sending_at_once_follows_a_topic_that_grows_once_the_cached_count_expire
     sender.send([Message(topic, b"2", partition_key=chosen)], wait=True)
     monkeypatch.setattr(relay_sender, "PARTITION_COUNT_TTL_S", 0.0)
     sender.send([Message(topic, b"3", partition_key=chosen)], wait=True)
-    assert placed(cluster, topic) == [(0, b"1"), (0, b"2"), (1, b"3")]
+    assert partitions_and_payloads(cluster, topic) == [(0, b"1"), (0, b"2"), (1, b"3")]

@@ -40,7 +40,7 @@ def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: 
     book.outbox.publish_alone([Message("orders", b"paid")])
     assert book.outbox.relay(once=True) == 0
     assert "publish to another topic" in only_error(book)
-    assert sum(book.describe_topic("orders").ends) == 1, "no message is among the journal's records"
+    assert sum(book.describe_topic("orders").ends) == 1, "a message is among the journal's records"
 
 
 def test_a_journal_topic_whose_log_was_emptied_is_still_recognized(book: SyncBook) -> None:
@@ -171,7 +171,7 @@ async def test_on_kafka_journals_and_messages_refuse_each_others_topics(tmp_path
             await book.journal(messages).append("o-1", [Event(1)])
         unknown = f"journals-{uuid.uuid4().hex[:12]}"
         assert [event async for event in book.journal(unknown).read("o-1")] == []
-        assert await book.log.topic(unknown) is None, "reading creates no topic on Kafka"
+        assert await book.log.topic(unknown) is None, "reading has created a topic on Kafka"
         with pytest.raises(InvalidInput, match="Kafka consumer"):
             book.log_topic(messages)
 

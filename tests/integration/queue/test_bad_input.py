@@ -42,7 +42,7 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "one of many": lambda q: q.put_many([1, 2, {3}]),
     "a claim of none": lambda q: q.claim(0),
     "a claim of too many": lambda q: q.claim(10_001),
-    "a claim of a part": lambda q: q.claim(1.5),  # type: ignore[arg-type]
+    "a claim of a fraction": lambda q: q.claim(1.5),  # type: ignore[arg-type]
     "no lease": lambda q: q.claim(lease=0),
     "a lease that is no number": lambda q: q.claim(lease=NAN),
     "a lease for ever": lambda q: q.claim(lease=timedelta.max),
@@ -77,7 +77,7 @@ async def test_invalid_calls_are_refused(book: tidebook.Book, what: str) -> None
 
 
 @pytest.mark.parametrize("limit", [-1, 2**64, "x", None, 1.5, True])
-async def test_a_limit_for_the_flags_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
+async def test_the_limit_of_dead_letters_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
     with pytest.raises(InvalidInput, match="limit"):
         await book.queues.dead_letters(limit)
 
@@ -140,7 +140,9 @@ async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
     assert len(letter.reason) <= 1_000
 
 
-async def test_of_two_jobs_of_a_key_only_the_holder_counts_even_in_one_call(book: tidebook.Book) -> None:
+async def test_of_two_jobs_of_a_key_in_one_call_only_the_current_holder_is_extended_and_finished(
+    book: tidebook.Book,
+) -> None:
     queue = book.queue("mail")
     await queue.put_many([Entry(data=1, key="k"), Entry(data=2, key="m"), 3])
     old = await queue.claim(5, lease=0.02)
@@ -191,7 +193,7 @@ async def test_a_closed_book_ends_its_listeners_and_accepts_nothing(where: Path)
         await queue.claim()
 
 
-async def test_a_book_closes_while_its_timer_has_news(tmp_path: Path) -> None:
+async def test_a_book_closes_while_its_timer_has_a_dead_letter_to_report(tmp_path: Path) -> None:
     for number in range(20):
         async with asyncio.timeout(60):
             async with tidebook.open(tmp_path) as book:
@@ -200,7 +202,7 @@ async def test_a_book_closes_while_its_timer_has_news(tmp_path: Path) -> None:
                 await queue.fail(await queue.claim())
 
 
-def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
+def test_the_blocking_book_has_the_same_queue_methods(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         book.queue("mail").put_many([1, 2])
         assert book.queues.names() == ["mail"]

@@ -168,11 +168,11 @@ def test_dead_letters_are_shown_edited_retried_and_dropped(shell: Shell, where: 
     ],
 )
 @pytest.mark.parametrize("where", ["embedded"], indirect=True)
-def test_errors_are_one_line_and_an_exit_code(shell: Shell, arguments: list[str], code: int) -> None:
+def test_an_error_is_reported_in_one_line_and_by_the_exit_code(shell: Shell, arguments: list[str], code: int) -> None:
     shell.refuse(code, *arguments)
 
 
-def test_a_database_that_is_down_is_one_line_and_an_exit_code(
+def test_a_database_that_is_down_is_reported_in_one_line_and_by_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tidebook.toml"

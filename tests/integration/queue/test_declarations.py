@@ -104,7 +104,7 @@ def test_fields_may_be_declared_in_the_settings(
 
 
 @pytest.mark.postgres
-async def test_a_declaration_that_returns_begins_no_partition(where: Path) -> None:
+async def test_a_return_to_an_earlier_declaration_begins_no_partition(where: Path) -> None:
     """In a rolling upgrade old and new processes start in any order."""
     for declared in (Mail, Letter, Mail, Letter, Mail):
         async with tidebook.open(where) as book:
@@ -165,7 +165,7 @@ async def test_a_changed_declaration_begins_a_new_partition(
 
 
 @pytest.mark.postgres
-async def test_a_declaration_whose_partition_could_not_begin_begins_it_the_next_time(
+async def test_a_declaration_that_failed_to_begin_its_partition_begins_it_when_repeated(
     store: PostgresQueues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await store.declare(await new_queue(store), b"old")

@@ -1,4 +1,4 @@
-"""SQLite needs only one table: finished entries leave no rows that a claim would scan."""
+"""An embedded queue needs only one table: it reuses the pages of finished entries, even under a held snapshot."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ async def test_a_held_snapshot_does_not_enlarge_a_queue(tmp_path: Path) -> None:
         taken, free = pages(tmp_path)
         holder.close()
         assert taken <= first * 1.2
-        assert free >= taken * 0.5, "the pages of a drained queue are free for the next entries"
+        assert free >= taken * 0.5, "pages of a drained queue are not free for the next entries"

@@ -158,7 +158,7 @@ async def test_an_answer_that_is_not_http_fails_only_its_dead_letter(where: Path
         assert (metrics.counted("queue_hook_failures"), metrics.counted("queue_dead_letters_announced")) == (1, 2)
 
 
-async def test_without_a_hook_each_dead_letter_is_counted_that_was_raised_since(where: Path) -> None:
+async def test_without_a_hook_a_process_counts_every_dead_letter_that_is_raised_while_it_runs(where: Path) -> None:
     async with tidebook.open(where) as book:
         await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "old")
     async with tidebook.open(where) as book:
@@ -185,7 +185,7 @@ async def test_a_command_that_hangs_does_not_hold_up_the_timer(
         await until(lambda: book.metrics.counted("queue_hook_failures") >= 1)
 
 
-async def test_without_a_hook_a_dead_letter_is_reported_on_the_console_and_left_to_processes_that_have_one(
+async def test_without_a_hook_a_dead_letter_is_logged_and_left_to_processes_with_a_hook(
     where: Path, hooked: Path, webhook: Webhook, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tidebook.open(where) as book:

@@ -30,7 +30,7 @@ async def test_concurrent_claims_return_all_due_entries_however_large(book: tide
     for _ in range(5):
         await queue.put_many([b"x" * MEGABYTE] * 16)
     taken = await asyncio.gather(*(queue.claim(35) for _ in range(3)))
-    assert all(taken), "a claim is empty only if nothing is due"
+    assert all(taken), "a claim was empty although entries were due"
     assert len({job.id for jobs in taken for job in jobs}) == 80
 
 
@@ -49,7 +49,7 @@ async def test_one_large_entry_among_small_ones_of_several_priorities_is_claimed
     assert await queue.claim(1_000) == []
 
 
-async def test_a_put_that_moves_marks_fits_one_transaction_or_is_refused(book: tidebook.Book) -> None:
+async def test_a_put_once_that_does_not_fit_one_transaction_is_refused(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     with pytest.raises(TooLarge):
         await queue.put_once([b"x" * MEGABYTE] * 17, source="s", steps=[])

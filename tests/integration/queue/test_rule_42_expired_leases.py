@@ -85,7 +85,7 @@ async def test_a_sweep_does_not_wait_for_an_open_transaction(tester: QueueTester
     await holder.close()
 
 
-async def test_an_expired_lease_merges_into_the_entry_of_its_key_once_that_is_committed(
+async def test_an_expired_lease_merges_into_a_new_entry_of_its_key_after_the_commit_of_the_put(
     tester: QueueTester, postgres_url: str
 ) -> None:
     await tester.put("k", data="old", priority=30)
@@ -113,7 +113,7 @@ async def test_a_put_that_is_rolled_back_leaves_an_expired_lease_to_the_next_cla
     assert await tester.names() == ["old"]
 
 
-async def test_a_put_that_is_rolled_back_was_never_there(
+async def test_a_put_that_is_rolled_back_leaves_no_entry(
     tester: QueueTester, store: PostgresQueues, postgres_url: str
 ) -> None:
     holder = await put_and_hold(tester, postgres_url, "k", "new")

@@ -39,7 +39,7 @@ async def test_puts_of_the_same_keys_in_any_order_never_deadlock(tester: QueueTe
     assert (await tester.store.counts(tester.ref)).due == len(keys)
 
 
-async def test_equal_keys_within_a_call_become_one(book: tidebook.Book) -> None:
+async def test_entries_with_the_same_key_in_one_call_become_one(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     put = await queue.put_many(
         [Entry(data=1, key="k", priority=50), Entry(data=2, key="k", priority=60), Entry(data=3)]
@@ -206,7 +206,7 @@ async def test_errors_in_a_session_are_reported_as_everywhere_else(
     await engine.dispose()
 
 
-async def test_a_sync_queue_has_every_name(settings_file: Path, postgres_url: str) -> None:
+async def test_a_sync_queue_puts_in_transactions_and_puts_once(settings_file: Path, postgres_url: str) -> None:
     def work() -> None:
         with tidebook.open_sync(settings_file) as book, psycopg.connect(postgres_url) as connection:
             queue = book.queue("mail")

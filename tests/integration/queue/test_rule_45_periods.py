@@ -69,7 +69,9 @@ async def test_one_claim_leases_from_two_partitions_only_what_it_returns(
     assert sum((await slots(postgres_url, schema)).values()) == 6  # each is leased, in a separate row
 
 
-async def test_a_key_waits_once_across_partitions(tester: QueueTester, postgres_url: str, schema: str) -> None:
+async def test_a_key_has_one_waiting_entry_across_partitions(
+    tester: QueueTester, postgres_url: str, schema: str
+) -> None:
     await tester.put("k", data="old", priority=5, inserted_at=1)
     await rotate(tester, postgres_url, schema)
     put = await tester.put("k", data="new", priority=9, inserted_at=2)
@@ -198,7 +200,7 @@ async def test_a_put_on_a_snapshot_from_before_a_rotation_fails_and_is_not_mispl
             await tester.store.put_within(old, tester.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
 
 
-async def test_a_period_ends_after_so_many_finished_entries(
+async def test_a_period_ends_after_the_configured_number_of_finished_entries(
     store: PostgresQueues, postgres_url: str, schema: str
 ) -> None:
     tester = QueueTester(store, await new_queue(store, finished_max=20))

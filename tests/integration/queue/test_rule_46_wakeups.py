@@ -260,9 +260,11 @@ async def test_claimed_work_is_not_reported_again(book: tidebook.Book) -> None:
                 reported.append(time.monotonic())
 
     listening = asyncio.create_task(receive())
-    await until(lambda: len(reported) == 2)  # once, and once more because no claim followed: the next time is set
+    await until(
+        lambda: len(reported) == 2
+    )  # the second report, because no claim followed the first; a timer for a third is now set
     await queue.done(await queue.claim(10))
     taken_at = time.monotonic()
-    await asyncio.sleep(1.0)  # the next time passes
+    await asyncio.sleep(1.0)  # longer than the timer of a third report
     listening.cancel()
     assert [moment for moment in reported if moment > taken_at] == []

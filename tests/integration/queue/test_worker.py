@@ -102,7 +102,7 @@ async def test_a_later_put_is_claimed_at_once(book: tidebook.Book) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_at_most_concurrency_jobs_run_at_one_time(book: tidebook.Book, blocking: bool) -> None:
+async def test_no_more_jobs_run_concurrently_than_configured(book: tidebook.Book, blocking: bool) -> None:
     queue, lock = book.queue("mail"), threading.Lock()
     running = most = 0
 
@@ -146,7 +146,7 @@ async def test_heartbeats_extend_the_lease_of_a_long_job(where: Path) -> None:
         assert (worker.done, worker.lost) == (1, 0)
 
 
-async def test_a_handler_that_blocks_the_loop_past_its_lease_has_lost_it(where: Path) -> None:
+async def test_a_job_whose_lease_expires_while_its_handler_runs_is_lost(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         await here.queue("mail").put("x")
         await there.queue("mail").open()
@@ -241,7 +241,7 @@ async def test_a_failed_entry_waits_as_its_policy_says(book: tidebook.Book) -> N
     assert 400 < (entry.process_at - entry.inserted_at).total_seconds() < 600
 
 
-async def test_a_handler_error_that_no_future_can_hold_only_fails_its_job(book: tidebook.Book) -> None:
+async def test_stop_iteration_and_system_exit_fail_only_their_jobs(book: tidebook.Book) -> None:
     queue = book.queue("mail")
 
     def handle(job: Job) -> None:

@@ -192,7 +192,7 @@ def test_a_forked_child_neither_replicates_nor_keeps_the_lock(tmp_path: Path) ->
         assert word == "refused"
         assert parent.wait(WITHIN_S) == 0
         with replicators(tmp_path / "book", 1) as (other,):
-            assert other.wait_for("active", "passive") == "active", "the living child does not hold the lock"
+            assert other.wait_for("active", "passive") == "active", "the living child holds the lock"
     finally:
         os.kill(int(child), signal.SIGKILL)
         parent.stdout.close()

@@ -116,7 +116,7 @@ async def test_health_reports_a_part_that_fails_and_a_stopped_partition(
         assert any("it cannot work" in each for each in health.problems)
 
 
-async def test_a_worker_whose_run_failed_processes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_whose_run_failed_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.001)
     async with tidebook.open(tmp_path / "book") as book:
         threads: list[str] = []

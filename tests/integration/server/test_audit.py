@@ -83,7 +83,7 @@ async def test_a_claim_without_a_job_and_the_report_of_a_worker_are_not_recorded
 
 
 @pytest.mark.parametrize("action", ["done", "failures", "heartbeats", "claims"])
-async def test_a_change_of_several_jobs_is_recorded_also_if_a_lease_was_lost(tmp_path: Path, action: str) -> None:
+async def test_a_change_of_several_jobs_is_recorded_even_if_a_lease_was_lost(tmp_path: Path, action: str) -> None:
     async with tidebook.open(tmp_path / "book", create=True) as book:
         async with served_book(book) as url, client(url) as http:
             await book.queue("mail").put_many([1, 2, 3])

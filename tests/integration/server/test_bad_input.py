@@ -168,7 +168,7 @@ def test_any_body_path_and_query_gets_an_answer(
         b"nonsense\r\n\r\n",
     ],
 )
-def test_random_bytes_get_an_answer(url: str, raw: bytes) -> None:
+def test_a_malformed_request_gets_an_answer(url: str, raw: bytes) -> None:
 
     where = httpx.URL(url)
     with socket.create_connection((where.host, where.port or 80), timeout=20) as connection:

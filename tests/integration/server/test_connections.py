@@ -60,7 +60,7 @@ async def test_endless_trailers_are_refused(tmp_path: Path, begin: bytes, part: 
         writer.close()
 
 
-async def test_a_body_of_many_small_chunks_is_not_taken_for_an_endless_head(tmp_path: Path) -> None:
+async def test_a_body_of_many_small_chunks_is_not_mistaken_for_an_endless_head(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         body = b'{"events":[{"payload":"' + b"x" * 30_000 + b'"}]}'
 
@@ -184,7 +184,7 @@ async def _answered(http: httpx.AsyncClient) -> str:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("length", ["content-length: 48", "transfer-encoding: chunked"])
-async def test_the_body_of_a_request_for_another_protocol_is_not_taken_for_a_request(
+async def test_the_body_of_a_request_for_another_protocol_is_not_mistaken_for_a_request(
     tmp_path: Path, split: bool, length: str
 ) -> None:
     inner = b"DELETE /v1/topics/orders HTTP/1.1\r\nhost: localhost\r\n\r\n"

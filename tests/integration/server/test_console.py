@@ -630,7 +630,7 @@ async def test_a_search_continues_where_its_budget_ended(tmp_path: Path, monkeyp
         assert (numbers, steps) == (list(range(71, 91)), 3)
 
 
-async def test_a_search_continues_also_if_reading_takes_longer_than_its_budget(
+async def test_a_search_continues_even_if_reading_takes_longer_than_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.server.console.journal.SCAN_S_MAX", 0.0)

@@ -310,7 +310,7 @@ async def test_topics_are_sorted_filtered_and_shown_page_by_page(tmp_path: Path)
         ]
         assert "No topic has “x” in its name." in (await shown(http, "/journals", prefix="x")).words
         assert "No id begins with “x”." in (await shown(http, "/topic", topic="topic-31", prefix="x")).words
-        found = await shown(http, "/topic", topic="topic-31", prefix="b")  # also if it is not replicated yet
+        found = await shown(http, "/topic", topic="topic-31", prefix="b")  # even if it is not replicated yet
         assert "Find b" in found.words
 
 

@@ -159,7 +159,7 @@ async def test_an_incomplete_body_times_out_and_changes_nothing(tmp_path: Path) 
         assert b"nothing was done" in answer
 
 
-async def test_a_purge_ends_at_its_deadline_also_if_the_audit_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_purge_ends_at_its_deadline_even_if_the_audit_cannot_be_written(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path, create=True) as book, served_book(book) as url, client(url) as http:
         await book.journal("orders").append("o-1", [Event(1)])
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A gateway before the server: a write that may have passed it is never reported as `Unavailable`."""
+"""A gateway in front of the server: a write that may have passed it is never reported as `Unavailable`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def purge(book: tidebook.Book) -> None:
         ([404], Unavailable),
     ],
 )
-async def test_a_write_that_may_have_passed_is_unknown(
+async def test_a_write_that_may_have_passed_the_gateway_has_an_unknown_outcome(
     monkeypatch: pytest.MonkeyPatch, write: Callable[[object], object], answers: Answers, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(journal, "RETRY_S", 0.2)

@@ -27,7 +27,7 @@ async def test_an_append_is_applied_once(tmp_path: Path) -> None:
     path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         first = await http.post(path, json=body, headers=KEY)
-    async with served(tmp_path / "book") as (url, book), client(url) as http:  # also after a restart
+    async with served(tmp_path / "book") as (url, book), client(url) as http:  # after a restart
         again = await http.post(path, json=body, headers=KEY)
         assert again.json() == first.json()
         other = await http.post(path, json=body, headers={"idempotency-key": "k-2"})
@@ -35,7 +35,7 @@ async def test_an_append_is_applied_once(tmp_path: Path) -> None:
         assert await book.journal("orders").pointer("o-1") == 2
 
 
-async def test_an_append_is_applied_once_also_after_many_others_and_a_restart(tmp_path: Path) -> None:
+async def test_an_append_is_applied_once_even_after_many_others_and_a_restart(tmp_path: Path) -> None:
     path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         first = await http.post(path, json=body, headers=KEY)
@@ -82,7 +82,7 @@ async def test_a_batch_is_applied_once(tmp_path: Path) -> None:
         assert (await http.post("/v1/journals/orders", json=body, headers=KEY)).json() == first.json()
 
 
-async def test_a_put_is_put_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_a_put_is_applied_once_even_after_a_restart(tmp_path: Path) -> None:
     path, body = "/v1/queues/mail/entries", {"entries": [{"data": 1}]}
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         first = await http.post(path, json=body, headers=KEY)

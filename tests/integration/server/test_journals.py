@@ -58,7 +58,7 @@ async def test_any_id_is_a_path_segment(http: httpx.AsyncClient, id: str) -> Non
     assert {"id": id} in lines(await http.get("/v1/journals/orders"))
 
 
-async def test_expected_that_is_not_met_is_a_conflict(http: httpx.AsyncClient) -> None:
+async def test_an_expected_number_that_is_not_met_is_a_conflict(http: httpx.AsyncClient) -> None:
     url = "/v1/journals/orders/o-1/events"
     assert (await http.post(url, json={"events": [{"payload": 1}], "expected": 0})).status_code == 200
     refused = await http.post(url, json={"events": [{"payload": 1}], "expected": 0})
@@ -94,7 +94,7 @@ async def test_a_batch_has_a_result_for_each_append(http: httpx.AsyncClient) -> 
     assert results[1]["problem"]["type"] == "urn:tidebook:error:conflict"
 
 
-async def test_a_plain_batch_is_appended_together(http: httpx.AsyncClient) -> None:
+async def test_appends_of_a_batch_to_the_same_journal_are_numbered_in_order(http: httpx.AsyncClient) -> None:
     body = {"appends": [{"id": f"j{n % 7}", "events": [{"payload": n}]} for n in range(100)]}
     results = (await http.post("/v1/journals/orders", json=body)).json()["results"]
     assert [each["first"] for each in results] == [n // 7 + 1 for n in range(100)]
@@ -182,7 +182,7 @@ async def test_a_remote_book_creates_a_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-async def test_a_remote_book_reaches_what_is_named_by_dots(tmp_path: Path, name: str) -> None:
+async def test_a_remote_book_accepts_dots_as_names(tmp_path: Path, name: str) -> None:
     async with served(tmp_path / "book") as (url, book), tidebook.open(url) as remote:
         assert (await remote.journal("orders").append(name, [Event(1, tags={name})])).first == 1
         assert [event.payload async for event in remote.journal("orders").read(name)] == [1]

@@ -84,7 +84,7 @@ async def test_a_remote_book_keeps_what_it_has_used(tmp_path: Path) -> None:
     assert not region.writable
 
 
-async def test_what_exists_is_shared_by_all_requests(tmp_path: Path) -> None:
+async def test_journals_queues_and_logs_that_exist_are_shared_by_all_requests(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (_, book):
         await book.journal("orders").append("o-1", [Event(1)])
         await book.queue("mail").put(1)

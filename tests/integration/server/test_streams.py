@@ -194,7 +194,7 @@ async def test_a_claim_waits_for_work(tmp_path: Path) -> None:
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
 
 
-async def test_listening_creates_no_queue_and_begins_with_it(tmp_path: Path) -> None:
+async def test_listening_does_not_create_the_queue_and_begins_when_it_is_created(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, book), client(url) as http:
         follower = await Follower.connect(url, "/v1/queues/mail/due")
         await follower.next("retry")

@@ -113,7 +113,7 @@ async def test_members_join_leave_and_are_killed_and_every_event_is_committed(bo
     await until(done, range(220))
     assert len(third.events.shares) == SHARES
     await third.leave()
-    assert sorted(done) == list(range(220)), "no member was paused, so no event was processed twice"
+    assert sorted(done) == list(range(220)), "an event was lost, or processed twice although no member was paused"
 
 
 async def test_a_group_with_external_offsets_counts_once_on_cassandra(book: Book, topic: str, tmp_path: Path) -> None:

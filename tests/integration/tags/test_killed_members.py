@@ -156,9 +156,9 @@ async def test_the_journals_of_a_process_that_was_killed_are_taken_over_and_each
             await group.all_done(connection, 2 * BATCH)
             await group.append(book, range(2 * BATCH, 3 * BATCH))
             rows = await group.all_done(connection, 3 * BATCH)
-    assert sorted(payload for _, _, payload in rows) == list(range(3 * BATCH)), "no event is lost or counts twice"
+    assert sorted(payload for _, _, payload in rows) == list(range(3 * BATCH)), "an event was lost or counted twice"
     later = [(member, id) for member, id, payload in rows if payload >= BATCH]
-    assert {member for member, _ in later} == {"one", "two"}, "the held event was never committed"
+    assert {member for member, _ in later} == {"one", "two"}, "the held event was committed by the killed member"
     assert had <= {id for _, id in later}
     for id in had:
         payloads = [payload for _, of, payload in rows if of == id]

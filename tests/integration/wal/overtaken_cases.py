@@ -138,7 +138,7 @@ class OvertakenCases(RegionBase):
         assert await entries(region.read_table(1)) == []
         assert await region.replay({}, other=lambda _: None) == {}
 
-    async def test_missing_entries_that_were_not_marked_are_log_lost_in_an_open_region(
+    async def test_missing_entries_that_were_not_marked_raise_log_lost_in_an_open_region(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])

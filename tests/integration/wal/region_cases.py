@@ -155,7 +155,7 @@ class BadInputCases(RegionBase):
         with pytest.raises(InvalidInput, match="mark up to 3"):
             await region.mark_deleted(1, 4)
 
-    async def test_a_mark_backwards_is_refused(self, region: Region) -> None:
+    async def test_a_mark_below_the_current_one_is_refused(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         await region.mark_deleted(1, 3)
         with pytest.raises(InvalidInput, match="a mark must be at least"):
@@ -272,7 +272,7 @@ class DeletingCases(RegionBase):
         assert await entries(region.read()) == [(1, 2, b"b"), (1, 3, b"c")]
         assert region.meta.tables[1].latest_marked_deleted == 2
 
-    async def test_marking_the_next_number_means_all(self, region: Region) -> None:
+    async def test_a_mark_at_the_next_number_deletes_all_entries(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         await region.mark_deleted(1, 3)
         assert await entries(region.read()) == []
@@ -459,7 +459,7 @@ class RecoveryCases(RegionBase):
         await log.truncate(meta_topic, 0, before=await log.end(meta_topic, 0))
         assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
-    async def test_a_lost_meta_topic_and_a_truncated_log_is_log_lost_with_the_range(
+    async def test_a_lost_meta_topic_and_a_truncated_log_raise_log_lost_with_the_range(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         written = await region.write(1, [b"a"])
@@ -472,7 +472,7 @@ class RecoveryCases(RegionBase):
         assert raised.value.first == 0
         assert raised.value.last >= written.offset
 
-    async def test_a_log_start_past_an_entry_that_is_needed_is_log_lost(
+    async def test_a_log_start_past_an_entry_that_is_needed_raises_log_lost(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -484,7 +484,7 @@ class RecoveryCases(RegionBase):
         assert raised.value.first == region.meta.tables[1].mapping[1]
         assert raised.value.last < second.offset
 
-    async def test_a_log_start_past_the_snapshot_is_log_lost(
+    async def test_a_log_start_past_the_snapshot_raises_log_lost(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -496,7 +496,7 @@ class RecoveryCases(RegionBase):
         assert raised.value.first == snapshot.data_offset
         assert raised.value.last >= last.offset
 
-    async def test_a_data_topic_created_again_is_log_lost(
+    async def test_a_data_topic_created_again_raises_log_lost(
         self, log: Log, other: Wal, wal: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])

@@ -224,7 +224,7 @@ async def test_rule_37_a_write_of_unknown_outcome_is_not_mistaken_for_its_succes
     assert await contents(region) == {1: [(1, b"a"), (2, b"successor"), (3, b"z")]}
 
 
-async def test_rule_37_one_call_is_one_record_else_too_large(log: FaultyLog) -> None:
+async def test_rule_37_a_call_is_one_record_or_is_refused_as_too_large(log: FaultyLog) -> None:
     small = await make_wal(log, "rules", limit_bytes=2_000).open_region(7, create=True)
     with pytest.raises(TooLarge, match="2,000"):
         await small.write_many([(1, [b"x" * 1000]), (2, [b"y" * 1000])])
@@ -466,7 +466,7 @@ async def _recovered_with(log: FaultyLog, value: bytes | None) -> dict[int, obje
     return dict(state_of(region.meta))
 
 
-async def test_rule_40_a_log_start_past_what_recovery_needs_is_always_log_lost(
+async def test_rule_40_a_log_start_past_what_recovery_needs_always_raises_log_lost(
     log: FaultyLog, region: Region, other: Wal
 ) -> None:
     await region.write(1, [b"a"])

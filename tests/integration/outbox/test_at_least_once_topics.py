@@ -125,7 +125,7 @@ def test_a_notice_is_cleared_when_the_fence_is_in_force_and_reported_once_while_
         (KafkaError.POLICY_VIOLATION, True),
     ],
 )
-def test_a_topic_is_weak_only_after_a_refusal(
+def test_a_topic_is_relayed_without_a_fence_only_after_a_refusal(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int, weak: bool
 ) -> None:
     """If Kafka does not answer, the topic rests: otherwise it would be relayed without a fence for a minute."""

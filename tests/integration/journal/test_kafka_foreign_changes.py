@@ -101,7 +101,7 @@ async def read(journal: Journal) -> None:
     ],
     ids=["append", "unconfirmed", "read"],
 )
-async def test_a_topic_made_again_under_a_running_process_is_reported_and_nothing_is_confirmed(
+async def test_a_topic_recreated_under_a_running_process_is_reported_and_nothing_is_confirmed(
     open_book: OpenBook, act: Callable[[Journal], Awaitable[object]]
 ) -> None:
     topic = topic_name()
