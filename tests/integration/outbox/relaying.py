@@ -61,16 +61,16 @@ class Cluster:
         """Drop the client, which would otherwise reconnect for as long as this object is referenced."""
         del self.admin
 
-    def topic(self, partitions: int = 3, **config: str) -> str:
+    def topic(self, partitions: int = 3, *, replicas: int = 1, **config: str) -> str:
         """Create a topic with a new name."""
         name = f"outbox-{uuid.uuid4().hex[:12]}"
-        self.make(name, partitions, **config)
+        self.make(name, partitions, replicas=replicas, **config)
         return name
 
-    def make(self, name: str, partitions: int = 3, **config: str) -> None:
+    def make(self, name: str, partitions: int = 3, *, replicas: int = 1, **config: str) -> None:
         """Create a topic with this name."""
         wanted = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
+        self.admin.create_topics([NewTopic(name, partitions, replicas, config=wanted)])[name].result(30)
         until(lambda: self._led(name, partitions), "the topic has leaders")
 
     def recreate(self, name: str, partitions: int) -> None:

@@ -26,7 +26,7 @@ STALL_S_MAX = 10.0
 
 
 @contextmanager
-def _consumer(client: Mapping[str, Any], positions: list[TopicPartition], **settings: str) -> Iterator[Consumer]:
+def open_consumer(client: Mapping[str, Any], positions: list[TopicPartition], **settings: str) -> Iterator[Consumer]:
     """Open a consumer that is assigned these positions; raise Unavailable if Kafka's client fails."""
     topic = positions[0].topic
     config = {
@@ -72,7 +72,7 @@ def scan_range(
     isolation = "read_committed" if session.fence is Fence.TRANSACTION else "read_uncommitted"
     assigned = [TopicPartition(topic, p, positions[p]) for p in remaining]
     progress_at = time.monotonic()
-    with _consumer(client, assigned, isolation_level=isolation) as consumer:
+    with open_consumer(client, assigned, isolation_level=isolation) as consumer:
         while remaining and len(found) < len(session.ids):
             on_step()
             first = consumer.poll(STEP_S)  # `consume` with a timeout would wait for READ_MAX messages
@@ -108,7 +108,7 @@ def refuse_journal_topic(client: Mapping[str, Any], topic: str, partitions: int)
     deadline = time.monotonic() + STALL_S_MAX
     assigned = [TopicPartition(topic, p, _TAIL - LOOK_BACK_OFFSETS) for p in remaining]
     # A truncated log may hold fewer records than that; then reading starts at its first record.
-    with _consumer(client, assigned, isolation_level="read_uncommitted", auto_offset_reset="earliest") as consumer:
+    with open_consumer(client, assigned, isolation_level="read_uncommitted", auto_offset_reset="earliest") as consumer:
         while remaining and time.monotonic() < deadline:
             message = consumer.poll(STEP_S)
             if message is None:

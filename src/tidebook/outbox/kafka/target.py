@@ -35,6 +35,7 @@ from tidebook.outbox.kafka.producer import (
     fatal_cause,
     producer_settings,
 )
+from tidebook.outbox.kafka.replicated_ends import replicated_ends
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
 from tidebook.outbox.port import FoundMessages, RelaySession, RelayTarget, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
@@ -44,6 +45,8 @@ T = TypeVar("T")
 LOGGER = logging.getLogger("tidebook.outbox")
 
 REQUEST_S_MAX = 10.0
+#: How long one broker may take to name the others.
+BROKERS_S_MAX = 2.0
 NEW_TOPIC_PARTITIONS = 8
 TOPIC_TTL_S = 60.0
 ENDS_TTL_S = 10.0
@@ -256,11 +259,23 @@ class KafkaTarget(RelayTarget):
         call.result()
 
     def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
-        """Scan the messages that the topic holds now for those of the session."""
+        """Scan the topic for the session's messages; raise Unavailable while any may be there and not be visible."""
+        ends = replicated_ends(self._client, self._brokers(topic), topic.topic, topic.partitions, on_step)
+        # After the ends: an offset below a start is refused too, and a start above such an end shows that.
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return scan_range(
-            self._client, topic.topic, session, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
-        )
+        return scan_range(self._client, topic.topic, session, starts=starts, ends=ends, on_step=on_step)
+
+    def _brokers(self, topic: TargetTopic) -> list[str]:
+        """Return the addresses of the cluster's brokers."""
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while True:
+            try:
+                found = self._admin.list_topics(topic.topic, BROKERS_S_MAX).brokers.values()
+                hosts = [(f"[{each.host}]" if ":" in str(each.host) else each.host, each.port) for each in found]
+                return [f"{host}:{port}" for host, port in hosts]
+            except KafkaException as error:  # the next request may go to another broker
+                if time.monotonic() > deadline:
+                    raise failed(error, f"topic {topic.topic!r}") from error
 
     def maintain(self) -> None:
         """Poll this thread's producers: the client's log lines and errors wait until they are polled."""
