@@ -8,6 +8,7 @@ import os
 import secrets
 import struct
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -164,14 +165,21 @@ class Database:
             connection.execute(  # fetch the rows: a statement that returns one blocks those after it
                 f"""PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA foreign_keys = ON;
                 PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
-                PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // self.schema.page_bytes};
                 PRAGMA journal_size_limit = {WAL_BYTES_KEPT};
                 PRAGMA cache_size = -{_WRITE_CACHE_KIB if writable else _READ_CACHE_KIB};
                 PRAGMA query_only = {"OFF" if writable else "ON"}"""
             ).fetchall()
+            connection.set_wal_hook(self._on_commit)  # replaces SQLite's automatic checkpoints
         except apsw.Error as error:
             raise _from_opening(error, self.path) from error
         return connection
+
+    def _on_commit(self, connection: apsw.Connection, _: str, pages: int) -> int:
+        """Checkpoint if the write-ahead log is long; a failure must not look like one of the commit, which is done."""
+        if pages >= CHECKPOINT_BYTES // self.schema.page_bytes:
+            with suppress(apsw.Error):  # the disk is full, or another process checkpoints: a later commit tries again
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return apsw.SQLITE_OK
 
     def _check(self, connection: apsw.Connection) -> None:
         # A file that is rejected must not be checkpointed on close: that would hide which pages are missing.

@@ -68,6 +68,51 @@ def test_a_new_file_is_in_wal_mode_and_fully_synced(path: Path) -> None:
     database.close()
 
 
+def test_a_commit_checkpoints_a_long_write_ahead_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(path, ONE)
+    with database.writing as connection:
+        connection.execute("INSERT INTO number (n) VALUES (1)")
+        frames, checkpointed = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        assert (frames > 0, checkpointed) == (True, 0)
+        monkeypatch.setattr("tidebook.sqlite.database.CHECKPOINT_BYTES", 4_096)
+        connection.execute("INSERT INTO number (n) VALUES (2)")
+        frames, checkpointed = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        assert frames == checkpointed > 0
+    database.close()
+
+
+def test_a_failing_checkpoint_does_not_look_like_a_failed_commit(path: Path) -> None:
+    script = f"""
+import pathlib, apsw
+class Files(apsw.VFS):
+    def xOpen(self, name, flags):
+        return File(base, name, flags)
+class File(apsw.VFSFile):
+    def __init__(self, base, name, flags):
+        super().__init__(base, name, flags)
+        self.is_main = flags[0] & apsw.SQLITE_OPEN_MAIN_DB
+    def xWrite(self, data, offset):
+        if full and self.is_main:
+            failed.append(offset)
+            raise apsw.FullError("database or disk is full")
+        super().xWrite(data, offset)
+full, failed, base = False, [], apsw.vfs_names()[0]
+files = Files("full", base, makedefault=True)
+from tidebook.sqlite import database
+from tests.unit.sqlite.test_database import ONE
+database.CHECKPOINT_BYTES = 4_096
+file = database.Database(pathlib.Path({str(path)!r}), ONE)
+full = True
+with file.writing as connection:
+    connection.execute("INSERT INTO number (n) VALUES (1)")
+assert failed, "the commit has started a checkpoint"
+full = False
+file.close()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert count(path) == 1
+
+
 def test_a_reader_cannot_write(path: Path) -> None:
     database = Database(path, ONE)
     with pytest.raises(apsw.ReadOnlyError), database.reading() as connection:
