@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import SHORT, Owner
-from tests.integration.outbox.relaying import Cluster, opened_store, publish
+from tests.integration.outbox.relaying import Cluster, opened_store, publish, until
 from tidebook.core.errors import Unavailable
 from tidebook.outbox.port import BatchSent
 from tidebook.outbox.settings import OutboxSettings
@@ -98,7 +98,8 @@ def test_another_producers_open_transaction_does_not_stop_the_scan_for_a_session
         relay = cluster.relay(postgres, SHORT)
         assert relay.run(once=True) == 6
         assert relay.metrics.counted("outbox_found") == 4
-    assert values(cluster, topic) == [str(n).encode() for n in range(10)]
+    sent = [str(n).encode() for n in range(10)]
+    until(lambda: values(cluster, topic) == sent, "the end of the aborted transaction no longer hides the messages")
 
 
 def test_a_notice_is_cleared_when_the_fence_is_in_force_and_reported_once_while_it_is_not(

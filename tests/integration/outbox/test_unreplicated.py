@@ -123,8 +123,13 @@ def test_a_scan_is_unavailable_until_a_message_that_is_not_replicated_is_visible
     follower, file = pause_follower(brokers, cluster, topic)
     try:
         send_one(owner, file)
-        with pytest.raises(Unavailable, match="not replicated yet"):
-            owner.target.scan(owner.topic, session, lambda: None)
+
+        def is_withheld() -> bool:
+            with pytest.raises(Unavailable) as raised:
+                owner.target.scan(owner.topic, session, lambda: None)
+            return "not replicated yet" in str(raised.value)  # else a request has waited for the paused broker
+
+        until(is_withheld, "the scan finds a record that is not replicated")
     finally:
         follower.resume()
     monkeypatch.undo()
